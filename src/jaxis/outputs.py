@@ -1,0 +1,70 @@
+"""What a request returns, in vLLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability before temperature, penalties and filters.
+
+    Attributes:
+      logprob: Natural logarithm of the probability.
+      rank: 1 for the most likely token of the vocabulary.
+      decoded_token: The token's text, or None where there is no tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+      index: Which of the request's `n` completions this is.
+      text: The generated text.
+      token_ids: The generated token ids, the end-of-sequence or stop token included.
+      cumulative_logprob: Sum of the tokens' log-probabilities, if logprobs were asked for.
+      logprobs: For each token, token id -> Logprob, the sampled one first, if asked for.
+      finish_reason: "stop", "length" or "abort"; None while unfinished.
+      stop_reason: The stop text or stop token id that ended it; None for end-of-sequence.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """A request's prompt and its completions so far.
+
+    Attributes:
+      request_id: The engine's name for the request.
+      prompt: The prompt's text, or None if it was given as token ids.
+      prompt_token_ids: The prompt's token ids.
+      prompt_logprobs: For each prompt token, token id -> Logprob (None for the first token), if asked for.
+      outputs: One CompletionOutput for each of `n`.
+      finished: Whether every completion has ended.
+      num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0

@@ -1,0 +1,142 @@
+"""What a request asks of the sampler and of the stopping rules, under vLLM's names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from jaxis.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample a request's tokens, and when to stop.
+
+    Attributes:
+      n: Completions to return for the prompt, each sampled independently.
+      temperature: 0 is greedy; otherwise logits are divided by it before the filters below.
+      top_k: Keep the k most likely tokens; 0 or -1 keeps all.
+      top_p: Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
+      min_p: Drop tokens less likely than this share of the most likely one; 0 keeps all.
+      frequency_penalty: Subtracted from a token's logit once for every time it was generated; -2 to 2.
+      presence_penalty: Subtracted from a token's logit if it was generated at all; -2 to 2.
+      repetition_penalty: Divides (or, if negative, multiplies) the logit of each token that stands in the prompt or
+        was generated; 1 does nothing.
+      logit_bias: Added to the logits of these token ids, before everything else.
+      allowed_token_ids: Only these ids can be sampled.
+      bad_words: Texts that must not be generated.
+      seed: Makes the request's sampling reproducible, whatever else is in the batch.
+      max_tokens: Most tokens to generate; None generates until the context is full.
+      min_tokens: Tokens to generate before an end-of-sequence or stop token can be sampled.
+      stop: Texts that end the completion.
+      stop_token_ids: Token ids that end the completion.
+      ignore_eos: Go on after the model's end-of-sequence token.
+      include_stop_str_in_output: Leave the stop text (or stop token's text) at the end of the output text.
+      logprobs: Also return this many most likely tokens' log-probabilities for each generated token (0: only the
+        sampled one's), of the distribution before any parameter here changed it; None returns none.
+      prompt_logprobs: The same for each prompt token.
+      detokenize: Turn the tokens into text.
+      skip_special_tokens: Leave special tokens out of the text.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = field(default_factory=list)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                value = [value]
+            object.__setattr__(self, name, list(value or []))
+        self._check_int("n", 1, MAX_N)
+        self._check_int("max_tokens", 1, optional=True)
+        self._check_int("min_tokens", 0)
+        self._check_int("top_k", -1)
+        self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
+        self._check_int("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._check_int("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._check_float("temperature", 0.0)
+        self._check_float("top_p", 0.0, 1.0, low_open=True)
+        self._check_float("min_p", 0.0, 1.0)
+        self._check_float("frequency_penalty", -2.0, 2.0)
+        self._check_float("presence_penalty", -2.0, 2.0)
+        self._check_float("repetition_penalty", 0.0, low_open=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
+        for name in ("stop", "bad_words"):
+            if not all(isinstance(s, str) and s for s in getattr(self, name)):
+                raise RequestError(f"{name}={getattr(self, name)!r} must hold non-empty strings only")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+        self._check_token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids must name at least one token id, or be None to allow all")
+            self._check_token_ids("allowed_token_ids", self.allowed_token_ids)
+        if self.logit_bias is not None:
+            self._check_token_ids("logit_bias", list(self.logit_bias))
+            for token_id, bias in self.logit_bias.items():
+                if not _is_number(bias) or not math.isfinite(bias) or abs(bias) > 100:
+                    raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number from -100 to 100")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens seen so far."""
+        return (
+            self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+        )
+
+    def _check_int(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name}={value!r} must be an integer")
+        if value < low or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise RequestError(f"{name}={value} must be {bounds}")
+
+    def _check_float(self, name: str, low: float, high: float | None = None, *, low_open: bool = False) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not math.isfinite(value):
+            raise RequestError(f"{name}={value!r} must be a finite number")
+        if value < low or (low_open and value == low) or (high is not None and value > high):
+            bounds = ("more than " if low_open else "at least ") + f"{low:g}"
+            raise RequestError(f"{name}={value} must be {bounds}" + (f" and at most {high:g}" if high else ""))
+
+    def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise RequestError(f"{name} holds {token_id!r}; token ids are integers from 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
