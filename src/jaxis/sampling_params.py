@@ -110,9 +110,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens seen so far."""
-        return (
-            self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
-        )
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def _check_int(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         value = getattr(self, name)

@@ -1,0 +1,166 @@
+"""The weights of a checkpoint folder, whether in one file or in shards, as one set of named tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.json_object import read_json_object
+from jaxis.loading.safetensors import SafetensorsFile, TensorInfo
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
+_OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf")
+
+
+class Checkpoint:
+    """A folder's safetensors weights. A context manager.
+
+    Read are, as transformers does: `model.safetensors`; else the shards that `model.safetensors.index.json` names;
+    else every `*.safetensors` file. Mistral's `consolidated*.safetensors` repeat the weights under other names and are
+    left out.
+
+    Attributes:
+      folder: The folder.
+
+    Raises:
+      CheckpointError: On opening, if there are no such weights or a file is missing, broken or contradicts another.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder} is not a folder: give the folder that holds config.json and weights")
+        index = self._read_index()
+        paths = [self.folder / _SINGLE] if index is None else sorted({self.folder / shard for shard in index.values()})
+        if index is None and not paths[0].exists():
+            paths = self._find_files()
+        if missing := [path.name for path in paths if not path.exists()]:
+            raise CheckpointError(
+                f"{self.folder / _INDEX} names {len(missing)} of {len(paths)} shards that are not there "
+                f"({missing[0]}{', ...' if len(missing) > 1 else ''}): download them again"
+            )
+        self._files: list[SafetensorsFile] = []
+        self._file_of: dict[str, SafetensorsFile] = {}
+        try:
+            for path in paths:
+                self._add(SafetensorsFile(path))
+            for name, shard in (index or {}).items():
+                self._check_indexed(name, shard)
+        except CheckpointError:
+            self.close()
+            raise
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(self.info(name).nbytes for name in self._file_of)
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the order in which `iterate` yields them."""
+        return tuple(self._file_of)
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
+        return self._file(name).info(name)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor as a read-only view of its mapped file. Raises CheckpointError if there is none of that name."""
+        return self._file(name).tensor(name)
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once, in the files' own order, so that reading is sequential.
+
+        A tensor's pages are dropped from this process when the next is asked for: at any time the process holds one
+        mapped tensor and what the caller made of the others. A view that the caller keeps stays valid.
+        """
+        for file in self._files:
+            for name in file:
+                yield name, file.tensor(name)
+                file.release(name)
+
+    def close(self) -> None:
+        """Closes every file; arrays that still view one stay valid."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file_of
+
+    def _file(self, name: str) -> SafetensorsFile:
+        try:
+            return self._file_of[name]
+        except KeyError:
+            raise CheckpointError(f"{self.folder} has no tensor {name!r} in its weights") from None
+
+    def _add(self, file: SafetensorsFile) -> None:
+        self._files.append(file)
+        for name in file:
+            if name in self._file_of:
+                raise CheckpointError(
+                    f"{self.folder}: tensor {name!r} is in both {self._file_of[name].path.name} and {file.path.name}: "
+                    "remove the file that does not belong"
+                )
+            self._file_of[name] = file
+
+    def _check_indexed(self, name: str, shard: str) -> None:
+        if name not in self._file_of or self._file_of[name].path.name != shard:
+            raise CheckpointError(
+                f"{self.folder / _INDEX} places tensor {name!r} in {shard}, which does not hold it: "
+                "download the checkpoint again"
+            )
+
+    def _read_index(self) -> dict[str, str] | None:
+        """Returns tensor name -> shard's file name, or None where the index does not decide what is read."""
+        path = self.folder / _INDEX
+        if (self.folder / _SINGLE).exists() or not path.exists():
+            return None
+        weight_map = read_json_object(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{path} has no weight_map from tensor names to files: download it again")
+        for name, shard in weight_map.items():
+            # A shard is a file of this folder: an index must not make us open files elsewhere.
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise CheckpointError(f"{path} places tensor {name!r} in {shard!r}, which is not a file name")
+        return weight_map
+
+    def _find_files(self) -> list[Path]:
+        """The folder's safetensors files where neither of the standard names is there."""
+        found = sorted(self.folder.glob("*.safetensors"))
+        paths = [path for path in found if not path.name.startswith("consolidated")]
+        if not paths:
+            raise CheckpointError(self._explain_none(found))
+        for path in paths:
+            if match := _SHARD_NAME.fullmatch(path.name):
+                stem, number, count = match.groups()
+                for i in range(1, int(count) + 1):
+                    expected = f"{stem}-{i:0{len(number)}d}-of-{count}.safetensors"
+                    if not (self.folder / expected).exists():
+                        raise CheckpointError(f"{self.folder} has {path.name} but not {expected}: download it again")
+        return paths
+
+    def _explain_none(self, consolidated: list[Path]) -> str:
+        others = sorted(path.name for pattern in _OTHER_FORMATS for path in self.folder.glob(pattern))
+        convert = "convert it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
+        if consolidated:
+            return (
+                f"{self.folder} has its weights only in Mistral's own format ({consolidated[0].name}): "
+                "use the checkpoint in Hugging Face format (model*.safetensors)"
+            )
+        if others and others[0].endswith(".gguf"):
+            return f"{self.folder} has no *.safetensors files; {others[0]} is not read: use the original checkpoint"
+        if others:
+            return f"{self.folder} has no *.safetensors files; {others[0]} is not read: {convert}"
+        return f"{self.folder} has no *.safetensors files: download the weights, or give another folder"

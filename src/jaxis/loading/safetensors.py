@@ -1,0 +1,228 @@
+"""A memory-mapped reader of the safetensors format.
+
+A file is an 8-byte little-endian header length, a JSON header `{name: {dtype, shape, data_offsets}}`, and one buffer
+that the tensors cover without holes or overlaps. All of it is checked when the file is opened, so a tensor that can
+be named can be read. Source: https://github.com/huggingface/safetensors (section "Format").
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.json_object import parse_json_object
+
+MAX_HEADER_BYTES = 100_000_000
+
+# The format's name of an element type -> (numpy type, bits an element takes in the file).
+_DTYPES: dict[str, tuple[np.dtype, int]] = {
+    "BOOL": (np.dtype(np.bool_), 8),
+    "U8": (np.dtype("u1"), 8),
+    "I8": (np.dtype("i1"), 8),
+    "U16": (np.dtype("<u2"), 16),
+    "I16": (np.dtype("<i2"), 16),
+    "U32": (np.dtype("<u4"), 32),
+    "I32": (np.dtype("<i4"), 32),
+    "U64": (np.dtype("<u8"), 64),
+    "I64": (np.dtype("<i8"), 64),
+    "F16": (np.dtype("<f2"), 16),
+    "BF16": (np.dtype(ml_dtypes.bfloat16), 16),
+    "F32": (np.dtype("<f4"), 32),
+    "F64": (np.dtype("<f8"), 64),
+    "C64": (np.dtype("<c8"), 64),
+    "F8_E4M3": (np.dtype(ml_dtypes.float8_e4m3fn), 8),
+    "F8_E5M2": (np.dtype(ml_dtypes.float8_e5m2), 8),
+    "F8_E4M3FNUZ": (np.dtype(ml_dtypes.float8_e4m3fnuz), 8),
+    "F8_E5M2FNUZ": (np.dtype(ml_dtypes.float8_e5m2fnuz), 8),
+    "F8_E8M0": (np.dtype(ml_dtypes.float8_e8m0fnu), 8),
+    "F4": (np.dtype(ml_dtypes.float4_e2m1fn), 4),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor is and how to read it.
+
+    Attributes:
+      dtype: Element type of the array that `tensor` returns.
+      shape: The tensor's shape.
+      nbytes: Bytes it takes in the file.
+      offset: First byte, counted from the start of the file.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
+class SafetensorsFile:
+    """One open safetensors file. A context manager.
+
+    Attributes:
+      path: The file.
+      metadata: The header's free-form `__metadata__`, empty where there is none.
+
+    Raises:
+      CheckpointError: On opening, if the file cannot be read or breaks the format in any way.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                file_bytes = os.fstat(file.fileno()).st_size
+                header, data_start = self._read_header(file.read(8), file, file_bytes)
+                self.metadata: dict[str, str] = self._pop_metadata(header)
+                self._infos = self._check_layout(header, data_start, file_bytes)
+                self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names, in the order of their bytes in the file."""
+        return tuple(self._infos)
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and place of a tensor. Raises CheckpointError if the file has none of that name."""
+        try:
+            return self._infos[name]
+        except KeyError:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}") from None
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor as a read-only view of the mapped file (a copy for F4, which the file packs two to a byte).
+
+        The view stays valid after `release` and after `close`.
+
+        Raises:
+          CheckpointError: If the file has no tensor of that name, or was closed.
+        """
+        info = self.info(name)
+        if self._map is None:
+            raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read")
+        if info.dtype == ml_dtypes.float4_e2m1fn:
+            packed = np.frombuffer(self._map, np.uint8, count=info.nbytes, offset=info.offset)
+            # The first of two elements is in the byte's low four bits.
+            return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(info.shape).view(info.dtype)
+        if info.nbytes == 0:
+            return np.empty(info.shape, info.dtype)
+        return np.ndarray(info.shape, info.dtype, buffer=self._map, offset=info.offset)
+
+    def release(self, name: str) -> None:
+        """Lets the operating system drop a tensor's pages from this process; reading it again reads the file again."""
+        info = self.info(name)
+        if self._map is None or info.nbytes == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
+    def close(self) -> None:
+        """Gives up the map; the mapped bytes go when the last array that views them does."""
+        mapped, self._map = self._map, None
+        if mapped is not None:
+            try:
+                mapped.close()
+            except BufferError:  # arrays still view it: the last of them closes it
+                pass
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def _fault(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is not a valid safetensors file: {what}; download or convert it again")
+
+    def _truncated(self, missing_bytes: int, file_bytes: int, where: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is truncated: {missing_bytes} of {file_bytes + missing_bytes} bytes are missing "
+            f"(within {where}); download it again"
+        )
+
+    def _read_header(self, prefix: bytes, file: Any, file_bytes: int) -> tuple[dict[str, Any], int]:
+        """Returns the parsed header and the offset of the tensors' buffer."""
+        if len(prefix) < 8:
+            raise self._fault(f"it has {len(prefix)} bytes, fewer than the 8 of the header's length")
+        if prefix == b"version ":
+            raise CheckpointError(
+                f"{self.path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder"
+            )
+        header_bytes = int.from_bytes(prefix, "little")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise self._fault(f"its header claims {header_bytes} bytes, more than the {MAX_HEADER_BYTES} allowed")
+        data_start = 8 + header_bytes
+        if data_start > file_bytes:
+            raise self._truncated(data_start - file_bytes, file_bytes, "the header")
+        text = file.read(header_bytes)
+        if not text.startswith(b"{"):
+            raise self._fault("its header does not start with '{'")
+        return parse_json_object(text, f"The header of {self.path}"), data_start
+
+    def _pop_metadata(self, header: dict[str, Any]) -> dict[str, str]:
+        metadata = header.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise self._fault("its __metadata__ is not a map from text to text")
+        return metadata
+
+    def _check_layout(self, header: dict[str, Any], data_start: int, file_bytes: int) -> dict[str, TensorInfo]:
+        """Checks every entry, and that together they cover the buffer exactly; returns them in file order."""
+        infos = {name: self._check_entry(name, entry, data_start) for name, entry in header.items()}
+        infos = dict(sorted(infos.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
+        end = data_start
+        for name, info in infos.items():
+            if info.offset != end:
+                relation = "overlaps the one before it" if info.offset < end else "leaves a hole before it"
+                raise self._fault(f"tensor {name!r} starts at byte {info.offset}, expected {end}: it {relation}")
+            end += info.nbytes
+            if end > file_bytes:
+                total_bytes = max(info.offset + info.nbytes for info in infos.values())
+                raise self._truncated(total_bytes - file_bytes, file_bytes, f"tensor {name!r}")
+        if end != file_bytes:
+            raise self._fault(f"{file_bytes - end} bytes after byte {end} belong to no tensor")
+        return infos
+
+    def _check_entry(self, name: str, entry: Any, data_start: int) -> TensorInfo:
+        if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+            raise self._fault(f"tensor {name!r} lacks one of dtype, shape and data_offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has the unknown dtype {dtype!r}; "
+                f"convert it to one of {', '.join(sorted(_DTYPES))}"
+            )
+        if not _is_sizes(shape):
+            raise self._fault(f"tensor {name!r} has the shape {shape!r}, expected a list of non-negative integers")
+        if not _is_sizes(offsets) or len(offsets) != 2:
+            raise self._fault(f"tensor {name!r} has the data_offsets {offsets!r}, expected [begin, end]")
+        begin, end = offsets
+        numpy_dtype, element_bits = _DTYPES[dtype]
+        if 8 * (end - begin) != math.prod(shape) * element_bits:
+            raise self._fault(
+                f"tensor {name!r} of {dtype} {shape} takes {math.prod(shape) * element_bits / 8:.16g} bytes, "
+                f"but its data_offsets {offsets} span {end - begin}"
+            )
+        return TensorInfo(numpy_dtype, tuple(shape), end - begin, data_start + begin)
+
+
+def _is_sizes(value: Any) -> bool:
+    # type(), because True is an int too.
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
