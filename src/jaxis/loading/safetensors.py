@@ -7,6 +7,7 @@ be named can be read. Source: https://github.com/huggingface/safetensors (sectio
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -22,6 +23,8 @@ from jaxis.errors import CheckpointError
 from jaxis.loading.json_object import parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
+_MAX_DIMENSIONS = 64  # numpy's
+_MAX_ELEMENTS = 2**59  # of at most 8 bytes, so that every byte count fits in 63 bits
 
 # The format's name of an element type -> (numpy type, bits an element takes in the file).
 _DTYPES: dict[str, tuple[np.dtype, int]] = {
@@ -132,10 +135,8 @@ class SafetensorsFile:
         """Gives up the map; the mapped bytes go when the last array that views them does."""
         mapped, self._map = self._map, None
         if mapped is not None:
-            try:
+            with contextlib.suppress(BufferError):  # raised while arrays view it: the last of them closes it
                 mapped.close()
-            except BufferError:  # arrays still view it: the last of them closes it
-                pass
 
     def __enter__(self) -> SafetensorsFile:
         return self
@@ -163,9 +164,7 @@ class SafetensorsFile:
         if len(prefix) < 8:
             raise self._fault(f"it has {len(prefix)} bytes, fewer than the 8 of the header's length")
         if prefix == b"version ":
-            raise CheckpointError(
-                f"{self.path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder"
-            )
+            raise CheckpointError(f"{self.path} is a Git LFS pointer, not the weights: run `git lfs pull` there")
         header_bytes = int.from_bytes(prefix, "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise self._fault(f"its header claims {header_bytes} bytes, more than the {MAX_HEADER_BYTES} allowed")
@@ -213,6 +212,9 @@ class SafetensorsFile:
             raise self._fault(f"tensor {name!r} has the shape {shape!r}, expected a list of non-negative integers")
         if not _is_sizes(offsets) or len(offsets) != 2:
             raise self._fault(f"tensor {name!r} has the data_offsets {offsets!r}, expected [begin, end]")
+        # A size of 0 hides the others from the check against the file's length, but not from numpy.
+        if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MAX_ELEMENTS:
+            raise self._fault(f"tensor {name!r} has a shape of {len(shape)} dimensions too large to address")
         begin, end = offsets
         numpy_dtype, element_bits = _DTYPES[dtype]
         if 8 * (end - begin) != math.prod(shape) * element_bits:
