@@ -1,0 +1,55 @@
+"""The definition: ragged paged attention in plain JAX, in as few steps as it can be said.
+
+Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
+Differentiable.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, split_kv
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> jax.Array:
+    """Attention of each query to its own request's cached tokens up to itself.
+
+    Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, combined_heads, _ = kv_cache.shape
+    num_kv_heads = combined_heads // 2
+    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    context_len = block_tables.shape[1] * block_size
+
+    context = kv_cache[block_tables[request]].reshape(num_tokens, context_len, combined_heads, head_dim)
+    k, v = split_kv(context)
+    grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = jnp.einsum("tkgd,tskd->tkgs", grouped, k, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+
+    # The last query of a request stands at its sequence's end.
+    position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
+    context_position = jnp.arange(context_len)
+    visible = (context_position <= position[:, None]) & valid[:, None]
+    if sliding_window is not None:
+        visible &= context_position > position[:, None] - sliding_window
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
+    weights /= jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    v = jnp.where(visible[:, :, None, None], v, 0).astype(jnp.float32)
+    return jnp.einsum("tkgs,tskd->tkgd", weights, v).reshape(q.shape).astype(q.dtype)

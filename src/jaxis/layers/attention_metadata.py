@@ -1,0 +1,44 @@
+"""AttentionMetadata: what attention must know of a step's flat batch, passed down the model as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """One flat batch of T tokens of R requests, without padding between requests.
+
+    Attributes:
+      input_positions: i32 [T], each token's place in its own sequence.
+      block_tables: i32 [R, max_blocks], the KV cache blocks that hold each request's tokens; None without a cache.
+      seq_lens: i32 [R], each request's tokens after this step.
+      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1].
+      request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
+        up to the third either; the third is the number of requests. Whatever comes after is padding.
+    """
+
+    input_positions: jax.Array
+    block_tables: jax.Array | None
+    seq_lens: jax.Array
+    query_start_loc: jax.Array
+    request_distribution: jax.Array
+
+    @classmethod
+    def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:
+        """For running whole sequences, laid end to end in one flat batch, without a cache (`kv_caches=None`)."""
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        return cls(
+            input_positions=jnp.asarray(positions, jnp.int32),
+            block_tables=None,
+            seq_lens=jnp.asarray(lengths, jnp.int32),
+            query_start_loc=jnp.asarray(starts, jnp.int32),
+            request_distribution=jnp.asarray([0, len(lengths), len(lengths)], jnp.int32),
+        )

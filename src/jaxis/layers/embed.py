@@ -1,0 +1,72 @@
+"""Token embeddings and the output head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
+from jaxis.layers.module import JaxModule, make_parameter
+
+if TYPE_CHECKING:
+    from jaxis.quantization.config import QuantizationConfig
+
+
+class JaxEmbed(JaxModule):
+    """Token embeddings `weight` [V, E]; `decode` uses the same table as the output head (tied heads)."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        rngs: nnx.Rngs,
+        *,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        self.weight = make_parameter(rngs, DEFAULT_INIT, (num_embeddings, features), dtype, axes=("vocab", "embed"))
+
+    def __call__(self, input_ids: jax.Array) -> jax.Array:
+        """input_ids [T] -> [T, E]."""
+        return jnp.take(self.weight[...], input_ids, axis=0, mode="clip")
+
+    def decode(self, hidden_states: jax.Array) -> jax.Array:
+        """hidden_states [T, E] -> float32 logits [T, V]."""
+        return jnp.einsum("te,ve->tv", hidden_states, self.weight[...], preferred_element_type=jnp.float32)
+
+
+class JaxLmHead(JaxLinear):
+    """An output head of its own: `weight` [V, E], no bias.
+
+    Args:
+      features: E.
+      vocab_size: V.
+      rngs, dtype, quant_config, prefix: As for `JaxLinear`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        vocab_size: int,
+        rngs: nnx.Rngs,
+        *,
+        dtype: Any = jnp.float32,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "lm_head",
+    ) -> None:
+        super().__init__(
+            features,
+            vocab_size,
+            rngs,
+            use_bias=False,
+            dtype=dtype,
+            kernel_axes=("vocab", "embed"),
+            quant_config=quant_config,
+            prefix=prefix,
+        )
+
+    def __call__(self, hidden_states: jax.Array) -> jax.Array:
+        """hidden_states [T, E] -> float32 logits [T, V]."""
+        return super().__call__(hidden_states).astype(jnp.float32)

@@ -1,0 +1,94 @@
+"""JaxModule: an nnx.Module whose parameters have the checkpoint's names.
+
+Adds to nnx.Module what PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may
+stand in lists, tuples and dicts, as `model.layers.0` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+
+class JaxModule(nnx.Module, pytree=False):
+    """Base of every layer and model."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # As an nnx graph node, not a JAX pytree, a module may hold its children in plain containers.
+        super().__init_subclass__(pytree=False, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+        """Direct children, modules and parameters, in the order they were set; those in containers as `name.key`."""
+        return _children(self)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
+        """Every parameter below this module under its dotted name."""
+        for name, child in _walk(self, prefix):
+            if isinstance(child, nnx.Param):
+                yield name, child
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
+        """This module and every module below it under its dotted name."""
+        yield prefix, self
+        for name, child in _walk(self, prefix):
+            if isinstance(child, nnx.Module):
+                yield name, child
+
+
+def make_parameter(
+    rngs: nnx.Rngs,
+    init: Initializer,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    axes: tuple[str | None, ...],
+    weight_loader: Callable[..., None] | None = None,
+) -> nnx.Param:
+    """A parameter that names its logical axes (see `parallel.mesh.LOGICAL_AXIS_RULES`).
+
+    Args:
+      rngs: Source of the random key that `init` gets.
+      init: `init(key, shape, dtype)` makes the initial value.
+      shape: The checkpoint's shape.
+      dtype: Data type.
+      axes: One logical axis name, or None, for each dimension.
+      weight_loader: `weight_loader(param, tensor, shard_id)` fills the parameter in place of the default loader.
+    """
+    metadata: dict[str, Any] = {"logical_axes": axes}
+    if weight_loader is not None:
+        metadata["weight_loader"] = weight_loader
+    return nnx.Param(init(rngs.params(), shape, dtype), **metadata)
+
+
+def _walk(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+    for name, child in _children(module):
+        full_name = f"{prefix}.{name}" if prefix else name
+        yield full_name, child
+        if isinstance(child, nnx.Module):
+            yield from _walk(child, full_name)
+
+
+def _children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+    for name, value in vars(module).items():
+        if not name.startswith("_"):
+            yield from _flatten(name, value)
+
+
+def _flatten(name: str, value: object) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+    if isinstance(value, nnx.Module | nnx.Param) and not isinstance(value, nnx.List | nnx.Dict):
+        yield name, value
+    elif isinstance(value, list | tuple | nnx.List):
+        for index, item in enumerate(value):
+            yield from _flatten(f"{name}.{index}", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flatten(f"{name}.{key}", item)
+    elif isinstance(value, nnx.Dict):
+        for key, item in vars(value).items():
+            if not key.startswith("_"):
+                yield from _flatten(f"{name}.{key}", item)

@@ -1,0 +1,229 @@
+"""Rotary position embeddings (arXiv:2104.09864) and their context-extension variants.
+
+A rope object is plain data: which frequencies, how many dimensions of a head they turn, how dimensions pair up. The
+variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.rope_config import RopeConfig
+
+
+@dataclass(frozen=True)
+class RotaryEmbedding:
+    """Turns each pair of a head's first `rotary_dim` dimensions by an angle proportional to the position.
+
+    Attributes:
+      inv_freq: Angle a position, for each of the `rotary_dim / 2` pairs.
+      attention_scaling: Multiplies cosine and sine (YaRN, LongRoPE).
+      interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + rotary_dim/2).
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
+
+    @property
+    def max_static_len(self) -> int | None:
+        """The longest sequence whose frequencies do not depend on its length; None if they never do.
+
+        Keys stay in the KV cache as they were turned, so a paged engine must not go past it.
+        """
+        return None
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, positions: jax.Array, sequence_lens: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Turns queries and keys.
+
+        Args:
+          q: [T, H, D].
+          k: [T, K, D].
+          positions: i32 [T].
+          sequence_lens: i32 [T], the whole length of each token's sequence where that is known (unpaged); the
+            variants whose frequencies depend on it use it.
+        """
+        angles = positions.astype(jnp.float32)[:, None] * self.frequencies(sequence_lens)
+        cos = jnp.cos(angles) * self.attention_scaling
+        sin = jnp.sin(angles) * self.attention_scaling
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+
+    def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
+        """Angle a position: f32 [1 or T, rotary_dim / 2]."""
+        del sequence_lens
+        return jnp.asarray(np.asarray(self.inv_freq, np.float32))[None]
+
+    def _rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """x [T, N, D]; cos and sin [T, rotary_dim / 2]."""
+        cos, sin = cos[:, None], sin[:, None]
+        turned, rest = x[..., : self.rotary_dim].astype(jnp.float32), x[..., self.rotary_dim :]
+        if self.interleaved:
+            first, second = turned[..., 0::2], turned[..., 1::2]
+        else:
+            first, second = jnp.split(turned, 2, axis=-1)
+        pair = (first * cos - second * sin, second * cos + first * sin)
+        if self.interleaved:
+            turned = jnp.stack(pair, axis=-1).reshape(turned.shape)
+        else:
+            turned = jnp.concatenate(pair, axis=-1)
+        return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTKRotaryEmbedding(RotaryEmbedding):
+    """Frequencies whose base grows with the sequence once it is longer than `max_position_embeddings`."""
+
+    theta: float
+    factor: float
+    max_position_embeddings: int
+
+    @property
+    def max_static_len(self) -> int | None:
+        return self.max_position_embeddings
+
+    def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
+        if sequence_lens is None:
+            return super().frequencies(None)
+        dim = self.rotary_dim
+        length = jnp.maximum(sequence_lens, self.max_position_embeddings).astype(jnp.float32)[:, None]
+        growth = self.factor * length / self.max_position_embeddings - (self.factor - 1)
+        base = self.theta * growth ** (dim / (dim - 2))
+        return 1.0 / base ** (jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRotaryEmbedding(RotaryEmbedding):
+    """LongRoPE (arXiv:2402.13753): one set of frequencies for short sequences, another for long ones.
+
+    `inv_freq` is the short set. A paged engine cannot change sets in the middle of a sequence, so it uses the long set
+    for every request if `serve_long`, which is when it was started for sequences longer than the original context.
+    """
+
+    long_inv_freq: tuple[float, ...]
+    original_max_position_embeddings: int
+    serve_long: bool
+
+    @property
+    def max_static_len(self) -> int | None:
+        return None if self.serve_long else self.original_max_position_embeddings
+
+    def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
+        short = super().frequencies(None)
+        long = jnp.asarray(np.asarray(self.long_inv_freq, np.float32))[None]
+        if sequence_lens is None:
+            return long if self.serve_long else short
+        return jnp.where((sequence_lens > self.original_max_position_embeddings)[:, None], long, short)
+
+
+def make_rotary_embedding(
+    config: RopeConfig, *, head_dim: int, max_model_len: int, interleaved: bool = False
+) -> RotaryEmbedding:
+    """The rope that a config.json asks for.
+
+    Args:
+      config: Its settings, as `jaxis.rope_config.rope_config` reads them.
+      head_dim: D; `partial_rotary_factor` says which share of it is turned.
+      max_model_len: The longest sequence this engine will serve.
+      interleaved: How dimensions pair up.
+
+    Raises:
+      ConfigError: LongRoPE's factors are not one for each pair.
+    """
+    rotary_dim = int(head_dim * config.partial_rotary_factor)
+    # theta ** (2i / rotary_dim), in float32 as the reference computes it.
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    powers = np.power(np.float32(config.theta), exponents)
+    match config.rope_type:
+        case "linear":
+            return RotaryEmbedding(_floats(1.0 / powers / config.factor), interleaved=interleaved)
+        case "dynamic":
+            return DynamicNTKRotaryEmbedding(
+                _floats(1.0 / powers),
+                interleaved=interleaved,
+                theta=config.theta,
+                factor=config.factor,
+                max_position_embeddings=config.max_position_embeddings,
+            )
+        case "llama3":
+            return RotaryEmbedding(_llama3_inv_freq(config, powers), interleaved=interleaved)
+        case "yarn":
+            inv_freq = _yarn_inv_freq(config, powers)
+            return RotaryEmbedding(inv_freq, _yarn_attention_factor(config), interleaved)
+        case "longrope":
+            return _longrope(config, powers, max_model_len, interleaved)
+        case _:
+            return RotaryEmbedding(_floats(1.0 / powers), interleaved=interleaved)
+
+
+def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
+    factor, low, high = config.factor, config.low_freq_factor, config.high_freq_factor
+    original = config.original_max_position_embeddings
+    inv_freq = (1.0 / powers).astype(np.float32)
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (original / wavelength - low) / (high - low)
+    interpolated = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
+    is_medium = (wavelength >= original / high) & (wavelength <= original / low)
+    return _floats(np.where(is_medium, interpolated, scaled))
+
+
+def _yarn_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
+    """YaRN (arXiv:2309.00071)."""
+    dim, original = 2 * len(powers), config.original_max_position_embeddings
+
+    def correction_dim(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = correction_dim(config.beta_fast), correction_dim(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    return _floats(1.0 / (config.factor * powers) * ramp + 1.0 / powers * (1 - ramp))
+
+
+def _yarn_attention_factor(config: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if config.factor <= 1 else 0.1 * weight * math.log(config.factor) + 1.0
+
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return mscale(config.mscale) / mscale(config.mscale_all_dim)
+    return mscale(1.0)
+
+
+def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interleaved: bool) -> LongRotaryEmbedding:
+    original, attention_factor = config.original_max_position_embeddings, config.attention_factor
+    if attention_factor is None:
+        growth = math.log(config.factor) / math.log(original)
+        attention_factor = 1.0 if config.factor <= 1 else math.sqrt(1 + growth)
+    for name in ("short_factor", "long_factor"):
+        if len(getattr(config, name)) != len(powers):
+            raise ConfigError(f"{name} in config.json has {len(getattr(config, name))} entries, expected {len(powers)}")
+    return LongRotaryEmbedding(
+        _floats(1.0 / (np.asarray(config.short_factor, np.float32) * powers)),
+        attention_factor,
+        interleaved,
+        long_inv_freq=_floats(1.0 / (np.asarray(config.long_factor, np.float32) * powers)),
+        original_max_position_embeddings=original,
+        serve_long=max_model_len > original,
+    )
+
+
+def _floats(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(v) for v in values.astype(np.float32))

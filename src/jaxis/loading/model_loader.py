@@ -1,0 +1,115 @@
+"""From a checkpoint folder to a model on its devices.
+
+The class is first constructed abstractly: shapes and types, no memory. Loading then gives each parameter its value,
+so a parameter that nothing filled is one that is still abstract, and random weights can never slip in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config import VllmConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers.module import JaxModule
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.weight_loader import place_parameter
+from jaxis.models.registry import get_model_class
+
+MAX_NAMES_SHOWN = 5
+
+
+def load_model(
+    vllm_config: VllmConfig, mesh: jax.sharding.Mesh, on_progress: Callable[[int, int], None] | None = None
+) -> JaxModule:
+    """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
+
+    Args:
+      vllm_config: Names the folder and the data type.
+      mesh: Where the weights go.
+      on_progress: Called with (bytes read, bytes in all) as tensors are consumed.
+
+    Raises:
+      ConfigError: An architecture or config key that is not supported.
+      CheckpointError: The tensors do not match the model's parameters.
+    """
+    hf_config = vllm_config.model_config.hf_config
+    model_class = get_model_class(list(hf_config["architectures"]))
+    with jax.set_mesh(mesh):
+        if vllm_config.load_config.load_format == "dummy":
+            model = construct_model(model_class, vllm_config, mesh)
+            _check_config_was_read(vllm_config, model_class)
+            _place_initial_values(model, mesh)
+        else:
+            model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config, mesh))
+            _check_config_was_read(vllm_config, model_class)
+            _load(model, vllm_config, on_progress)
+        for _, module in model.named_modules():
+            if (method := getattr(module, "quant_method", None)) is not None:
+                method.process_weights_after_loading(module)
+    return model
+
+
+def construct_model(
+    model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
+) -> JaxModule:
+    """Calls the constructor with those of the contract's arguments that it names."""
+    offered = {
+        "vllm_config": vllm_config,
+        "rng": nnx.Rngs(vllm_config.model_config.seed),
+        "quant_config": vllm_config.quant_config,
+        "mesh": mesh,
+    }
+    return model_class(**_arguments_named_by(model_class.__init__, offered))
+
+
+def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _check_config_was_read(vllm_config: VllmConfig, model_class: type[Any]) -> None:
+    """A config key that the model never looked at may change the logits: it is an error, not a default."""
+    unread = vllm_config.model_config.hf_config.unread_keys()
+    if unread:
+        raise ConfigError(
+            f"config.json of {vllm_config.model_config.model} has keys that {model_class.__name__} does not know: "
+            f"{', '.join(sorted(unread))}. If they do not change the model, remove them or pass "
+            f"hf_overrides={{{', '.join(f'{key!r}: None' for key in sorted(unread))}}}"
+        )
+
+
+def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
+    checkpoint = Checkpoint(vllm_config.model_config.model)
+    bytes_read = 0
+
+    def tensors() -> Any:
+        nonlocal bytes_read
+        for name, tensor in checkpoint.iterate():
+            yield name, tensor
+            bytes_read += tensor.nbytes
+            if on_progress is not None:
+                on_progress(bytes_read, checkpoint.total_bytes)
+
+    # The older of the two model development guides has load_weights(rng), which finds the files itself.
+    offered = {"weights": tensors(), "rng": jax.random.key(vllm_config.model_config.seed)}
+    try:
+        model.load_weights(**_arguments_named_by(model.load_weights, offered))
+    except CheckpointError as error:
+        raise CheckpointError(f"{vllm_config.model_config.model}: {error}") from None
+    missing = [n for n, p in model.named_parameters() if isinstance(p.get_value(), jax.ShapeDtypeStruct)]
+    if missing:
+        shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
+        raise CheckpointError(
+            f"{vllm_config.model_config.model}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}"
+        )
+
+
+def _place_initial_values(model: JaxModule, mesh: jax.sharding.Mesh) -> None:
+    for _, param in model.named_parameters():
+        param.set_value(place_parameter(param, np.asarray(param.get_value())))

@@ -1,0 +1,134 @@
+"""From named tensors to a model's parameters: strict, streaming, one tensor at a time.
+
+Four levels, each overriding the one before: the default loader of a parameter; a parameter's own
+`weight_loader(param, tensor, shard_id)`; a module's `load_weights(weights)`; the model's `load_weights(weights)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from jaxis.errors import CheckpointError
+from jaxis.parallel.mesh import logical_sharding
+
+Weights = Iterable[tuple[str, np.ndarray]]
+
+
+def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+    """Fills a parameter with a tensor of the same shape, cast to the parameter's type, on the parameter's devices.
+
+    Raises:
+      CheckpointError: The shapes differ, or only a shard was given for a parameter that has none.
+    """
+    if shard_id is not None:
+        raise CheckpointError(
+            f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader"
+        )
+    target = param.get_value()
+    if tuple(tensor.shape) != tuple(target.shape):
+        raise CheckpointError(f"has shape {list(tensor.shape)} in the checkpoint, {list(target.shape)} in the model")
+    param.set_value(place_parameter(param, tensor))
+
+
+def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
+    """The tensor as an array of the parameter's type, each device holding its own shard of it."""
+    dtype = np.dtype(param.get_value().dtype)
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty or mesh.size == 1:
+        return jax.device_put(cast(tensor, dtype))
+    sharding = logical_sharding(mesh, param.get_metadata().get("logical_axes"), tensor.shape)
+    return jax.make_array_from_callback(tensor.shape, sharding, lambda index: cast(tensor[index], dtype))
+
+
+def cast(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`tensor.astype(dtype)`; bfloat16 to float32, the common case, at memory speed."""
+    if tensor.dtype == dtype:
+        return tensor
+    if tensor.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
+        wide = np.left_shift(tensor.view(np.uint16), 16, dtype=np.uint32)
+        return wide.view(np.float32)
+    return tensor.astype(dtype)
+
+
+class JaxAutoWeightsLoader:
+    """Hands each tensor to the parameter or module that its dotted name leads to.
+
+    A name whose last-but-one part is fused into another module (`q_proj` in `qkv_proj`) is found through the model's
+    `packed_modules_mapping`, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}: the fused parameter's `weight_loader` gets
+    the part's name as `shard_id`.
+    """
+
+    def __init__(self, model: nnx.Module) -> None:
+        self.model = model
+        mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        self.fused_by_part = {part: fused for fused, parts in mapping.items() for part in parts}
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        """Fills the model's parameters; returns the names of the parameters that were filled.
+
+        Raises:
+          CheckpointError: A tensor that no parameter or module takes, or whose shape differs.
+        """
+        return set(self._load_into(self.model, "", ((name.split("."), name, t) for name, t in weights), is_root=True))
+
+    def _load_into(
+        self,
+        module: nnx.Module,
+        prefix: str,
+        weights: Iterable[tuple[list[str], str, np.ndarray]],
+        *,
+        is_root: bool = False,
+    ) -> Iterator[str]:
+        """`weights` holds (the name's parts below this module, full name, tensor)."""
+        if not is_root and callable(load_weights := getattr(module, "load_weights", None)):
+            for name in load_weights((".".join(parts), tensor) for parts, _, tensor in weights):
+                yield f"{prefix}{name}"
+            return
+        children = dict(module.named_children())
+        # Consecutive tensors of one child are handed on together, so that a module sees its own as one stream.
+        for key, group in itertools.groupby(weights, key=lambda weight: self._child_key(children, weight[0])):
+            child = children.get(key)
+            if isinstance(child, nnx.Module):
+                depth = key.count(".") + 1
+                yield from self._load_into(child, f"{prefix}{key}.", ((p[depth:], n, t) for p, n, t in group))
+                continue
+            for parts, full_name, tensor in group:
+                shard_id = parts[0] if parts[0] in self.fused_by_part and parts[0] not in children else None
+                target = self._fused_child(children, parts) if shard_id else child if len(parts) == 1 else None
+                if not isinstance(target, nnx.Param):
+                    where = type(self.model).__name__
+                    raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
+                fill_parameter(target, full_name, tensor, shard_id)
+                parameter_path = parts if shard_id is None else [self.fused_by_part[shard_id], *parts[1:]]
+                yield prefix + ".".join(parameter_path)
+
+    def _child_key(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> str:
+        """The child that the name's first parts lead to: a list's child is called `layers.0`."""
+        for depth in range(1, len(parts) + 1):
+            key = ".".join(parts[:depth])
+            if key in children:
+                return key
+        return parts[0]
+
+    def _fused_child(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> nnx.Param | None:
+        """The parameter of the fused module: `q_proj.weight` -> `qkv_proj`'s `weight`."""
+        fused = children.get(self.fused_by_part[parts[0]])
+        if not isinstance(fused, nnx.Module) or len(parts) != 2:
+            return None
+        child = dict(fused.named_children()).get(parts[1])
+        return child if isinstance(child, nnx.Param) else None
+
+
+def fill_parameter(param: nnx.Param, name: str, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+    """Runs the parameter's own `weight_loader`, or the default one; errors name the tensor."""
+    weight_loader = param.get_metadata().get("weight_loader", default_weight_loader)
+    try:
+        weight_loader(param, tensor, shard_id)
+    except CheckpointError as error:
+        raise CheckpointError(f"tensor {name!r} {error}") from None

@@ -1,0 +1,159 @@
+"""The decoder-only stack that families share: embed, run the layers, norm, project to logits.
+
+It knows nothing of what a layer is. A family file defines its layer and names it in its `ForCausalLM` class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.errors import CheckpointError
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.embed import JaxEmbed, JaxLmHead
+from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import JaxRmsNorm
+from jaxis.models.interfaces import JaxIntermediateTensors, LoadableWithIterator
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.quantization.config import QuantizationConfig
+
+Caches = list[jax.Array] | None
+
+
+class DecoderModel(JaxModule):
+    """Token embeddings, `num_hidden_layers` layers, final norm.
+
+    Attributes:
+      aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
+        decoding and for comparing with a reference); none by default. The number of layers itself names the states
+        that leave the last one, before the final norm.
+    """
+
+    def __init__(
+        self,
+        layer_class: type[JaxModule],
+        vllm_config: VllmConfig,
+        rng: nnx.Rngs,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
+        self.embed_tokens = JaxEmbed(config["vocab_size"], config["hidden_size"], rng, dtype=dtype)
+        self.layers = [
+            layer_class(vllm_config, rng, quant_config, layer_index=i, prefix=f"{prefix}.layers.{i}")
+            for i in range(config["num_hidden_layers"])
+        ]
+        self.norm = JaxRmsNorm(config["hidden_size"], rng, epsilon=config["rms_norm_eps"], dtype=dtype)
+        self.aux_hidden_state_layers: tuple[int, ...] = ()
+
+    def __call__(
+        self,
+        kv_caches: Caches,
+        input_ids: jax.Array,
+        attention_metadata: AttentionMetadata,
+        *,
+        inputs_embeds: jax.Array | None = None,
+        intermediate_tensors: JaxIntermediateTensors | None = None,
+    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
+        """As `CausalLM.__call__`."""
+        if intermediate_tensors is not None:
+            x = intermediate_tensors["hidden_states"]
+        elif inputs_embeds is not None:
+            x = inputs_embeds
+        else:
+            x = self.embed_tokens(input_ids)
+        new_caches: Caches = None if kv_caches is None else []
+        aux_hidden_states = []
+        for i, layer in enumerate(self.layers):
+            if i in self.aux_hidden_state_layers:
+                aux_hidden_states.append(x)
+            with jax.named_scope(f"layer_{i}"):
+                kv_cache, x = layer(None if kv_caches is None else kv_caches[i], x, attention_metadata)
+            if new_caches is not None:
+                new_caches.append(kv_cache)
+        if len(self.layers) in self.aux_hidden_state_layers:
+            aux_hidden_states.append(x)
+        return new_caches, self.norm(x), aux_hidden_states
+
+
+class CausalLM(JaxModule, LoadableWithIterator):
+    """A decoder with an output head of its own or tied to the embeddings. A family sets `layer_class`."""
+
+    layer_class: ClassVar[type[JaxModule]]
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
+        self.model = DecoderModel(self.layer_class, vllm_config, rng, quant_config, "model")
+        self.lm_head = None
+        if not config.get("tie_word_embeddings", False):
+            self.lm_head = JaxLmHead(
+                config["hidden_size"], config["vocab_size"], rng, dtype=dtype, quant_config=quant_config
+            )
+
+    def __call__(
+        self,
+        kv_caches: Caches,
+        input_ids: jax.Array,
+        attention_metadata: AttentionMetadata,
+        *,
+        inputs_embeds: jax.Array | None = None,
+        intermediate_tensors: JaxIntermediateTensors | None = None,
+    ) -> tuple[Caches, jax.Array, list[jax.Array]]:
+        """Runs a flat batch of T tokens.
+
+        Args:
+          kv_caches: One paged cache a layer; None runs whole sequences without a cache.
+          input_ids: i32 [T].
+          attention_metadata: Which tokens belong to which request, and where.
+          inputs_embeds: [T, E] in place of the embeddings of `input_ids`.
+          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E] in place of both.
+
+        Returns:
+          The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states asked for.
+        """
+        return self.model(
+            kv_caches,
+            input_ids,
+            attention_metadata,
+            inputs_embeds=inputs_embeds,
+            intermediate_tensors=intermediate_tensors,
+        )
+
+    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
+        """hidden_states [T, E] -> float32 logits [T, V]."""
+        if self.lm_head is None:
+            return self.model.embed_tokens.decode(hidden_states)
+        return self.lm_head(hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        return super().load_weights(self._without_redundant_tensors(weights))
+
+    def _without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """Drops what some checkpoints hold besides their parameters, after making sure that it says nothing new."""
+        embedding = None
+        tied_head = None
+        for name, tensor in weights:
+            # A buffer that old versions of the reference saved; the rope is computed from the config.
+            if name.endswith(".rotary_emb.inv_freq"):
+                continue
+            if self.lm_head is None and name == "lm_head.weight":
+                tied_head = tensor
+                continue
+            if self.lm_head is None and name == "model.embed_tokens.weight":
+                embedding = tensor
+            yield name, tensor
+        if tied_head is not None and not _same_bytes(tied_head, embedding):
+            raise CheckpointError(
+                "lm_head.weight differs from model.embed_tokens.weight, but config.json has tie_word_embeddings=true; "
+                "set it to false to use the head of its own"
+            )
+
+
+def _same_bytes(a: np.ndarray, b: Any) -> bool:
+    return b is not None and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -1,0 +1,34 @@
+"""Mistral: the Llama layer, with a sliding window over all layers where config.json has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flax import nnx
+
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.models.decoder import CausalLM
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.quantization.config import QuantizationConfig
+
+
+class MistralDecoderLayer(PreNormDecoderLayer):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rng: nnx.Rngs,
+        quant_config: QuantizationConfig | None,
+        *,
+        layer_index: int,
+        prefix: str,
+    ) -> None:
+        config = vllm_config.model_config.hf_config
+        # A config.json without the key means the first release, whose window is 4096; null means none.
+        window = config.get("sliding_window", None if "sliding_window" in config.to_dict() else 4096)
+        super().__init__(vllm_config, rng, quant_config, prefix, sliding_window=window)
+
+
+class MistralForCausalLM(CausalLM):
+    layer_class = MistralDecoderLayer

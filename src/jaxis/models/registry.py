@@ -1,0 +1,64 @@
+"""Which class runs which checkpoint: config.json's `architectures` entry -> model class."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from jaxis.errors import ConfigError
+
+ENTRY_POINT_GROUP = "jaxis.models"
+
+# Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
+_BUILT_IN: dict[str, str] = {
+    "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
+    "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "jaxis.models.qwen3:Qwen3ForCausalLM",
+}
+_registered: dict[str, type[Any] | str] = {}
+
+
+def register_model(architecture: str, model: type[Any] | str) -> None:
+    """Makes a model class known under the name that checkpoints give in config.json's `architectures`.
+
+    Args:
+      architecture: Such as "MyModelForCausalLM". A name that jaxis has itself is overridden.
+      model: The class, or "package.module:Class" to import it when it is first needed.
+    """
+    if isinstance(model, str) and ":" not in model:
+        raise ConfigError(f"register_model({architecture!r}, {model!r}): write it as 'package.module:Class'")
+    _registered[architecture] = model
+
+
+def supported_architectures() -> list[str]:
+    """Every name that `get_model_class` knows, plug-ins included."""
+    return sorted({*_BUILT_IN, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def get_model_class(architectures: list[str]) -> type[Any]:
+    """The class for the first of the names that is known: registered ones first, then plug-ins, then jaxis's own.
+
+    Raises:
+      ConfigError: None is known, or a plug-in's module cannot be imported.
+    """
+    plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    for architecture in architectures:
+        model = _registered.get(architecture) or plugins.get(architecture) or _BUILT_IN.get(architecture)
+        if model is not None:
+            return _import_class(architecture, model) if isinstance(model, str) else model
+    raise ConfigError(
+        f"architectures={architectures} in config.json is not supported; supported: "
+        f"{', '.join(supported_architectures())}. docs/adding-a-model.md shows how to add one."
+    )
+
+
+def _import_class(architecture: str, path: str) -> type[Any]:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the model class {path!r} registered for {architecture} cannot be imported: {error}"
+        ) from error
