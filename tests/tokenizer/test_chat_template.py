@@ -1,3 +1,4 @@
+import contextlib
 import json
 from datetime import datetime
 
@@ -9,114 +10,101 @@ from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_template import render_chat_template
 
 # Short templates that use what the published ones use: whitespace control, namespaces, macros, loop variables, slices,
-# string methods, filters, tests, tojson, raise_exception and strftime_now.
+# string methods, filters, tests, loop controls, tojson, raise_exception, strftime_now and generation blocks.
 LLAMA31_LIKE = """{{- bos_token }}
-{%- if not date_string is defined %}{% set date_string = strftime_now("%d %b %Y") %}{% endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
+{%- set today = date_string if date_string is defined else strftime_now("%d %b %Y") %}
+{%- set first = messages[0] %}
+{%- if first['role'] == 'system' %}
+    {%- set rules = first['content']|trim %}
+    {%- set turns = messages[1:] %}
 {%- else %}
-    {%- set system = "" %}
+    {%- set rules = "" %}
+    {%- set turns = messages %}
 {%- endif %}
-<|head|>system<|end|>
-
-{% if tools is not none %}Environment: ipython
+<|head|>system
+{% if tools is not none %}
+    Functions may be called.
 {% endif %}
-Today: {{ date_string }}
-{{ system }}{{ '<|eot|>' }}
-{%- for message in messages %}
-    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|head|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + '<|eot|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}
+Date: {{ today }}
+{{ rules }}{{ '<|eot|>' }}
+{%- for turn in turns %}
+    {%- if turn.role == 'tool' %}
+        {{- '<|head|>result\n' }}
+        {%- if turn.content is string %}{{- turn.content }}{%- else %}{{- turn.content | tojson }}{%- endif %}
+    {%- elif 'tool_calls' in turn %}
+        {%- if turn.tool_calls|length != 1 %}
             {{- raise_exception("one tool call at a time") }}
         {%- endif %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- "}" }}
+        {%- for call in turn.tool_calls %}
+            {{- '<|head|>call\n' + call.function.name + ' ' + call.function.arguments | tojson }}
+        {%- endfor %}
     {%- else %}
-        {{- '<|head|>ipython<|end|>\\n\\n' }}
-        {%- if message.content is mapping or message.content is iterable and message.content is not string %}
-            {{- message.content | tojson }}
-        {%- else %}
-            {{- message.content }}
-        {%- endif %}
+        {{- '<|head|>' + turn['role'] + '\n' + turn['content'] | trim }}
     {%- endif %}
+    {{- '<|eot|>' }}
 {%- endfor %}
 {%- if tools %}{% for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}{% endif %}
-{%- if add_generation_prompt %}{{- '<|head|>assistant<|end|>\\n\\n' }}{%- endif %}
+{%- if add_generation_prompt %}{{- '<|head|>assistant\n' }}{%- endif %}
 """
 
-QWEN3_LIKE = """{%- if tools %}
-    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
-    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
+QWEN3_LIKE = """{%- macro text(content) %}
+    {%- if content is string %}{{- content }}
+    {%- else %}{%- for part in content %}{{- part.text }}{%- endfor %}{%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- 'TOOLS\n' }}{%- for tool in tools %}{{- tool | tojson ~ "\n" }}{%- endfor %}{{- '<|im_end|>' }}
 {%- endif %}
-{%- set ns = namespace(last=messages|length - 1, found=false) %}
-{%- for message in messages[::-1] %}
-    {%- if not ns.found and message.role == "user" and message.content is string %}
-        {%- set ns.found = true %}{%- set ns.last = messages|length - loop.index %}
-    {%- endif %}
+{%- set state = namespace(question=-1) %}
+{%- for turn in messages[::-1] %}
+    {%- if state.question < 0 and turn.role == "user" %}{%- set state.question = loop.revindex0 %}{%- endif %}
 {%- endfor %}
-{%- macro text(content) %}{% if content is string %}{{ content }}{% else %}{% for p in content %}{{ p.text }}{% endfor %}
-{%- endif %}{%- endmacro %}
-{%- for message in messages %}
-    {%- if message.role == "assistant" %}
-        {%- set reasoning = message.reasoning_content or '' %}
-        {%- if message.content is string and '</think>' in message.content %}
-            {%- set reasoning = message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+{%- for turn in messages %}
+    {%- if turn.role == "tool" %}
+        {%- if loop.first or loop.previtem.role != "tool" %}{{- '<|im_start|>results' }}{%- endif %}
+        {{- '\n- ' + turn.content }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}{{- '<|im_end|>\n' }}{%- endif %}
+    {%- elif turn.role == "assistant" %}
+        {%- set said = text(turn.content) %}
+        {%- set thought = turn.reasoning_content or '' %}
+        {%- if '</think>' in said %}
+            {%- set thought = said.split('</think>')[0].replace('<think>', '').strip('\n') %}
         {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last and reasoning %}{{- '<think>\\n' + reasoning + '\\n</think>\\n\\n' }}{%- endif %}
-        {{- text(message.content).split('</think>')[-1].lstrip('\\n') }}
-        {%- for call in message.tool_calls or [] %}
-            {%- if call.function %}{%- set call = call.function %}{%- endif %}
-            {{- '\\n<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' }}
-            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
-            {{- '}\\n</tool_call>' }}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > state.question and thought %}{{- '<think>' + thought + '</think>' }}{%- endif %}
+        {{- said.split('</think>')[-1].lstrip('\n') }}
+        {%- for call in turn.tool_calls or [] %}
+            {{- '\n<tool_call>' ~ (call.function or call).name ~ (call.function or call).arguments | tojson }}
         {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or loop.previtem.role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != "tool" %}{{- '<|im_end|>\\n' }}{%- endif %}
+        {{- '<|im_end|>\n' }}
     {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + text(message.content) + '<|im_end|>' + '\\n' }}
+        {{- '<|im_start|>' ~ turn.role ~ '\n' ~ text(turn.content) ~ '<|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}"""
 
-MISTRAL_LIKE = """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}{%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
+MISTRAL_LIKE = """{%- set users = messages | selectattr("role", "equalto", "user") | list %}
 {{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "skip" %}{%- continue %}{%- endif %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is defined and tools is not none and (message == user_messages[-1]) %}
-            {{- "[TOOLS] [" }}
+{%- for turn in messages %}
+    {%- if turn["role"] == "system" %}
+        {%- set ignored = turn["content"] %}
+        {%- continue %}
+    {%- elif turn["role"] == "user" %}
+        {%- if tools is defined and tools is not none and turn == users[-1] %}
             {%- for tool in tools %}
-                {%- for key, val in tool.function.items() if key != "return" %}
-                    {{- '"' + key + '": ' }}{{- val | tojson }}{%- if not loop.last %}{{- ", " }}{%- endif %}
+                {%- for key, value in tool.function.items() if key != "parameters" %}
+                    {{- key + "=" }}{{- value | tojson }}{%- if not loop.last %}{{- ", " }}{%- endif %}
                 {%- endfor %}
             {%- endfor %}
-            {{- "]" }}
         {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" %}
-        {%- generation %}{{- " " + message["content"] | trim + eos_token }}{% set hidden = 1 %}{%- endgeneration %}
+        {{- "[INST] " + turn["content"] + "[/INST]" }}
+    {%- elif turn["role"] == "assistant" %}
+        {%- generation %}{{- " " + turn["content"] | trim + eos_token }}{% set hidden = 1 %}{%- endgeneration %}
         {{- hidden is defined }}
     {%- else %}
-        {{- raise_exception("Only user and assistant roles are supported, not " + message["role"]) }}
+        {{- raise_exception("no place for " + turn["role"]) }}
     {%- endif %}
 {%- endfor %}
 {#- a comment #}
@@ -301,12 +289,11 @@ ESCAPES = [
 
 @pytest.mark.parametrize("template", ESCAPES)
 def test_sandbox_escapes_are_refused(template):
-    try:
+    text = ""
+    with contextlib.suppress(RequestError):
         text = render_chat_template(template, CHATS["one question"])
-    except RequestError as error:
-        assert "\n" not in str(error)
-    else:  # Jinja turns some refused attributes into an undefined value, which prints as nothing
-        assert text == ""
+    # Jinja turns some refused attributes into an undefined value, which prints as nothing.
+    assert text == ""
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,36 @@ def test_other_formats_name_the_way_to_a_tokenizer_json(tmp_path, name):
 def test_broken_files_are_named_in_one_line(tmp_path, name, content):
     _write_minimal(tmp_path, {} if name != "tokenizer_config.json" else None)
     (tmp_path / name).write_text(content)
-    with pytest.raises(CheckpointError, match="tokenizer|special") as error:
+    with pytest.raises(CheckpointError, match=r"fetch the file|files again") as error:
         Tokenizer.from_folder(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.decoder = tokenizers.decoders.CTC()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="has the decoder CTC; supported: ByteFallback, ByteLevel"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "tokens"),
+    [
+        (tokenizers.decoders.WordPiece(), ["he", "##llo", "wor", "##ld", "."]),
+        (tokenizers.decoders.Metaspace(), ["▁he", "llo", "▁", "▁wor", "ld"]),
+        (None, ["he", "llo", "wor"]),
+    ],
+)
+def test_token_text_joins_to_the_decoded_text_for_other_decoders(decoder, tokens):
+    vocab = {token: i for i, token in enumerate(["a", *dict.fromkeys(tokens)])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="a"))
+    backend.decoder = decoder
+    ours = Tokenizer(backend)
+    token_ids = [vocab[token] for token in tokens]
+    first = backend.decode(token_ids[:1])
+    assert first + "".join(map(ours.token_text, token_ids[1:])) == backend.decode(token_ids)
 
 
 def test_texts_and_ids_of_the_wrong_kind_are_refused(load_pair):

@@ -6,8 +6,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-_NOUNS = "the cat a function our river this model every token Straße café naïve Москва 東京 العربية".split()
-_VERBS = "reads writes ends returns sees computes überholt смотрит 見る".split()
+_NOUNS = ["the", "cat", "a", "function", "our", "river", "this", "model", "Straße", "café", "naïve", "Москва", "東京"]
+_VERBS = ["reads", "writes", "ends", "returns", "sees", "computes", "überholt", "смотрит", "見る", "العربية"]
 CORPUS = [f"{a} {v} {b} {i * 37 % 101}, isn't it?" for i, a in enumerate(_NOUNS) for v in _VERBS for b in _NOUNS[::3]]
 CORPUS += ["def f(x):\n    return x + 1  # comment\n", "for (int i = 0; i < n; ++i) {\n\tsum += a[i];\n}\n"] * 8
 
@@ -35,7 +35,10 @@ TEXTS = [
 # Where transformers 5 rebuilds LlamaTokenizer, it differs from a Llama 2 file of the time before.
 LEADING_SPACE_OR_INNER_SPECIAL = {" ", " leading space", "<s>[INST] hello [/INST] the cat </s><s>[INST] again [/INST]"}
 
-_LLAMA3_REGEX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN_REGEX = _LLAMA3_REGEX.replace("{1,3}", "")
 
 

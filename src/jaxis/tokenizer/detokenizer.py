@@ -1,19 +1,17 @@
 """Incremental detokenization: token ids in as they are sampled, text out as soon as it cannot change any more.
 
 The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space is kept
-wherever the model wrote one. Each step decodes only the newest tokens behind a few earlier ones, so its cost does not
-grow with the text.
+wherever the model wrote one. A token stands for fixed bytes inside a text, so each is looked up once and the cost of a
+step does not grow with the text; a token may well end one character and begin the next.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 
 from jaxis.tokenizer.tokenizer import Tokenizer
 
-# What a token's text depends on is whether any text stands before it: a few tokens are enough to tell.
-_CONTEXT_TOKENS = 4
+_MAX_CHARACTER_BYTES = 4
 
 
 class IncrementalDetokenizer:
@@ -44,11 +42,11 @@ class IncrementalDetokenizer:
         self._num_sent = 0
         self._held = ""  # the end of the text, for as long as it may be the beginning of a stop string
 
-        # Pending tokens end within a character; context tokens stand before them and are text already.
-        tail = self._prompt_tail(prompt_token_ids)
-        num_complete = len(tail) - self._num_incomplete(tail)
-        self._context = tail[:num_complete]
-        self._pending = tail[num_complete:]
+        # Holds the bytes of a character that is not complete yet.
+        self._utf8 = tokenizer.utf8_decoder()
+        prompt_end = self._end_of_prompt(prompt_token_ids)
+        self._at_start = not prompt_end
+        self._utf8.decode(prompt_end)
 
     @property
     def text(self) -> str:
@@ -62,8 +60,7 @@ class IncrementalDetokenizer:
           The stop string that has been hit, or None.
         """
         if self.stop_hit is None:
-            self._pending.extend(token_id for token_id in new_token_ids if self._has_text(token_id))
-            self._decode_pending(len(self._pending) - self._num_incomplete(self._pending))
+            self._append(self._utf8.decode(b"".join(self._bytes_of(token_id) for token_id in new_token_ids)))
         return self.stop_hit
 
     def delta(self) -> str:
@@ -75,50 +72,29 @@ class IncrementalDetokenizer:
     def finish(self) -> None:
         """Decides the rest when no token will follow: half a character becomes U+FFFD."""
         if self.stop_hit is None:
-            self._decode_pending(len(self._pending))
+            self._append(self._utf8.decode(b"", final=True))
             self._decided.append(self._held)
             self._held = ""
 
-    def _has_text(self, token_id: int) -> bool:
-        return token_id not in self._skipped and self._tokenizer.token_bytes(token_id) != b""
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._skipped:
+            return b""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._at_start and data:
+            self._at_start = False
+            if _is_text(data):  # a decoder may drop the leading space at the start of a text
+                return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        return data
 
-    def _prompt_tail(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        tail: list[int] = []
-        for token_id in reversed(prompt_token_ids):
-            # Cutting within a character would spoil the decoding of what follows.
-            if len(tail) >= _CONTEXT_TOKENS and not _continues_character(self._tokenizer.token_bytes(tail[-1])):
-                break
-            if self._has_text(token_id):
-                tail.append(token_id)
-        return tail[::-1]
-
-    def _num_incomplete(self, token_ids: Sequence[int]) -> int:
-        """How many tokens at the end hold the beginning of a character that is not complete yet."""
+    def _end_of_prompt(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes, enough to hold any character begun there; empty if the prompt has no text."""
         data = b""
-        for token_id in reversed(token_ids):
-            data = self._tokenizer.token_bytes(token_id) + data
-            if len(data) >= 3:  # a character has four bytes at most
+        for token_id in reversed(prompt_token_ids):
+            if len(data) >= _MAX_CHARACTER_BYTES:
                 break
-        missing = len(data) - codecs.utf_8_decode(data, "replace", False)[1]
-        count = 0
-        while missing > 0:
-            count += 1
-            missing -= len(self._tokenizer.token_bytes(token_ids[-count]))
-        return count
-
-    def _decode_pending(self, count: int) -> None:
-        if count == 0:
-            return
-        ready, self._pending = self._pending[:count], self._pending[count:]
-        # Tokens that are to be skipped are not among these; the others' special text is wanted.
-        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
-        text = self._tokenizer.decode(self._context + ready, skip_special_tokens=False)
-        if text.startswith(before):
-            text = text[len(before) :]
-        else:  # byte-fallback decoders spoil a run of bytes as soon as one of them is invalid; earlier text stays
-            text = self._tokenizer.decode(ready, skip_special_tokens=False)
-        self._context = ready if text else self._context + ready
-        self._append(text)
+            if token_id not in self._skipped:
+                data = self._tokenizer.token_bytes(token_id) + data
+        return data
 
     def _append(self, text: str) -> None:
         text = self._held + text
@@ -141,5 +117,9 @@ class IncrementalDetokenizer:
         return longest
 
 
-def _continues_character(data: bytes) -> bool:
-    return 0x80 <= data[0] < 0xC0
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -10,6 +10,7 @@ and after a special token inside the text.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "vocab.txt")
+# In each of these a token adds the same text wherever it stands, but for the start of the text.
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip", "WordPiece"}
+_REPLACE_EACH_BYTE = "jaxis-replace-each-byte"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -49,6 +53,10 @@ class Tokenizer:
         )
         self.chat_templates = config.chat_templates
         decoders = set(_decoder_types(backend))
+        if unknown := decoders - _DECODERS:
+            raise CheckpointError(
+                f"tokenizer.json has the decoder {min(unknown)}; supported: {', '.join(sorted(_DECODERS))}"
+            )
         self._byte_level = "ByteLevel" in decoders
         self._byte_fallback = "ByteFallback" in decoders
         self._bytes_of_token: dict[int, bytes] = {}
@@ -150,6 +158,14 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """A token's text inside a text, its leading space included; U+FFFD stands for a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def utf8_decoder(self) -> codecs.IncrementalDecoder:
+        """A decoder for token_bytes in sequence that holds partial characters back until they are complete.
+
+        Invalid bytes become U+FFFD as in `decode`: one for each byte of a byte-fallback tokenizer, one for each
+        broken character otherwise.
+        """
+        return codecs.getincrementaldecoder("utf-8")(_REPLACE_EACH_BYTE if self._byte_fallback else "replace")
 
     def apply_chat_template(
         self,
@@ -275,3 +291,4 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
+codecs.register_error(_REPLACE_EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))
