@@ -1,0 +1,209 @@
+"""Chat templates: a checkpoint's Jinja program that turns a conversation into the text the model was trained on.
+
+A template is code from a stranger. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no
+attribute of a Python object, no file, no other template. The environment (block trimming, loop controls, `tojson`,
+`raise_exception`, `strftime_now`, the `generation` block) is the one that transformers documents for templates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from jaxis.errors import RequestError
+
+# Written at the end of the message to continue, found again in the rendered text. Templates often strip a message:
+# if the space is gone, so is the white space of the message itself.
+_CONTINUE_MARK = "<<<continue-from-here>>> "
+
+# The names under which a message's reasoning is sent, the one that most templates read first.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+def render_chat_template(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    """Renders a conversation.
+
+    Args:
+      template: Jinja source.
+      messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts;
+        keys whose value is None are as good as absent.
+      tools: JSON schemas of the functions the model may call.
+      add_generation_prompt: End with what opens the assistant's answer.
+      continue_final_message: End inside the last message, without what closes it.
+      **variables: Further variables of the template.
+
+    Raises:
+      RequestError: Messages of the wrong form, or an error that the template raises, in one line.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise RequestError("continue_final_message=True opens no new message: it needs add_generation_prompt=False")
+    chat = _check_messages(messages)
+    if tools is not None and (isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools)):
+        raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+    tools = None if tools is None else _plain([*tools], "tools")
+    variables = {"documents": None, **_plain(variables, "chat_template_kwargs")}
+    last_text = _mark_last_text(chat) if continue_final_message else ""
+    try:
+        text = _compile(template).render(
+            messages=chat, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise RequestError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
+    except Exception as error:  # a template can raise whatever the operations in it can
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"the chat template refused the conversation: {reason}") from error
+    return _cut_at_mark(text, last_text) if continue_final_message else text
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(f"messages must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise RequestError("messages is empty; send at least one message")
+    chat = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(f'{where} must be an object with "role" and "content", not {type(message).__name__}')
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f'{where} needs a "role" that is a string, such as "user"')
+        _check_content(message.get("content"), f"{where}.content")
+        plain = _plain({key: value for key, value in message.items() if value is not None}, where)
+        reasoning = next((plain[name] for name in _REASONING_NAMES if name in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        chat.append(plain)
+    return chat
+
+
+def _check_content(content: object, where: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        raise RequestError(f"{where} must be a string or a list of parts, not {type(content).__name__}")
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(f'{where}[{i}] must be {{"type": "text", "text": "..."}}; other parts are not supported')
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Rebuilds a value from plain JSON types, so that a template can reach no Python object."""
+    if value is None or isinstance(value, bool):
+        return value
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return value if type(value) is plain else plain(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise RequestError(f"{where} is a {type(value).__name__}; send JSON values only")
+
+
+def _mark_last_text(chat: list[dict[str, Any]]) -> str:
+    """Writes the mark after the last message's text, and returns that text."""
+    content = chat[-1].get("content")
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _CONTINUE_MARK
+        return content
+    if not content:
+        raise RequestError("continue_final_message=True needs a last message with content to go on with")
+    text = content[-1]["text"]
+    content[-1]["text"] = text + _CONTINUE_MARK
+    return text
+
+
+def _cut_at_mark(text: str, last_text: str) -> str:
+    end = text.rfind(_CONTINUE_MARK.rstrip())
+    if end < 0 or last_text.strip() not in text:
+        raise RequestError(
+            "the chat template leaves out the last message, so continue_final_message cannot go on with it"
+        )
+    return text[:end] if text.startswith(_CONTINUE_MARK, end) else text[:end].rstrip()
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training; here it just renders."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+class _DictFunction:
+    """The template's `dict`, without the attributes of the Python class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PlainNamespace(Namespace):
+    """The template's `namespace`, whose attributes cannot shadow Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *values = args
+        Namespace.__init__(self)
+        for name, value in dict(*values, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
+        Namespace.__setitem__(self, name, value)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "dict": _DictFunction(),
+        "namespace": _PlainNamespace,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    return environment.from_string(template)

@@ -1,0 +1,125 @@
+"""What stands beside tokenizer.json in a checkpoint: special tokens, chat templates, decoding flags.
+
+Files and their precedence are those of transformers 5: `chat_template.jinja` and `additional_chat_templates/*.jinja`
+come before the templates in `tokenizer_config.json`; `special_tokens_map.json` counts only where
+`tokenizer_config.json` has no `added_tokens_decoder`. `add_bos_token` and `add_eos_token` decide nothing beside a
+tokenizer.json: its post-processor does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from jaxis.errors import CheckpointError
+
+DEFAULT_TEMPLATE = "default"
+_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """A checkpoint's tokenizer settings other than tokenizer.json.
+
+    Attributes:
+      special_tokens: Name, such as "bos_token" -> the token; chat templates see the texts under these names.
+      extra_special_tokens: Special tokens without a name.
+      added_tokens: Tokens of `added_tokens_decoder` in the order of their ids; their flags override tokenizer.json's.
+      chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.
+      clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
+      split_special_tokens: Whether special tokens in a text are encoded as ordinary text.
+    """
+
+    special_tokens: dict[str, AddedToken] = field(default_factory=dict)
+    extra_special_tokens: list[AddedToken] = field(default_factory=list)
+    added_tokens: list[AddedToken] = field(default_factory=list)
+    chat_templates: dict[str, str] = field(default_factory=dict)
+    clean_up_tokenization_spaces: bool = False
+    split_special_tokens: bool = False
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TokenizerConfig:
+        """Reads the settings; a folder without any of the files has the defaults.
+
+        Raises:
+          CheckpointError: A file that is not what it should be.
+        """
+        config_path = folder / "tokenizer_config.json"
+        values = read_json_object(config_path)
+        if "added_tokens_decoder" not in values:
+            values |= read_json_object(folder / "special_tokens_map.json")
+        try:
+            special_tokens = {
+                name: _special_token(value)
+                for name, value in values.items()
+                if name.endswith("_token") and isinstance(value, str | dict)
+            }
+            # The same list under its name before and since transformers 5.
+            extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
+            if isinstance(extra, dict):
+                special_tokens |= {name: _special_token(value) for name, value in extra.items()}
+                extra = []
+            added = sorted(values.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+            return cls(
+                special_tokens=special_tokens,
+                extra_special_tokens=[_special_token(value) for value in extra],
+                added_tokens=[_added_token(value) for _, value in added],
+                chat_templates=_file_templates(folder) or _inline_templates(values.get("chat_template")),
+                clean_up_tokenization_spaces=bool(values.get("clean_up_tokenization_spaces", False)),
+                split_special_tokens=bool(values.get("split_special_tokens", False)),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{config_path} is not a tokenizer configuration ({type(error).__name__}: {error}); "
+                "fetch the checkpoint's tokenizer files again"
+            ) from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that must hold an object; a missing file reads as an empty one.
+
+    Raises:
+      CheckpointError: The file is not valid JSON, or not an object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); fetch the file again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(values).__name__}; fetch the file again")
+    return values
+
+
+def _special_token(value: str | dict[str, Any]) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    return _added_token({**value, "special": True})
+
+
+def _added_token(value: dict[str, Any]) -> AddedToken:
+    return AddedToken(value["content"], **{name: value[name] for name in _ADDED_TOKEN_FLAGS if name in value})
+
+
+def _file_templates(folder: Path) -> dict[str, str]:
+    templates = {}
+    if (path := folder / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = path.read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    return templates
+
+
+def _inline_templates(value: str | list[dict[str, str]] | dict[str, str] | None) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    if isinstance(value, dict):
+        return dict(value)
+    return {entry["name"]: entry["template"] for entry in value}

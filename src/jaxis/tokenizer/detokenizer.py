@@ -1,0 +1,125 @@
+"""Incremental detokenization: token ids in as they are sampled, text out as soon as it cannot change any more.
+
+The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space is kept
+wherever the model wrote one. A token stands for fixed bytes inside a text, so each is looked up once and the cost of a
+step does not grow with the text; a token may well end one character and begin the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxis.tokenizer.tokenizer import Tokenizer
+
+_MAX_CHARACTER_BYTES = 4
+
+
+class IncrementalDetokenizer:
+    """Turns one completion's tokens into text, and finds its stop strings.
+
+    The stop string that is complete first ends the text, so the result does not depend on how the text is cut into
+    tokens; of several complete at the same character, the one that began first.
+
+    Attributes:
+      stop_hit: The stop string that ended the text, or None.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._stop = [text for text in stop if text]
+        self._include_stop = include_stop_str_in_output
+        self.stop_hit: str | None = None
+        self._decided: list[str] = []
+        self._num_sent = 0
+        self._held = ""  # the end of the text, for as long as it may be the beginning of a stop string
+
+        # Holds the bytes of a character that is not complete yet.
+        self._utf8 = tokenizer.utf8_decoder()
+        prompt_end = self._end_of_prompt(prompt_token_ids)
+        self._at_start = not prompt_end
+        self._utf8.decode(prompt_end)
+
+    @property
+    def text(self) -> str:
+        """All text decided so far; it only grows. It leaves out what may still turn out to be a stop string."""
+        return "".join(self._decided)
+
+    def update(self, new_token_ids: Sequence[int]) -> str | None:
+        """Takes the next tokens in; after a stop string has been hit, they change nothing.
+
+        Returns:
+          The stop string that has been hit, or None.
+        """
+        if self.stop_hit is None:
+            self._append(self._utf8.decode(b"".join(self._bytes_of(token_id) for token_id in new_token_ids)))
+        return self.stop_hit
+
+    def delta(self) -> str:
+        """The text decided since the last call (or since the start): safe to stream."""
+        new = "".join(self._decided[self._num_sent :])
+        self._num_sent = len(self._decided)
+        return new
+
+    def finish(self) -> None:
+        """Decides the rest when no token will follow: half a character becomes U+FFFD."""
+        if self.stop_hit is None:
+            self._append(self._utf8.decode(b"", final=True))
+            self._decided.append(self._held)
+            self._held = ""
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._skipped:
+            return b""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._at_start and data:
+            self._at_start = False
+            if _is_text(data):  # a decoder may drop the leading space at the start of a text
+                return self._tokenizer.decode([token_id], skip_special_tokens=False).encode("utf-8")
+        return data
+
+    def _end_of_prompt(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes, enough to hold any character begun there; empty if the prompt has no text."""
+        data = b""
+        for token_id in reversed(prompt_token_ids):
+            if len(data) >= _MAX_CHARACTER_BYTES:
+                break
+            if token_id not in self._skipped:
+                data = self._tokenizer.token_bytes(token_id) + data
+        return data
+
+    def _append(self, text: str) -> None:
+        text = self._held + text
+        hits = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text]
+        if hits:
+            end, _, self.stop_hit = min(hits)
+            text = text[: end if self._include_stop else end - len(self.stop_hit)]
+        num_held = 0 if hits else self._num_held(text)
+        self._decided.append(text[: len(text) - num_held])
+        self._held = text[len(text) - num_held :]
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of the text that is a beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

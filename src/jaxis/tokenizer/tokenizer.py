@@ -1,0 +1,294 @@
+"""A checkpoint's tokenizer: the published tokenizer.json, run by the `tokenizers` library.
+
+transformers is not needed: importing it takes seconds and loads torch. tokenizer.json is taken as it stands, for
+every family. transformers 5 takes it so for PreTrainedTokenizerFast and for Mistral, but rebuilds LlamaTokenizer and
+Qwen2Tokenizer from vocabulary and merges with fixed text rules. For files that state those same rules (all of
+Qwen2, 2.5 and 3, and whatever transformers 5 saved) that is no difference. For a Llama 2 file of the time before, it
+drops the word-start mark in two places where the model was trained with it: before a text that begins with a space,
+and after a special token inside the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from jaxis.errors import CheckpointError, RequestError
+from jaxis.tokenizer.chat_template import render_chat_template
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
+
+_OTHER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "vocab.txt")
+# In each of these a token adds the same text wherever it stands, but for the start of the text.
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip", "WordPiece"}
+_REPLACE_EACH_BYTE = "jaxis-replace-each-byte"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes them, as transformers' tokenizer of the same folder does.
+
+    Attributes:
+      special_tokens: Name, such as "bos_token" -> the token's text.
+      special_token_ids: Ids that `skip_special_tokens` leaves out.
+      chat_templates: Name -> Jinja source.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig | None = None) -> None:
+        config = config or TokenizerConfig()
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = config.split_special_tokens
+        _register_special_tokens(backend, config)
+        self._backend = backend
+        self._clean_up_spaces = config.clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE"
+        self.special_tokens = {name: token.content for name, token in config.special_tokens.items()}
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.chat_templates = config.chat_templates
+        decoders = set(_decoder_types(backend))
+        if unknown := decoders - _DECODERS:
+            raise CheckpointError(
+                f"tokenizer.json has the decoder {min(unknown)}; supported: {', '.join(sorted(_DECODERS))}"
+            )
+        self._byte_level = "ByteLevel" in decoders
+        self._byte_fallback = "ByteFallback" in decoders
+        self._bytes_of_token: dict[int, bytes] = {}
+        self._context_id = next(reversed(backend.encode("a", add_special_tokens=False).ids), None)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer | None:
+        """Reads the tokenizer of a checkpoint folder in Hugging Face's format; None if the folder has none.
+
+        Raises:
+          CheckpointError: A broken file, or a tokenizer in another format only.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            for name in _OTHER_FORMATS:
+                if (folder / name).is_file():
+                    raise CheckpointError(
+                        f"{folder} has {name} but no tokenizer.json; write one with transformers and sentencepiece"
+                        " installed: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                    )
+            return None
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+            raise CheckpointError(
+                f"{path} is not a valid tokenizer file ({' '.join(str(error).split())}); fetch the file again"
+            ) from error
+        return cls(backend, TokenizerConfig.from_folder(folder))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._special_id("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self._special_id("unk_token")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.chat_templates)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token given as the vocabulary spells it, such as "<|im_end|>"; None if there is none."""
+        return self._backend.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text; special tokens written in it become their ids.
+
+        Args:
+          text: The text.
+          add_special_tokens: Add what the tokenizer's post-processor adds, such as the beginning-of-sequence token.
+
+        Raises:
+          RequestError: The text is not a string, or holds half of a surrogate pair.
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; send valid Unicode"
+            ) from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Decodes token ids; an id without a token, such as a padding row of the embedding, gives no text.
+
+        Raises:
+          RequestError: A negative id, or something that is not a sequence of integers.
+        """
+        try:
+            text = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except (TypeError, OverflowError) as error:
+            raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
+        return _clean_up_spaces(text) if self._clean_up_spaces else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes a token stands for inside a text; one token may hold only a part of a character."""
+        data = self._bytes_of_token.get(token_id)
+        if data is None:
+            data = self._bytes_of_token[token_id] = self._find_token_bytes(token_id)
+        return data
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text inside a text, its leading space included; U+FFFD stands for a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def utf8_decoder(self) -> codecs.IncrementalDecoder:
+        """A decoder for token_bytes in sequence that holds partial characters back until they are complete.
+
+        Invalid bytes become U+FFFD as in `decode`: one for each byte of a byte-fallback tokenizer, one for each
+        broken character otherwise.
+        """
+        return codecs.getincrementaldecoder("utf-8")(_REPLACE_EACH_BYTE if self._byte_fallback else "replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """Renders a conversation to the text the model was trained on.
+
+        Args:
+          messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts.
+          tools: JSON schemas of the functions the model may call.
+          add_generation_prompt: End with what opens the assistant's answer.
+          continue_final_message: End inside the last message, so that the model goes on with it; needs
+            add_generation_prompt=False.
+          chat_template: Jinja source, or the name of one of the checkpoint's templates, instead of the default one.
+          **template_kwargs: Further variables of the template, such as enable_thinking.
+
+        Raises:
+          RequestError: No template, messages of the wrong form, or an error that the template raises.
+        """
+        return render_chat_template(
+            self._choose_template(chat_template, tools),
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **{**self.special_tokens, **template_kwargs},
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        """Renders a conversation (arguments as for apply_chat_template) and encodes it.
+
+        The post-processor adds nothing: the template writes the beginning-of-sequence token where there is one.
+        """
+        return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _choose_template(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if asked is not None:
+            return self.chat_templates.get(asked, asked)
+        if not self.chat_templates:
+            raise RequestError("this checkpoint has no chat template; pass chat_template=..., or send a plain prompt")
+        name = "tool_use" if tools is not None and "tool_use" in self.chat_templates else DEFAULT_TEMPLATE
+        if name not in self.chat_templates:
+            raise RequestError(
+                f"this checkpoint has no default chat template; choose chat_template from {sorted(self.chat_templates)}"
+            )
+        return self.chat_templates[name]
+
+    def _find_token_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            except KeyError:  # an added token, written in plain characters
+                return token.encode("utf-8")
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match.group(1), 16)])
+        # At the start of a text a decoder may drop a token's leading space, so it is decoded after another token.
+        context = [] if self._context_id is None else [self._context_id]
+        before = self.decode(context, skip_special_tokens=False)
+        return self.decode([*context, token_id], skip_special_tokens=False).removeprefix(before).encode("utf-8")
+
+
+def _register_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Makes the configuration's special tokens special in the backend, with the configuration's flags."""
+    present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    named = {token.content for token in config.special_tokens.values()}
+    wanted = {}
+    for token in config.added_tokens or present.values():
+        wanted[token.content] = _with_special(token, token.special or token.content in named)
+    for token in [*config.special_tokens.values(), *config.extra_special_tokens]:
+        if token.content not in present:
+            wanted.setdefault(token.content, token)
+    backend.add_tokens([token for name, token in wanted.items() if repr(token) != repr(present.get(name))])
+
+
+def _with_special(token: tokenizers.AddedToken, special: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=special,
+    )
+
+
+def _decoder_types(backend: tokenizers.Tokenizer) -> Iterator[str]:
+    if backend.decoder is None:
+        return
+    stack = [json.loads(backend.decoder.__getstate__())]
+    while stack:
+        decoder = stack.pop()
+        yield decoder["type"]
+        stack.extend(decoder.get("decoders", []))
+
+
+def _clean_up_spaces(text: str) -> str:
+    for spaced in (" .", " ?", " !", " ,"):
+        text = text.replace(spaced, spaced[1:])
+    text = text.replace(" ' ", "'")
+    for spaced in (" n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced[1:])
+    return text
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE's alphabet (GPT-2): printable Latin-1 bytes stand for themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+codecs.register_error(_REPLACE_EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))
