@@ -80,12 +80,15 @@ class HFConfig(Mapping[str, Any]):
       source: What the config was read from, for error messages.
     """
 
+    __slots__ = ("_path", "_read", "_values", "source")
+
     def __init__(
         self,
         values: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
         *,
         source: str = "the model's config",
+        _path: str = "",
     ) -> None:
         """Wraps a parsed config.
 
@@ -99,10 +102,13 @@ class HFConfig(Mapping[str, Any]):
           ConfigError: If an override goes through a key that is no object.
         """
         self.source = source
-        self._path = ""
+        self._path = _path
         self._read: set[str] = set()
-        self._values = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
-        self._wrap_nested()
+        plain = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
+        self._values = {
+            key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
+            for key, value in plain.items()
+        }
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
@@ -171,14 +177,6 @@ class HFConfig(Mapping[str, Any]):
             elif not _is_neutral(key, value):
                 unread.append(self._path + key)
         return sorted(unread)
-
-    def _wrap_nested(self) -> None:
-        for key, value in self._values.items():
-            if isinstance(value, dict):
-                nested = HFConfig(value, source=self.source)
-                nested._path = f"{self._path}{key}."
-                nested._wrap_nested()
-                self._values[key] = nested
 
 
 def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:

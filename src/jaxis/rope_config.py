@@ -85,22 +85,25 @@ def rope_config(config: HFConfig) -> RopeConfig:
         settings["max_position_embeddings"] = config["max_position_embeddings"]
     if rope_type in ("llama3", "yarn", "longrope"):
         inside = reader.get("original_max_position_embeddings")
-        original = original or inside or config["max_position_embeddings"]
-        settings["original_max_position_embeddings"] = original
+        original = reader.positive(
+            "original_max_position_embeddings", original or inside or config["max_position_embeddings"]
+        )
+        settings["original_max_position_embeddings"] = int(original)
     if rope_type == "llama3":
         settings["low_freq_factor"] = reader.number("low_freq_factor")
         settings["high_freq_factor"] = reader.number("high_freq_factor")
     if rope_type in ("yarn", "longrope"):
         factor = reader.get("factor")
         if factor is None:
-            factor = config["max_position_embeddings"] / original
+            factor = reader.positive("max_position_embeddings", config["max_position_embeddings"]) / original
         settings["factor"] = reader.number("factor", factor)
         settings["attention_factor"] = reader.optional("attention_factor")
     if rope_type == "yarn":
         settings["beta_fast"] = reader.number("beta_fast", 32.0)
         settings["beta_slow"] = reader.number("beta_slow", 1.0)
-        settings["mscale"] = reader.optional("mscale")
-        settings["mscale_all_dim"] = reader.optional("mscale_all_dim")
+        # 0 means unset, as in transformers.
+        settings["mscale"] = reader.optional("mscale") if reader.get("mscale") else None
+        settings["mscale_all_dim"] = reader.optional("mscale_all_dim") if reader.get("mscale_all_dim") else None
         settings["truncate"] = bool(reader.get("truncate", True))
     if rope_type == "longrope":
         settings["short_factor"] = reader.numbers("short_factor")
@@ -133,7 +136,9 @@ class _Reader:
         return self.section.get(key, default)
 
     def number(self, key: str, default: Any = None) -> float:
-        value = self.get(key, default)
+        return self.positive(key, self.get(key, default))
+
+    def positive(self, key: str, value: Any) -> float:
         if type(value) not in (int, float) or not value > 0:
             raise self._fault(f"has the {key} {value!r}", "a number above 0")
         return float(value)

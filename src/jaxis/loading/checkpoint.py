@@ -28,6 +28,7 @@ class Checkpoint:
 
     Attributes:
       folder: The folder.
+      total_bytes: Bytes of all tensors together.
 
     Raises:
       CheckpointError: On opening, if there are no such weights or a file is missing, broken or contradicts another.
@@ -56,11 +57,7 @@ class Checkpoint:
         except CheckpointError:
             self.close()
             raise
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(self.info(name).nbytes for name in self._file_of)
+        self.total_bytes = sum(file.info(name).nbytes for name, file in self._file_of.items())
 
     def names(self) -> tuple[str, ...]:
         """Every tensor's name, in the order in which `iterate` yields them."""

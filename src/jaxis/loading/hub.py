@@ -49,17 +49,17 @@ def resolve_model(
     Raises:
       CheckpointError: If there is no such folder or repository, access is refused, or the download fails.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    name = os.fspath(model)
+    path = Path(name).expanduser()
+    if name and path.is_dir():
         if revision is not None:
             raise CheckpointError(f"revision={revision!r} applies to a hub id, but {model} is a local folder: drop it")
         return path
-    if path.exists():
+    if name and path.exists():
         raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the weights")
-    name = os.fspath(model)
-    if name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
+    if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
-            f"there is no folder {model}: give an existing folder or a hub id such as Qwen/Qwen3-0.6B"
+            f"there is no folder {name!r}: give an existing folder or a hub id such as Qwen/Qwen3-0.6B"
         )
 
     # Imported here: a local folder needs none of it, and it takes a good part of a second.
@@ -89,7 +89,7 @@ def _explain(error: Exception, model: str, revision: str, *, offline: bool) -> s
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.HFValidationError):
-        return f"there is no folder {model}, and it is not a hub id such as Qwen/Qwen3-0.6B either"
+        return f"there is no folder {model!r}, and it is not a hub id such as Qwen/Qwen3-0.6B either"
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model}, "
@@ -115,7 +115,10 @@ def _explain(error: Exception, model: str, revision: str, *, offline: bool) -> s
             "finished files are kept"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}) and {model} is not in the local cache"
+        return (
+            f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}) and {model} is not completely in the local "
+            "cache: run again when it can"
+        )
     if isinstance(error, PermissionError):
         return f"{error.filename} cannot be written while downloading {model}: give cache_dir= or HF_HOME elsewhere"
     return f"downloading {model} failed ({_first_line(error)}): run again, finished files are kept"

@@ -7,7 +7,6 @@ be named can be read. Source: https://github.com/huggingface/safetensors (sectio
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -132,11 +131,9 @@ class SafetensorsFile:
         self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def close(self) -> None:
-        """Gives up the map; the mapped bytes go when the last array that views them does."""
-        mapped, self._map = self._map, None
-        if mapped is not None:
-            with contextlib.suppress(BufferError):  # raised while arrays view it: the last of them closes it
-                mapped.close()
+        """Gives up the map; the file is unmapped when the last array that views it is gone."""
+        # Not mmap.close(): an ndarray refers to the map without locking its buffer, and would be left dangling.
+        self._map = None
 
     def __enter__(self) -> SafetensorsFile:
         return self
