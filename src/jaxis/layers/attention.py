@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +21,14 @@ from jaxis.layers.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """What a layer keeps of each token: keys and values of K heads of D numbers."""
+
+    num_kv_heads: int
+    head_dim: int
 
 
 class GroupedQueryAttention(JaxModule):
@@ -85,6 +94,11 @@ class GroupedQueryAttention(JaxModule):
         if qk_norm_epsilon is not None:
             self.q_norm = JaxRmsNorm(head_dim, rngs, epsilon=qk_norm_epsilon, dtype=dtype)
             self.k_norm = JaxRmsNorm(head_dim, rngs, epsilon=qk_norm_epsilon, dtype=dtype)
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What the engine allocates for this layer."""
+        return KVCacheSpec(self.num_kv_heads, self.head_dim)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata

@@ -1,0 +1,46 @@
+"""jaxis: LLM inference in JAX."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from jaxis.version import __version__
+
+if TYPE_CHECKING:
+    from jaxis.llm import LLM, StreamOutput
+    from jaxis.models.registry import register_model
+    from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+    from jaxis.sampling_params import SamplingParams
+
+# XLA logs lines that alarm and mean nothing when it reloads a program from its disk cache. Set before JAX is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+_EXPORTS = {
+    "LLM": "jaxis.llm",
+    "StreamOutput": "jaxis.llm",
+    "SamplingParams": "jaxis.sampling_params",
+    "RequestOutput": "jaxis.outputs",
+    "CompletionOutput": "jaxis.outputs",
+    "Logprob": "jaxis.outputs",
+    "register_model": "jaxis.models.registry",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamOutput",
+    "__version__",
+    "register_model",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Imports what is asked for, so that `jaxis --help` need not wait for JAX."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'jaxis' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -1,0 +1,132 @@
+"""The paged KV cache: how large it may be, and the arrays themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from jaxis.errors import ConfigError, EngineError
+from jaxis.layers.attention import KVCacheSpec
+from jaxis.parallel.mesh import logical_sharding
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.layers.module import JaxModule
+
+GIB = 1 << 30
+
+# Share of a device's memory that weights, cache and a step's temporaries may fill together.
+ACCELERATOR_MEMORY_SHARE = 0.9
+# On CPU the cache is ordinary memory that other programs want too.
+CPU_FREE_MEMORY_SHARE = 0.25
+CPU_DEFAULT_LIMIT_BYTES = 4 * GIB
+# Tokens of context for each of `max_num_seqs` that the default on CPU makes room for.
+CPU_TOKENS_PER_SEQ = 512
+
+
+def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpec]:
+    """One spec a layer: from the attention layers, or, for a model that uses none of ours, from config.json."""
+    specs = [m.kv_cache_spec for _, m in model.named_modules() if hasattr(m, "kv_cache_spec")]
+    if specs:
+        return specs
+    config = vllm_config.model_config.hf_config
+    num_heads = config["num_attention_heads"]
+    spec = KVCacheSpec(
+        config.get("num_key_value_heads", num_heads), config.get("head_dim", config["hidden_size"] // num_heads)
+    )
+    return [spec] * config["num_hidden_layers"]
+
+
+def replicate_kv_heads(specs: list[KVCacheSpec], tensor_parallel_size: int) -> list[KVCacheSpec]:
+    """The specs with each kv head as often as devices need it, where there are fewer heads than devices.
+
+    Raises:
+      ConfigError: Heads and devices do not divide one another.
+    """
+    result = []
+    for spec in specs:
+        heads = spec.num_kv_heads
+        if heads % tensor_parallel_size and tensor_parallel_size % heads:
+            raise ConfigError(
+                f"tensor_parallel_size={tensor_parallel_size} and the model's {heads} key-value heads: "
+                "one must divide the other"
+            )
+        result.append(dataclasses.replace(spec, num_kv_heads=max(heads, tensor_parallel_size)))
+    return result
+
+
+def block_bytes(specs: list[KVCacheSpec], block_size: int, dtype: Any) -> int:  # noqa: ANN401
+    """Bytes of one block in all layers together."""
+    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * np.dtype(dtype).itemsize
+
+
+def available_bytes(mesh: jax.sharding.Mesh) -> int:
+    """Memory that the cache may use, over all devices, once the weights are loaded."""
+    devices = list(mesh.devices.flat)
+    if devices[0].platform == "cpu":
+        return min(int(_free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
+    free = []
+    for device in devices:
+        stats = device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            raise EngineError(f"{device} does not say how much memory it has: give kv_cache_memory")
+        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
+    return max(0, min(free)) * len(devices)
+
+
+def num_cache_blocks(
+    vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sharding.Mesh
+) -> tuple[int, int]:
+    """How many blocks to make.
+
+    Returns:
+      The number of blocks, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
+
+    Raises:
+      EngineError: There is no memory for even one block.
+    """
+    block_size = vllm_config.cache_config.block_size
+    max_model_len = vllm_config.model_config.max_model_len
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    memory = vllm_config.cache_config.kv_cache_memory_bytes
+    # More would never be used.
+    useful_tokens = max_num_seqs * max_model_len
+    if memory is None:
+        memory = available_bytes(mesh)
+        if mesh.devices.flat[0].platform == "cpu":
+            useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
+    num_blocks = min(memory // bytes_per_block, -(-useful_tokens // block_size))
+    if num_blocks < 1:
+        raise EngineError(
+            f"the KV cache needs at least {bytes_per_block / 2**20:.1f} MiB for one block of {block_size} tokens, and "
+            f"{memory / 2**20:.1f} MiB are to be had: free memory, or give a larger kv_cache_memory"
+        )
+    return num_blocks, min(max_model_len, num_blocks * block_size)
+
+
+def make_kv_caches(
+    specs: list[KVCacheSpec], num_blocks: int, block_size: int, dtype: Any, mesh: jax.sharding.Mesh  # noqa: ANN401
+) -> list[jax.Array]:
+    """One array [num_blocks, block_size, 2 * K, D] a layer, its heads spread over the mesh."""
+    axes = (None, None, "kv_heads", None)
+    caches = []
+    for spec in specs:
+        shape = (num_blocks, block_size, 2 * spec.num_kv_heads, spec.head_dim)
+        caches.append(jnp.zeros(shape, dtype, device=logical_sharding(mesh, axes, shape)))
+    return caches
+
+
+def _free_host_bytes() -> int:
+    free = psutil.virtual_memory().available
+    # A container's own limit, which the system-wide figure does not know.
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        return min(free, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        return free

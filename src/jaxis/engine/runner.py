@@ -1,0 +1,372 @@
+"""Runs steps on the devices: packs a scheduled batch, dispatches the compiled programs, hands back what they sample.
+
+A step is two programs, the model over T tokens and the sampler over R requests, so that the few sampler variants do
+not multiply with the many token counts. Dispatch returns at once; the tokens stay on the device for the next step and
+are read when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxis.engine.kv_cache import (
+    block_bytes,
+    kv_cache_specs,
+    make_kv_caches,
+    num_cache_blocks,
+    replicate_kv_heads,
+)
+from jaxis.engine.programs import ProgramCache
+from jaxis.engine.request import Request
+from jaxis.engine.request_sampling import RequestSampling
+from jaxis.engine.sampler import SamplerOutput, TokenLogprobs, sample, token_logprobs
+from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
+from jaxis.engine.scheduler import SchedulerOutput
+from jaxis.engine.step_inputs import StepShape, pack_step, unpack_logits_rows, unpack_step
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.sampling_params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.layers.module import JaxModule
+
+# Rows whose logits are in memory at once when logits of many rows are wanted.
+LOGITS_CHUNK_ROWS = 64
+SMALLEST_PADDED_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class ForwardKey:
+    """Program: the model over a step."""
+
+    shape: StepShape
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """Program: logits and sampling for a step's requests."""
+
+    shape: StepShape
+    features: SamplerFeatures
+
+
+@dataclass(frozen=True)
+class LogitsKey:
+    """Program: logits of a chunk of a step's rows (`targets` False), or their log-probabilities of given tokens."""
+
+    num_tokens: int
+    targets: bool
+
+
+@dataclass(frozen=True)
+class WholeKey:
+    """Program: hidden states of one whole sequence, without a cache."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class DispatchedStep:
+    """A step on its way.
+
+    Attributes:
+      output: What was scheduled.
+      sampled: Device arrays, row i for entry i; None if no request samples in the step.
+      prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
+    """
+
+    output: SchedulerOutput
+    sampled: SamplerOutput | None
+    prompt_logprobs: Sequence[tuple[int, TokenLogprobs]]
+
+    def token_ids(self) -> list[int]:
+        """The sampled token of each entry (meaningless where it does not sample); waits for the device."""
+        if self.sampled is None:
+            return [0] * len(self.output.scheduled)
+        return np.asarray(self.sampled.token_ids)[: len(self.output.scheduled)].tolist()
+
+    def logprobs(self) -> TokenLogprobs | None:
+        """The sampled tokens' log-probabilities as numpy arrays, if any request wants them."""
+        if self.sampled is None or self.sampled.logprobs is None:
+            return None
+        return jax.tree.map(np.asarray, self.sampled.logprobs)
+
+
+class Runner:
+    """The model, its KV caches and its compiled programs.
+
+    Attributes:
+      num_blocks: Blocks of the KV cache.
+      max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
+      vocab_size: V.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: JaxModule,
+        mesh: jax.sharding.Mesh,
+        *,
+        on_compile: Callable[[Any], Any],
+    ) -> None:
+        """Allocates the caches.
+
+        Args:
+          vllm_config: The engine's configuration.
+          model: Loaded.
+          mesh: Where it was loaded to.
+          on_compile: `on_compile(key)` is a context manager entered while a step waits for a program.
+
+        Raises:
+          EngineError: No memory for the cache.
+          ConfigError: The model's kv heads cannot be spread over the mesh.
+        """
+        self.mesh = mesh
+        self.vllm_config = vllm_config
+        self.vocab_size: int = vllm_config.model_config.hf_config["vocab_size"]
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+
+        cache_config = vllm_config.cache_config
+        self._specs = replicate_kv_heads(kv_cache_specs(model, vllm_config), mesh.shape["model"])
+        self._cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
+        bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
+        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, bytes_per_block, mesh)
+        self._make_caches()
+
+        self._graphdef, state = nnx.split(model)
+        self._params, self._treedef = jax.tree.flatten(state)
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        self._max_blocks = -(-self.max_model_len // cache_config.block_size)
+        self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
+        self._last_rows: dict[str, int] = {}
+        self._programs = ProgramCache(self._compile, on_compile)
+
+    def prepare(self, num_tokens: int) -> None:
+        """Begins to compile what a step of this many tokens and greedy requests needs."""
+        shape = self.step_shape(num_tokens)
+        self._programs.prepare(ForwardKey(shape))
+        self._programs.prepare(SampleKey(shape, SamplerFeatures()))
+
+    def step_shape(self, num_tokens: int) -> StepShape:
+        """The compiled shape that holds this many tokens: 1, 8, or a larger power of two."""
+        limit = self.vllm_config.scheduler_config.max_num_batched_tokens
+        padded = 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
+        padded = max(min(padded, limit), num_tokens)
+        return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks)
+
+    def dispatch(self, output: SchedulerOutput, sampling: dict[str, RequestSampling]) -> DispatchedStep:
+        """Sends a step to the devices and returns without waiting for it.
+
+        Args:
+          output: What to run.
+          sampling: Each scheduled request's sampling state, by request id.
+        """
+        shape = self.step_shape(output.num_tokens)
+        forward = self._programs.get(ForwardKey(shape))
+        packed = jax.device_put(pack_step(output, shape, self._last_rows), self._replicated)
+        self._caches, hidden = forward(self._params, self._caches, self._last_tokens, packed)
+
+        prompt_logprobs = [
+            (i, self._prompt_logprobs(hidden, output, i))
+            for i, entry in enumerate(output.scheduled)
+            if entry.request.sampling_params.prompt_logprobs is not None and entry.start < entry.request.num_prompt_tokens
+        ]
+        sampled = None
+        if any(entry.samples for entry in output.scheduled):
+            sampled = self._sample(output, shape, hidden, packed, sampling)
+        for array in jax.tree.leaves((sampled, prompt_logprobs)):
+            if isinstance(array, jax.Array):
+                array.copy_to_host_async()
+        return DispatchedStep(output, sampled, prompt_logprobs)
+
+    def logits(self, hidden_rows: jax.Array) -> np.ndarray:
+        """The hidden states' logits, float32 [rows, V], computed chunk by chunk."""
+        program = self._programs.get(LogitsKey(hidden_rows.shape[0], targets=False))
+        chunks = []
+        for start in range(0, hidden_rows.shape[0], LOGITS_CHUNK_ROWS):
+            rows = _chunk(np.arange(start, hidden_rows.shape[0], dtype=np.int32))
+            chunks.append(np.asarray(program(self._params, hidden_rows, rows)))
+        return np.concatenate(chunks)[: hidden_rows.shape[0]]
+
+    def forward_hidden(self, output: SchedulerOutput) -> jax.Array:
+        """Runs a step without sampling; returns the hidden states [T, E] of its tokens."""
+        shape = self.step_shape(output.num_tokens)
+        packed = jax.device_put(pack_step(output, shape, {}), self._replicated)
+        forward = self._programs.get(ForwardKey(shape))
+        self._caches, hidden = forward(self._params, self._caches, self._last_tokens, packed)
+        return hidden[: output.num_tokens]
+
+    def whole_hidden(self, token_ids: Sequence[int]) -> jax.Array:
+        """Hidden states [T, E] of one whole sequence, without a cache."""
+        num_tokens = len(token_ids)
+        padded = max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
+        input_ids = np.zeros(padded, np.int32)
+        input_ids[:num_tokens] = token_ids
+        program = self._programs.get(WholeKey(padded))
+        return program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))[:num_tokens]
+
+    def recover(self) -> None:
+        """Makes the runner usable after a step that failed, or was interrupted, half-way."""
+        self._last_rows = {}
+        if any(cache.is_deleted() for cache in self._caches):
+            self._make_caches()
+
+    def close(self) -> None:
+        """Gives the caches, weights and programs back."""
+        self._programs.close()
+        self._caches, self._params = [], []
+
+    def _make_caches(self) -> None:
+        block_size = self.vllm_config.cache_config.block_size
+        self._caches = make_kv_caches(self._specs, self.num_blocks, block_size, self._cache_dtype, self.mesh)
+
+    def _sample(
+        self,
+        output: SchedulerOutput,
+        shape: StepShape,
+        hidden: jax.Array,
+        packed: jax.Array,
+        sampling: dict[str, RequestSampling],
+    ) -> SamplerOutput:
+        requests = [sampling[entry.request.request_id] for entry in output.scheduled]
+        steps = [_output_index(entry.request) for entry in output.scheduled]
+        arrays, features = build_sampling_arrays(requests, steps, shape.num_requests, self.vocab_size)
+        program = self._programs.get(SampleKey(shape, features))
+        parameters = None
+        if features != SamplerFeatures():
+            parameters = jax.device_put(arrays.pack(), self._replicated)
+        sampled, self._last_tokens = program(self._params, hidden, packed, parameters)
+        self._last_rows = {
+            entry.request.request_id: i for i, entry in enumerate(output.scheduled) if entry.samples
+        }
+        return sampled
+
+    def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs:
+        """Of the tokens that follow each of the entry's prompt tokens, as far as those stand in the prompt."""
+        entry = output.scheduled[index]
+        first_row = sum(earlier.num_tokens for earlier in output.scheduled[:index])
+        targets = entry.request.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
+        program = self._programs.get(LogitsKey(hidden.shape[0], targets=True))
+        chunks = []
+        for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
+            rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
+            chunks.append(program(self._params, hidden, rows, _chunk(np.asarray(targets[start:], np.int32))))
+        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts])[: len(targets)], *chunks)
+
+    # Programs. Each is traced over the flat list of the model's arrays, from which the model is put together inside.
+
+    def _compile(self, key: Any) -> Any:  # noqa: ANN401
+        lower = {
+            ForwardKey: self._lower_forward,
+            SampleKey: self._lower_sample,
+            LogitsKey: self._lower_logits,
+            WholeKey: self._lower_whole,
+        }
+        with jax.set_mesh(self.mesh):
+            return lower[type(key)](key).compile()
+
+    def _model(self, params: list[jax.Array]) -> JaxModule:
+        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, params))
+
+    def _lower_forward(self, key: ForwardKey) -> Any:  # noqa: ANN401
+        def forward(
+            params: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            step = unpack_step(packed, key.shape, last_tokens)
+            caches, hidden, _ = self._model(params)(caches, step.input_ids, step.attention_metadata)
+            return caches, hidden
+
+        shardings = ([cache.sharding for cache in self._caches], self._replicated)
+        packed = self._array((key.shape.packed_size,), jnp.int32)
+        jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
+        return jitted.lower(self._params, _abstract(self._caches), self._last_tokens, packed)
+
+    def _lower_sample(self, key: SampleKey) -> Any:  # noqa: ANN401
+        shape, features = key.shape, key.features
+        has_parameters = features != SamplerFeatures()
+
+        def run(
+            params: list[jax.Array], hidden: jax.Array, packed: jax.Array, parameters: jax.Array | None
+        ) -> tuple[SamplerOutput, jax.Array]:
+            rows = hidden[unpack_logits_rows(packed, shape)]
+            logits = self._replicate(self._model(params).compute_logits(rows))
+            if has_parameters:
+                arrays = SamplingArrays.unpack(parameters, shape.num_requests, features)
+            else:
+                arrays = greedy_arrays
+            sampled = sample(logits, arrays, features=features)
+            last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[: shape.num_requests].set(sampled.token_ids)
+            return sampled, last_tokens
+
+        greedy_arrays, _ = build_sampling_arrays([], [], shape.num_requests, self.vocab_size)
+        parameters = None
+        if has_parameters:
+            parameters = self._array((SamplingArrays.packed_size(shape.num_requests, features),), jnp.int32)
+        packed = self._array((shape.packed_size,), jnp.int32)
+        jitted = jax.jit(run, out_shardings=self._replicated)
+        return jitted.lower(self._params, self._hidden(shape.num_tokens), packed, parameters)
+
+    def _lower_logits(self, key: LogitsKey) -> Any:  # noqa: ANN401
+        def logits(params: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
+            return self._replicate(self._model(params).compute_logits(hidden[rows]))
+
+        def logprobs(
+            params: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
+        ) -> TokenLogprobs:
+            return token_logprobs(logits(params, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
+
+        rows = self._array((LOGITS_CHUNK_ROWS,), jnp.int32)
+        operands = (self._params, self._hidden(key.num_tokens), rows)
+        if key.targets:
+            return jax.jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
+        return jax.jit(logits, out_shardings=self._replicated).lower(*operands)
+
+    def _lower_whole(self, key: WholeKey) -> Any:  # noqa: ANN401
+        def whole(params: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
+            metadata = AttentionMetadata(
+                input_positions=jnp.arange(key.num_tokens, dtype=jnp.int32),
+                block_tables=None,
+                seq_lens=num_tokens[None],
+                query_start_loc=jnp.stack([jnp.zeros_like(num_tokens), num_tokens]),
+                request_distribution=jnp.asarray([0, 1, 1], jnp.int32),
+            )
+            _, hidden, _ = self._model(params)(None, input_ids, metadata)
+            return hidden
+
+        operands = (self._array((key.num_tokens,), jnp.int32), self._array((), jnp.int32))
+        return jax.jit(whole, out_shardings=self._replicated).lower(self._params, *operands)
+
+    def _replicate(self, logits: jax.Array) -> jax.Array:
+        """Whole rows of logits on every device, so that each samples alike."""
+        return jax.lax.with_sharding_constraint(logits, self._replicated)
+
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:  # noqa: ANN401
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
+
+    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        model_config = self.vllm_config.model_config
+        return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
+
+
+def _output_index(request: Request) -> int:
+    """Which of the request's output tokens the step that was just scheduled samples."""
+    return len(request.output_token_ids) + max(request.num_inflight_tokens - 1, 0)
+
+
+def _chunk(values: np.ndarray) -> np.ndarray:
+    """The first LOGITS_CHUNK_ROWS values, filled up with zeros."""
+    chunk = np.zeros(LOGITS_CHUNK_ROWS, values.dtype)
+    chunk[: min(len(values), LOGITS_CHUNK_ROWS)] = values[:LOGITS_CHUNK_ROWS]
+    return chunk
+
+
+def _abstract(arrays: list[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in arrays]

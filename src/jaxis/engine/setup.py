@@ -1,0 +1,216 @@
+"""From a user's arguments to a running engine: checks them, reads the checkpoint, loads the model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxis.config import (
+    CacheConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from jaxis.engine.engine import LLMEngine
+from jaxis.engine.programs import enable_disk_cache
+from jaxis.engine.runner import ForwardKey
+from jaxis.errors import ConfigError
+from jaxis.hf_config import HFConfig, load_generation_defaults
+from jaxis.loading.hub import resolve_model
+from jaxis.loading.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.progress import ProgressDisplay
+from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer import Tokenizer
+
+EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+LOAD_FORMATS = ("auto", "dummy")
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512}
+ACCELERATOR_MAX_NUM_BATCHED_TOKENS = 2048
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """The arguments of `LLM`, under the same names and with the same meanings."""
+
+    model: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: int | str | None = None
+    enable_prefix_caching: bool = True
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    load_format: str = "auto"
+    seed: int = 0
+    revision: str | None = None
+    token: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
+        for name, known in (
+            ("dtype", ("auto", *DTYPES)),
+            ("kv_cache_dtype", ("auto", *DTYPES)),
+            ("load_format", LOAD_FORMATS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """A running engine and what its checkpoint recommends."""
+
+    engine: LLMEngine
+    default_sampling_params: SamplingParams
+
+
+def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
+    """Loads the model and allocates the cache.
+
+    Raises:
+      ConfigError, CheckpointError, EngineError: As for `LLM`.
+    """
+    enable_disk_cache()
+    if args.model is None:
+        folder = EMBEDDED_MODEL
+    else:
+        folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    hf_config = HFConfig.from_folder(folder, args.hf_overrides)
+    generation = load_generation_defaults(folder)
+    mesh = make_mesh(args.tensor_parallel_size)
+    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform)
+    tokenizer = Tokenizer.from_folder(folder)
+    with progress.loading(str(args.model or "the embedded model")) as on_progress:
+        model = load_model(vllm_config, mesh, on_progress)
+
+    def on_compile(key: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+        what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
+        return progress.compiling(what)
+
+    engine = LLMEngine(
+        vllm_config,
+        model,
+        mesh,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer),
+        on_compile=on_compile,
+    )
+    wanted = vllm_config.model_config.max_model_len
+    if engine.max_model_len < wanted:
+        progress.note(
+            f"max_model_len is {engine.max_model_len}, not {wanted}: that is what the KV cache has memory for; "
+            "kv_cache_memory gives it more"
+        )
+    engine.runner.prepare(1)
+    return BuiltEngine(engine, _default_sampling_params(generation))
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes from an integer or from a text such as "512MiB" or "2G" (K, M, G, T are powers of 1024).
+
+    Raises:
+      ConfigError: It is neither.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None:
+        raise ConfigError(f"kv_cache_memory={size!r} must be a number of bytes, or a text such as '2GiB'")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
+    if args.load_format == "auto" and (method := hf_config.get("quantization_config")) is not None:
+        raise ConfigError(
+            f"{folder} is quantized ({method.get('quant_method', 'unknown method')}), which is not supported yet; "
+            "use the checkpoint's unquantized version"
+        )
+    if platform == "cpu":
+        default_batched = 512
+    else:
+        default_batched = ACCELERATOR_MAX_NUM_BATCHED_TOKENS
+    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    memory = args.kv_cache_memory
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder),
+            hf_config=hf_config,
+            dtype=_dtype(args.dtype, hf_config, platform),
+            max_model_len=_max_model_len(args.max_model_len, hf_config),
+            seed=args.seed,
+        ),
+        cache_config=CacheConfig(
+            block_size=args.block_size,
+            cache_dtype=DTYPES.get(args.kv_cache_dtype),
+            enable_prefix_caching=args.enable_prefix_caching,
+            kv_cache_memory_bytes=None if memory is None else parse_bytes(memory),
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens or max(default_batched, max_num_seqs),
+        ),
+        parallel_config=ParallelConfig(args.tensor_parallel_size),
+        load_config=LoadConfig(args.load_format),
+    )
+
+
+def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:  # noqa: ANN401
+    if name == "auto":
+        # XLA's CPU backend widens narrow weights on every use: float32 is the fastest there.
+        name = "float32" if platform == "cpu" else str(hf_config.get("dtype", hf_config.get("torch_dtype", "bfloat16")))
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} in config.json is not supported; give dtype: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
+    trained = hf_config["max_position_embeddings"]
+    if wanted is not None and wanted > trained:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the {trained} positions of the checkpoint; lower it, or raise "
+            "max_position_embeddings through hf_overrides if the model is known to go on"
+        )
+    return wanted or trained
+
+
+def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`."""
+    eos = generation.get("eos_token_id", hf_config.get("eos_token_id"))
+    if eos is None and tokenizer is not None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset(eos if isinstance(eos, list) else [eos])
+
+
+def _default_sampling_params(generation: dict[str, Any]) -> SamplingParams:
+    settings = {
+        name: generation[name]
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        if name in generation
+    }
+    if generation.get("do_sample") is False:
+        settings = {"temperature": 0.0} | {k: v for k, v in settings.items() if k == "repetition_penalty"}
+    return SamplingParams(max_tokens=None, **settings)
+
+

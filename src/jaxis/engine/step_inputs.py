@@ -1,0 +1,131 @@
+"""A step's flat batch as one integer vector: packed on the host, unpacked inside the jitted step.
+
+One transfer a step instead of one for each field. The layout depends on the step's shape alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.engine.scheduler import SchedulerOutput
+from jaxis.layers.attention_metadata import AttentionMetadata
+
+NOT_IN_FLIGHT = -1
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a step is compiled for; the real numbers are at most these.
+
+    Attributes:
+      num_tokens: T.
+      num_requests: R.
+      max_blocks: Blocks of the longest request there may be.
+    """
+
+    num_tokens: int
+    num_requests: int
+    max_blocks: int
+
+    def sizes(self) -> dict[str, int]:
+        """Each field's length in the packed vector, in order."""
+        return {
+            "input_ids": self.num_tokens,
+            "positions": self.num_tokens,
+            "block_tables": self.num_requests * self.max_blocks,
+            "seq_lens": self.num_requests,
+            "query_start_loc": self.num_requests + 1,
+            "request_distribution": 3,
+            "inflight_rows": self.num_requests,
+            "logits_rows": self.num_requests,
+        }
+
+    @property
+    def packed_size(self) -> int:
+        return sum(self.sizes().values())
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A step's inputs on the device.
+
+    Attributes:
+      input_ids: i32 [T].
+      attention_metadata: For the model.
+    """
+
+    input_ids: jax.Array
+    attention_metadata: AttentionMetadata
+
+
+def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[str, int]) -> np.ndarray:
+    """The step as one int32 vector.
+
+    Args:
+      output: What to run, decodes first.
+      shape: At least as large.
+      inflight_rows: For each request whose input token the host does not know yet, the row of the step before that
+        sampled it.
+    """
+    packed = np.zeros(shape.packed_size, np.int32)
+    fields = _split(packed, shape)
+    fields["inflight_rows"][:] = NOT_IN_FLIGHT
+    block_tables = fields["block_tables"].reshape(shape.num_requests, shape.max_blocks)
+    row = 0
+    for i, entry in enumerate(output.scheduled):
+        request, stop = entry.request, entry.start + entry.num_tokens
+        rows = slice(row, row + entry.num_tokens)
+        if stop <= request.num_tokens:
+            fields["input_ids"][rows] = request.token_ids(entry.start, stop)
+        else:
+            fields["inflight_rows"][i] = inflight_rows[request.request_id]
+        fields["positions"][rows] = np.arange(entry.start, stop)
+        block_tables[i, : len(request.block_ids)] = request.block_ids
+        fields["seq_lens"][i] = stop
+        row += entry.num_tokens
+        fields["query_start_loc"][i + 1] = row
+        fields["logits_rows"][i] = row - 1
+    num_requests = len(output.scheduled)
+    fields["query_start_loc"][num_requests + 1 :] = row
+    fields["request_distribution"][:] = output.num_decodes, num_requests, num_requests
+    return packed
+
+
+def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> StepInputs:
+    """The step's fields, inside a jitted function; input tokens in flight are taken from `last_tokens` [max R]."""
+    fields = _split(packed, shape)
+    # Only decodes wait for a token in flight, and they come first: request i's token is row i.
+    rows = min(shape.num_requests, shape.num_tokens)
+    inflight_rows = fields["inflight_rows"][:rows]
+    head = jnp.where(inflight_rows >= 0, last_tokens[inflight_rows], fields["input_ids"][:rows])
+    return StepInputs(
+        input_ids=jnp.concatenate([head, fields["input_ids"][rows:]]),
+        attention_metadata=AttentionMetadata(
+            input_positions=fields["positions"],
+            block_tables=fields["block_tables"].reshape(shape.num_requests, shape.max_blocks),
+            seq_lens=fields["seq_lens"],
+            query_start_loc=fields["query_start_loc"],
+            request_distribution=fields["request_distribution"],
+        ),
+    )
+
+
+def unpack_logits_rows(packed: jax.Array, shape: StepShape) -> jax.Array:
+    """The row of the flat batch whose hidden state each request samples from, i32 [R]."""
+    return _split(packed, shape)["logits_rows"]
+
+
+def _split(packed: Array, shape: StepShape) -> dict[str, Array]:
+    fields, start = {}, 0
+    for name, size in shape.sizes().items():
+        fields[name] = packed[start : start + size]
+        start += size
+    return fields

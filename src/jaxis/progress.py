@@ -1,0 +1,75 @@
+"""What a user sees while waiting: loading, compiling, generating. On stderr, and only where that is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class ProgressDisplay:
+    """Progress lines on stderr.
+
+    Args:
+      enabled: False shows nothing.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._console = Console(stderr=True, quiet=not enabled)
+        self._enabled = enabled and self._console.is_terminal
+        self._live: Progress | None = None
+
+    def note(self, message: str) -> None:
+        """A line that stays, terminal or not."""
+        self._console.print(message, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def loading(self, what: str) -> Iterator[Any]:
+        """A bar of bytes; yields `update(done, total)`."""
+        with self._progress(DownloadColumn()) as progress:
+            task = progress.add_task(f"Loading {what}", total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    @contextmanager
+    def generating(self, num_requests: int) -> Iterator[Any]:
+        """A bar of requests; yields `update(finished, output_tokens)`."""
+        with self._progress(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
+            task = progress.add_task("Generating", total=num_requests, rate="")
+
+            def update(finished: int, output_tokens: int) -> None:
+                elapsed = progress.tasks[0].elapsed or 0.0
+                rate = f"{output_tokens / elapsed:.0f} tokens/s" if elapsed > 0 else ""
+                progress.update(task, completed=finished, rate=rate)
+
+            yield update
+
+    @contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        """A spinner while a program compiles."""
+        if not self._enabled:
+            yield
+        elif self._live is not None:
+            # A bar is on the screen already, and there can be only one.
+            task = self._live.tasks[0]
+            description = task.description
+            self._live.update(task.id, description=f"Compiling {what}")
+            try:
+                yield
+            finally:
+                self._live.update(task.id, description=description)
+        else:
+            with self._console.status(f"Compiling {what}"):
+                yield
+
+    @contextmanager
+    def _progress(self, *columns: Any) -> Iterator[Progress]:  # noqa: ANN401
+        shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn())
+        with Progress(*shown, console=self._console, transient=True, disable=not self._enabled) as progress:
+            self._live = progress
+            try:
+                yield progress
+            finally:
+                self._live = None
