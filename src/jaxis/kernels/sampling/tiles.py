@@ -1,0 +1,81 @@
+"""Reductions over the vocabulary in two levels: first within tiles of 128 tokens, then over the tiles.
+
+A tile's maximum tells which tiles can hold a wanted token, so all that follows looks at a few tiles instead of the
+whole vocabulary; and XLA vectorises a plain maximum where it does not an arg-max or a top-k. The tiling depends on
+the vocabulary alone, so a row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+TILE = 128
+
+
+def split_into_tiles(logits: jax.Array) -> jax.Array:
+    """Logits [R, V] as [R, V / 128, 128], the last tile filled up with -inf."""
+    rows, vocab_size = logits.shape
+    padding = -vocab_size % TILE
+    if padding:
+        logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+    return logits.reshape(rows, -1, TILE)
+
+
+def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
+    """The named tiles of each row.
+
+    Args:
+      tiles: [R, N, 128].
+      tile_ids: int32 [R, M].
+
+    Returns:
+      [R, M, 128].
+    """
+    return jnp.take_along_axis(tiles, tile_ids[:, :, None], axis=1)
+
+
+def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first most likely token of each row, and its logit.
+
+    Args:
+      logits: float32 [R, V].
+
+    Returns:
+      Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN).
+    """
+    tiles = split_into_tiles(logits)
+    tile_max = jnp.max(tiles, axis=-1)
+    tile_id = jnp.argmax(tile_max, axis=-1).astype(jnp.int32)
+    tile = take_tiles(tiles, tile_id[:, None])[:, 0]
+    return tile_id * TILE + jnp.argmax(tile, axis=-1).astype(jnp.int32), jnp.max(tile_max, axis=-1)
+
+
+def logsumexp(logits: jax.Array) -> jax.Array:
+    """The logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
+    tiles = split_into_tiles(logits)
+    row_max = jnp.max(jnp.max(tiles, axis=-1), axis=-1)
+    tile_sums = jnp.sum(jnp.exp(tiles - row_max[:, None, None]), axis=-1)
+    return row_max + jnp.log(jnp.sum(tile_sums, axis=-1))
+
+
+def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k most likely tokens of each row, most likely first and lowest id first among equals, as `lax.top_k`.
+
+    Each of them lies in one of the k tiles with the largest maxima: a token of any other tile has k better ones.
+
+    Args:
+      logits: float32 [R, V].
+      k: How many; fewer are returned where the vocabulary is smaller.
+
+    Returns:
+      Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
+    """
+    tiles = split_into_tiles(logits)
+    rows, num_tiles, _ = tiles.shape
+    _, tile_ids = jax.lax.top_k(jnp.max(tiles, axis=-1), min(k, num_tiles))
+    tile_ids = jnp.sort(tile_ids, axis=-1)
+    candidates = take_tiles(tiles, tile_ids).reshape(rows, -1)
+    values, positions = jax.lax.top_k(candidates, min(k, logits.shape[1]))
+    token_ids = jnp.take_along_axis(tile_ids, positions // TILE, axis=-1) * TILE + positions % TILE
+    return values, token_ids.astype(jnp.int32)
