@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     """Imports what is asked for, so that `jaxis --help` need not wait for JAX."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'jaxis' has no attribute {name!r}")

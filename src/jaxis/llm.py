@@ -236,9 +236,7 @@ class LLM:
         [request_id] = self._add([request], [params], None)
         return self._stream(request_id)
 
-    def compute_logits(
-        self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole"
-    ) -> np.ndarray:
+    def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Logits of every position of one sequence, float32 [T, V], for verification.
 
         Args:
@@ -360,7 +358,7 @@ class LLM:
             raise RequestError(f"{where} is text, and the checkpoint has no tokenizer: give a list of token ids")
         return _TokenizedPrompt(content, self.tokenizer.encode(content), cache_salt)
 
-    def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> _TokenizedPrompt:  # noqa: ANN401
+    def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> _TokenizedPrompt:
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer with a chat template, and the checkpoint has none")
         text = self.tokenizer.apply_chat_template(messages, **template)

@@ -65,7 +65,7 @@ class ProgressDisplay:
                 yield
 
     @contextmanager
-    def _progress(self, *columns: Any) -> Iterator[Progress]:  # noqa: ANN401
+    def _progress(self, *columns: Any) -> Iterator[Progress]:
         shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn())
         with Progress(*shown, console=self._console, transient=True, disable=not self._enabled) as progress:
             self._live = progress

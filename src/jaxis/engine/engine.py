@@ -106,6 +106,7 @@ class LLMEngine:
             raise
         for sequence in state.sequences:
             self._sequences[sequence.request.request_id] = sequence
+            self._sampling[sequence.request.request_id] = sequence.sampling
         self._requests[request_id] = state
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -117,7 +118,7 @@ class LLMEngine:
             if not sequence.request.status.finished:
                 self.scheduler.abort_request(sequence.request.request_id)
                 sequence.finish()
-            self._sequences.pop(sequence.request.request_id, None)
+            self._forget(sequence)
         return state.output()
 
     def step(self) -> list[RequestState]:
@@ -128,7 +129,7 @@ class LLMEngine:
         """
         try:
             return self._step()
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:
             lost = len(self._requests)
             self.reset()
             message = str(error).partition("\n")[0]
@@ -154,7 +155,7 @@ class LLMEngine:
             raise EngineError("compute_logits needs the engine idle: finish or abort the running requests first")
         token_ids = self._checked_prompt(token_ids, spare=0)
         if not paged:
-            return self.runner.logits(self.runner.whole_hidden(token_ids))
+            return self.runner.whole_logits(token_ids)
         self._discard_inflight()
         request = Request("", token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
         blocks = self.scheduler.block_manager
@@ -165,8 +166,7 @@ class LLMEngine:
             chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
             for start in range(0, len(token_ids), chunk):
                 entry = ScheduledRequest(request, start, min(chunk, len(token_ids) - start), samples=False)
-                hidden = self.runner.forward_hidden(SchedulerOutput((entry,), 0, ()))
-                logits.append(self.runner.logits(hidden))
+                logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
             return np.concatenate(logits)
         finally:
             blocks.free(request)
@@ -186,6 +186,7 @@ class LLMEngine:
         )
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[str, SequenceState] = {}
+        self._sampling: dict[str, RequestSampling] = {}
         self._inflight: DispatchedStep | None = None
 
     def _step(self) -> list[RequestState]:
@@ -204,7 +205,7 @@ class LLMEngine:
         output = self.scheduler.schedule()
         if output is None:
             return None
-        return self.runner.dispatch(output, {id_: s.sampling for id_, s in self._sequences.items()})
+        return self.runner.dispatch(output, self._sampling)
 
     def _needs_newest_token(self, request: Request) -> bool:
         sequence = self._sequences.get(request.request_id)
@@ -229,7 +230,7 @@ class LLMEngine:
                 self.scheduler.finish_request(request.request_id, RequestStatus.FINISHED_STOPPED, stop)
             if request.status.finished:
                 sequence.finish(stop)
-                del self._sequences[request.request_id]
+                self._forget(sequence)
             touched[sequence.parent.request_id] = sequence.parent
         for request_id, state in touched.items():
             if state.finished:
@@ -242,6 +243,10 @@ class LLMEngine:
             output = self._inflight.output
             self.scheduler.update(output, [0] * len(output.scheduled))
             self._inflight = None
+
+    def _forget(self, sequence: SequenceState) -> None:
+        self._sequences.pop(sequence.request.request_id, None)
+        self._sampling.pop(sequence.request.request_id, None)
 
     def _new_sequence(
         self, state: RequestState, sequence_id: str, index: int, priority: int, cache_salt: str | None
@@ -264,9 +269,7 @@ class LLMEngine:
             prompt_token_ids=prompt_token_ids,
             output_token_ids=request.output_token_ids,
             vocab_size=self.runner.vocab_size,
-            seed=request_seed(
-                params, engine_seed=seed, request_number=self._num_requests, completion_index=index
-            ),
+            seed=request_seed(params, engine_seed=seed, request_number=self._num_requests, completion_index=index),
             eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
             bad_words_token_ids=self._bad_words(params),
         )
@@ -290,7 +293,9 @@ class LLMEngine:
             if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
                 raise RequestError(f"the prompt holds {token_id!r}; token ids are integers")
             if not 0 <= token_id < vocab_size:
-                raise RequestError(f"the prompt holds token {token_id}; the model's token ids are 0 to {vocab_size - 1}")
+                raise RequestError(
+                    f"the prompt holds token {token_id}; the model's token ids are 0 to {vocab_size - 1}"
+                )
             checked.append(int(token_id))
         if len(checked) + spare > self.max_model_len:
             raise RequestError(

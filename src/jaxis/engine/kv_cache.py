@@ -61,7 +61,7 @@ def replicate_kv_heads(specs: list[KVCacheSpec], tensor_parallel_size: int) -> l
     return result
 
 
-def block_bytes(specs: list[KVCacheSpec], block_size: int, dtype: Any) -> int:  # noqa: ANN401
+def block_bytes(specs: list[KVCacheSpec], block_size: int, dtype: Any) -> int:
     """Bytes of one block in all layers together."""
     return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * np.dtype(dtype).itemsize
 
@@ -80,9 +80,7 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
     return max(0, min(free)) * len(devices)
 
 
-def num_cache_blocks(
-    vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sharding.Mesh
-) -> tuple[int, int]:
+def num_cache_blocks(vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sharding.Mesh) -> tuple[int, int]:
     """How many blocks to make.
 
     Returns:
@@ -111,7 +109,7 @@ def num_cache_blocks(
 
 
 def make_kv_caches(
-    specs: list[KVCacheSpec], num_blocks: int, block_size: int, dtype: Any, mesh: jax.sharding.Mesh  # noqa: ANN401
+    specs: list[KVCacheSpec], num_blocks: int, block_size: int, dtype: Any, mesh: jax.sharding.Mesh
 ) -> list[jax.Array]:
     """One array [num_blocks, block_size, 2 * K, D] a layer, its heads spread over the mesh."""
     axes = (None, None, "kv_heads", None)

@@ -70,13 +70,21 @@ class RequestSampling:
         self._history.follow(self.output_token_ids)
         return self._history.ids, self._history.counts
 
-    def bias(self) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def needs_newest_token(self) -> bool:
+        """Whether the next token cannot be sampled before the last one is known here."""
+        return self._history is not None or bool(self._bad_sequences)
+
+    def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """What to add to which tokens' logits for the next token: ids int32 [W] and float32 [W], -inf for a ban.
 
         Bad words of several tokens give way where nothing else could be generated.
+
+        Args:
+          num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
         """
         bans = set(self._banned)
-        if len(self.output_token_ids) < self.params.min_tokens:
+        if len(self.output_token_ids) + num_inflight < self.params.min_tokens:
             bans |= self._held_back
         completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1])}
         if completing and not self._all_banned(bans | completing):

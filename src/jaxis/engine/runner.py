@@ -7,7 +7,7 @@ are read when asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,11 @@ from jaxis.engine.kv_cache import (
     replicate_kv_heads,
 )
 from jaxis.engine.programs import ProgramCache
-from jaxis.engine.request import Request
 from jaxis.engine.request_sampling import RequestSampling
 from jaxis.engine.sampler import SamplerOutput, TokenLogprobs, sample, token_logprobs
 from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
 from jaxis.engine.scheduler import SchedulerOutput
-from jaxis.engine.step_inputs import StepShape, pack_step, unpack_logits_rows, unpack_step
+from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -52,9 +51,9 @@ class ForwardKey:
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Program: logits and sampling for a step's requests."""
+    """Program: logits and sampling for R requests."""
 
-    shape: StepShape
+    num_requests: int
     features: SamplerFeatures
 
 
@@ -153,7 +152,7 @@ class Runner:
         """Begins to compile what a step of this many tokens and greedy requests needs."""
         shape = self.step_shape(num_tokens)
         self._programs.prepare(ForwardKey(shape))
-        self._programs.prepare(SampleKey(shape, SamplerFeatures()))
+        self._programs.prepare(SampleKey(shape.num_requests, SamplerFeatures()))
 
     def step_shape(self, num_tokens: int) -> StepShape:
         """The compiled shape that holds this many tokens: 1, 8, or a larger power of two."""
@@ -162,7 +161,7 @@ class Runner:
         padded = max(min(padded, limit), num_tokens)
         return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks)
 
-    def dispatch(self, output: SchedulerOutput, sampling: dict[str, RequestSampling]) -> DispatchedStep:
+    def dispatch(self, output: SchedulerOutput, sampling: Mapping[str, RequestSampling]) -> DispatchedStep:
         """Sends a step to the devices and returns without waiting for it.
 
         Args:
@@ -170,48 +169,37 @@ class Runner:
           sampling: Each scheduled request's sampling state, by request id.
         """
         shape = self.step_shape(output.num_tokens)
-        forward = self._programs.get(ForwardKey(shape))
-        packed = jax.device_put(pack_step(output, shape, self._last_rows), self._replicated)
-        self._caches, hidden = forward(self._params, self._caches, self._last_tokens, packed)
-
+        if output.num_decodes < len(output.scheduled):
+            self.prepare(len(output.scheduled))  # decodes of as many requests come next
+        hidden, rows = self._forward(output, shape)
         prompt_logprobs = [
             (i, self._prompt_logprobs(hidden, output, i))
             for i, entry in enumerate(output.scheduled)
-            if entry.request.sampling_params.prompt_logprobs is not None and entry.start < entry.request.num_prompt_tokens
+            if entry.request.sampling_params.prompt_logprobs is not None
+            and entry.start + 1 < entry.request.num_prompt_tokens
         ]
         sampled = None
         if any(entry.samples for entry in output.scheduled):
-            sampled = self._sample(output, shape, hidden, packed, sampling)
+            sampled = self._sample(output, rows, sampling)
         for array in jax.tree.leaves((sampled, prompt_logprobs)):
             if isinstance(array, jax.Array):
                 array.copy_to_host_async()
         return DispatchedStep(output, sampled, prompt_logprobs)
 
-    def logits(self, hidden_rows: jax.Array) -> np.ndarray:
-        """The hidden states' logits, float32 [rows, V], computed chunk by chunk."""
-        program = self._programs.get(LogitsKey(hidden_rows.shape[0], targets=False))
-        chunks = []
-        for start in range(0, hidden_rows.shape[0], LOGITS_CHUNK_ROWS):
-            rows = _chunk(np.arange(start, hidden_rows.shape[0], dtype=np.int32))
-            chunks.append(np.asarray(program(self._params, hidden_rows, rows)))
-        return np.concatenate(chunks)[: hidden_rows.shape[0]]
+    def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
+        """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
+        hidden, _ = self._forward(output, self.step_shape(output.num_tokens))
+        return self._logits(hidden, output.num_tokens)
 
-    def forward_hidden(self, output: SchedulerOutput) -> jax.Array:
-        """Runs a step without sampling; returns the hidden states [T, E] of its tokens."""
-        shape = self.step_shape(output.num_tokens)
-        packed = jax.device_put(pack_step(output, shape, {}), self._replicated)
-        forward = self._programs.get(ForwardKey(shape))
-        self._caches, hidden = forward(self._params, self._caches, self._last_tokens, packed)
-        return hidden[: output.num_tokens]
-
-    def whole_hidden(self, token_ids: Sequence[int]) -> jax.Array:
-        """Hidden states [T, E] of one whole sequence, without a cache."""
+    def whole_logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Logits, float32 [T, V], of one whole sequence without a cache."""
         num_tokens = len(token_ids)
         padded = max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
-        return program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))[:num_tokens]
+        hidden = program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
+        return self._logits(hidden, num_tokens)
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed, or was interrupted, half-way."""
@@ -228,26 +216,36 @@ class Runner:
         block_size = self.vllm_config.cache_config.block_size
         self._caches = make_kv_caches(self._specs, self.num_blocks, block_size, self._cache_dtype, self.mesh)
 
+    def _forward(self, output: SchedulerOutput, shape: StepShape) -> tuple[jax.Array, jax.Array]:
+        """Dispatches the model; returns the hidden states of the step's tokens [T, E] and of each request's last."""
+        program = self._programs.get(ForwardKey(shape))
+        packed = jax.device_put(pack_step(output, shape, self._last_rows), self._replicated)
+        self._caches, hidden, rows = program(self._params, self._caches, self._last_tokens, packed)
+        return hidden, rows
+
     def _sample(
-        self,
-        output: SchedulerOutput,
-        shape: StepShape,
-        hidden: jax.Array,
-        packed: jax.Array,
-        sampling: dict[str, RequestSampling],
+        self, output: SchedulerOutput, rows: jax.Array, sampling: Mapping[str, RequestSampling]
     ) -> SamplerOutput:
         requests = [sampling[entry.request.request_id] for entry in output.scheduled]
-        steps = [_output_index(entry.request) for entry in output.scheduled]
-        arrays, features = build_sampling_arrays(requests, steps, shape.num_requests, self.vocab_size)
-        program = self._programs.get(SampleKey(shape, features))
+        # The scheduler counts the token that this step samples as in flight already.
+        num_inflight = [max(entry.request.num_inflight_tokens - 1, 0) for entry in output.scheduled]
+        arrays, features = build_sampling_arrays(requests, rows.shape[0], self.vocab_size, num_inflight)
+        program = self._programs.get(SampleKey(rows.shape[0], features))
         parameters = None
         if features != SamplerFeatures():
             parameters = jax.device_put(arrays.pack(), self._replicated)
-        sampled, self._last_tokens = program(self._params, hidden, packed, parameters)
-        self._last_rows = {
-            entry.request.request_id: i for i, entry in enumerate(output.scheduled) if entry.samples
-        }
+        sampled, self._last_tokens = program(self._params, rows, parameters)
+        self._last_rows = {entry.request.request_id: i for i, entry in enumerate(output.scheduled) if entry.samples}
         return sampled
+
+    def _logits(self, hidden: jax.Array, num_rows: int) -> np.ndarray:
+        """Logits of the first rows of hidden states [T, E], computed chunk by chunk."""
+        program = self._programs.get(LogitsKey(hidden.shape[0], targets=False))
+        chunks = []
+        for start in range(0, num_rows, LOGITS_CHUNK_ROWS):
+            rows = _chunk(np.arange(start, num_rows, dtype=np.int32))
+            chunks.append(np.asarray(program(self._params, hidden, rows)))
+        return np.concatenate(chunks)[:num_rows]
 
     def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs:
         """Of the tokens that follow each of the entry's prompt tokens, as far as those stand in the prompt."""
@@ -263,7 +261,7 @@ class Runner:
 
     # Programs. Each is traced over the flat list of the model's arrays, from which the model is put together inside.
 
-    def _compile(self, key: Any) -> Any:  # noqa: ANN401
+    def _compile(self, key: Any) -> Any:
         lower = {
             ForwardKey: self._lower_forward,
             SampleKey: self._lower_sample,
@@ -276,51 +274,43 @@ class Runner:
     def _model(self, params: list[jax.Array]) -> JaxModule:
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, params))
 
-    def _lower_forward(self, key: ForwardKey) -> Any:  # noqa: ANN401
+    def _lower_forward(self, key: ForwardKey) -> Any:
         def forward(
             params: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array]:
+        ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
             step = unpack_step(packed, key.shape, last_tokens)
             caches, hidden, _ = self._model(params)(caches, step.input_ids, step.attention_metadata)
-            return caches, hidden
+            return caches, hidden, hidden[step.logits_rows]
 
-        shardings = ([cache.sharding for cache in self._caches], self._replicated)
+        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
         packed = self._array((key.shape.packed_size,), jnp.int32)
         jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
         return jitted.lower(self._params, _abstract(self._caches), self._last_tokens, packed)
 
-    def _lower_sample(self, key: SampleKey) -> Any:  # noqa: ANN401
-        shape, features = key.shape, key.features
-        has_parameters = features != SamplerFeatures()
+    def _lower_sample(self, key: SampleKey) -> Any:
+        num_requests, features = key.num_requests, key.features
+        parameters = None
+        if features != SamplerFeatures():
+            parameters = self._array((SamplingArrays.packed_size(num_requests, features),), jnp.int32)
+        greedy, _ = build_sampling_arrays([], num_requests, self.vocab_size)
 
         def run(
-            params: list[jax.Array], hidden: jax.Array, packed: jax.Array, parameters: jax.Array | None
+            params: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
         ) -> tuple[SamplerOutput, jax.Array]:
-            rows = hidden[unpack_logits_rows(packed, shape)]
             logits = self._replicate(self._model(params).compute_logits(rows))
-            if has_parameters:
-                arrays = SamplingArrays.unpack(parameters, shape.num_requests, features)
-            else:
-                arrays = greedy_arrays
+            arrays = greedy if parameters is None else SamplingArrays.unpack(parameters, num_requests, features)
             sampled = sample(logits, arrays, features=features)
-            last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[: shape.num_requests].set(sampled.token_ids)
+            last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[:num_requests].set(sampled.token_ids)
             return sampled, last_tokens
 
-        greedy_arrays, _ = build_sampling_arrays([], [], shape.num_requests, self.vocab_size)
-        parameters = None
-        if has_parameters:
-            parameters = self._array((SamplingArrays.packed_size(shape.num_requests, features),), jnp.int32)
-        packed = self._array((shape.packed_size,), jnp.int32)
         jitted = jax.jit(run, out_shardings=self._replicated)
-        return jitted.lower(self._params, self._hidden(shape.num_tokens), packed, parameters)
+        return jitted.lower(self._params, self._hidden(num_requests), parameters)
 
-    def _lower_logits(self, key: LogitsKey) -> Any:  # noqa: ANN401
+    def _lower_logits(self, key: LogitsKey) -> Any:
         def logits(params: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
             return self._replicate(self._model(params).compute_logits(hidden[rows]))
 
-        def logprobs(
-            params: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
-        ) -> TokenLogprobs:
+        def logprobs(params: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array) -> TokenLogprobs:
             return token_logprobs(logits(params, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
 
         rows = self._array((LOGITS_CHUNK_ROWS,), jnp.int32)
@@ -329,7 +319,7 @@ class Runner:
             return jax.jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
         return jax.jit(logits, out_shardings=self._replicated).lower(*operands)
 
-    def _lower_whole(self, key: WholeKey) -> Any:  # noqa: ANN401
+    def _lower_whole(self, key: WholeKey) -> Any:
         def whole(params: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
             metadata = AttentionMetadata(
                 input_positions=jnp.arange(key.num_tokens, dtype=jnp.int32),
@@ -348,17 +338,12 @@ class Runner:
         """Whole rows of logits on every device, so that each samples alike."""
         return jax.lax.with_sharding_constraint(logits, self._replicated)
 
-    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:  # noqa: ANN401
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
 
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         model_config = self.vllm_config.model_config
         return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
-
-
-def _output_index(request: Request) -> int:
-    """Which of the request's output tokens the step that was just scheduled samples."""
-    return len(request.output_token_ids) + max(request.num_inflight_tokens - 1, 0)
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
 
 
 def build_sampling_arrays(
-    requests: Sequence[RequestSampling], num_rows: int, vocab_size: int
+    requests: Sequence[RequestSampling], num_rows: int, vocab_size: int, num_inflight: Sequence[int] = ()
 ) -> tuple[SamplingArrays, SamplerFeatures]:
     """The arrays for sampling each request's next token, row by row in the given order.
 
@@ -134,11 +134,13 @@ def build_sampling_arrays(
       requests: At most R requests' sampling states; their live outputs tell where each stands.
       num_rows: R; rows past the requests are greedy over whatever logits they hold, and change no other row.
       vocab_size: V.
+      num_inflight: For each request, tokens sampled already that its live output does not hold yet; none by default.
 
     Returns:
       Numpy arrays, and the features to compile for.
     """
-    biases = [request.bias() for request in requests]
+    num_inflight = num_inflight or [0] * len(requests)
+    biases = [request.bias(inflight) for request, inflight in zip(requests, num_inflight, strict=True)]
     histories = [request.history() for request in requests]
     allowed = [request.allowed_ids for request in requests]
 
@@ -154,7 +156,7 @@ def build_sampling_arrays(
 
     for i, request in enumerate(requests):
         params = request.params
-        step[i] = len(request.output_token_ids)
+        step[i] = len(request.output_token_ids) + num_inflight[i]
         frequency_penalty[i] = params.frequency_penalty
         presence_penalty[i] = params.presence_penalty
         repetition_penalty[i] = params.repetition_penalty

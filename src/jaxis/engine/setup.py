@@ -103,7 +103,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
         model = load_model(vllm_config, mesh, on_progress)
 
-    def on_compile(key: Any) -> AbstractContextManager[None]:  # noqa: ANN401
+    def on_compile(key: Any) -> AbstractContextManager[None]:
         what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
         return progress.compiling(what)
 
@@ -174,7 +174,7 @@ def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: 
     )
 
 
-def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:  # noqa: ANN401
+def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
     if name == "auto":
         # XLA's CPU backend widens narrow weights on every use: float32 is the fastest there.
         name = "float32" if platform == "cpu" else str(hf_config.get("dtype", hf_config.get("torch_dtype", "bfloat16")))
@@ -212,5 +212,3 @@ def _default_sampling_params(generation: dict[str, Any]) -> SamplingParams:
     if generation.get("do_sample") is False:
         settings = {"temperature": 0.0} | {k: v for k, v in settings.items() if k == "repetition_penalty"}
     return SamplingParams(max_tokens=None, **settings)
-
-

@@ -60,10 +60,12 @@ class StepInputs:
     Attributes:
       input_ids: i32 [T].
       attention_metadata: For the model.
+      logits_rows: i32 [R], the row of the flat batch whose hidden state each request samples from.
     """
 
     input_ids: jax.Array
     attention_metadata: AttentionMetadata
+    logits_rows: jax.Array
 
 
 def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[str, int]) -> np.ndarray:
@@ -115,12 +117,8 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
             query_start_loc=fields["query_start_loc"],
             request_distribution=fields["request_distribution"],
         ),
+        logits_rows=fields["logits_rows"],
     )
-
-
-def unpack_logits_rows(packed: jax.Array, shape: StepShape) -> jax.Array:
-    """The row of the flat batch whose hidden state each request samples from, i32 [R]."""
-    return _split(packed, shape)["logits_rows"]
 
 
 def _split(packed: Array, shape: StepShape) -> dict[str, Array]:
