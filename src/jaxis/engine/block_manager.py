@@ -109,7 +109,6 @@ class BlockManager:
                 self._free.move_to_end(block_id, last=self._digest_of_block[block_id] is not None)
         request.block_ids = []
         request.num_computed_tokens = 0
-        request.num_registered_blocks = 0
 
     def cache_full_blocks(self, request: Request) -> None:
         """Registers the request's blocks that are full of computed tokens whose values are known.

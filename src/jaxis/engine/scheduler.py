@@ -231,7 +231,7 @@ class Scheduler:
                 prefilling.append(request)
             elif _can_run(request) and self._allocate_or_preempt(request):
                 _schedule_tokens(request, 1, decodes)
-        return [request for request in prefilling if request.status is RequestStatus.RUNNING]
+        return prefilling
 
     def _allocate_or_preempt(self, request: Request) -> bool:
         """Gets the running request room for one more token; returns False if it was preempted itself."""
