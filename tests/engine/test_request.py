@@ -8,7 +8,7 @@ from jaxis.engine.request import Request, RequestStatus
 from jaxis.sampling_params import SamplingParams
 
 
-def test_tokens_by_position_span_prompt_and_output(self) -> None:
+def test_tokens_by_position_span_prompt_and_output() -> None:
     request = Request("a", [1, 2, 3], SamplingParams(), frozenset(), 9, arrival=0, output_token_ids=[4, 5])
     everything = [1, 2, 3, 4, 5]
     assert request.all_token_ids == everything

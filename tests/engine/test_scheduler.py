@@ -315,6 +315,7 @@ class TestPreemption:
         output = scheduler.schedule()
         assert output.preempted == ("b",)
         assert [name for name, *_ in shape(output)] == ["b"]
+        assert scheduler.schedule().preempted == ()
 
     @pytest.mark.parametrize("run_ahead", [0, 1])
     def test_requests_that_fit_only_one_at_a_time_all_finish(self, run_ahead: int) -> None:

@@ -88,8 +88,9 @@ class BlockManager:
         Returns:
           Whether there were blocks enough.
         """
-        num_held = len(request.block_ids) + len(cached_block_ids)
-        num_new = self.num_blocks_for(num_tokens) - num_held
+        num_new = self.num_blocks_for(num_tokens) - len(request.block_ids) - len(cached_block_ids)
+        if num_new <= 0 and not cached_block_ids:
+            return True  # nearly every decode
         if num_new > len(self._free) - sum(self._ref_counts[block_id] == 0 for block_id in cached_block_ids):
             return False
         if not request.block_ids:
@@ -108,7 +109,6 @@ class BlockManager:
                 self._free.move_to_end(block_id, last=self._digest_of_block[block_id] is not None)
         request.block_ids = []
         request.num_computed_tokens = 0
-        request.num_registered_blocks = 0
 
     def cache_full_blocks(self, request: Request) -> None:
         """Registers the request's blocks that are full of computed tokens whose values are known.

@@ -176,15 +176,15 @@ class Scheduler:
         """
         decodes: list[ScheduledRequest] = []
         prefills: list[ScheduledRequest] = []
-        num_preempted = self._schedule_decodes(decodes)
+        num_preempted_before = len(self._preempted_ids)
+        prefilling = self._schedule_decodes(decodes)
         budget = self.max_num_batched_tokens - len(decodes)
-        for request in self._running:
+        for request in prefilling:
             if budget == 0:
                 break
-            if not _is_decode(request) and _can_run(request):
-                budget -= _schedule_tokens(request, budget, prefills)
+            budget -= _schedule_tokens(request, budget, prefills)
         # Blocks are short in a step that preempts: what it freed is for those who run.
-        if num_preempted == 0:
+        if len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not prefills:
             return None
@@ -220,23 +220,27 @@ class Scheduler:
                 self._finish(request, *ending)
         return new_tokens
 
-    def _schedule_decodes(self, decodes: list[ScheduledRequest]) -> int:
-        """Schedules the running requests' decodes; returns how many requests were preempted for their blocks."""
-        num_preempted = 0
+    def _schedule_decodes(self, decodes: list[ScheduledRequest]) -> list[Request]:
+        """Schedules the running requests' decodes; returns the running requests that are still in their prefill."""
+        prefilling: list[Request] = []
         index = 0
         while index < len(self._running):
             request = self._running[index]
             index += 1
-            if not _is_decode(request) or not _can_run(request):
-                continue
-            while not self.block_manager.allocate(request, request.num_computed_tokens + 1):
-                victim = self._running.pop()
-                self._preempt(victim)
-                num_preempted += 1
-                if victim is request:
-                    return num_preempted
-            _schedule_tokens(request, 1, decodes)
-        return num_preempted
+            if not _is_decode(request):
+                prefilling.append(request)
+            elif _can_run(request) and self._allocate_or_preempt(request):
+                _schedule_tokens(request, 1, decodes)
+        return prefilling
+
+    def _allocate_or_preempt(self, request: Request) -> bool:
+        """Gets the running request room for one more token; returns False if it was preempted itself."""
+        while not self.block_manager.allocate(request, request.num_computed_tokens + 1):
+            victim = self._running.pop()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
 
     def _admit_waiting(self, budget: int, decodes: list[ScheduledRequest], prefills: list[ScheduledRequest]) -> None:
         while budget > 0 and len(self._running) < self.max_num_seqs:
