@@ -97,6 +97,11 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
     hf_config = HFConfig.from_folder(folder, args.hf_overrides)
     generation = load_generation_defaults(folder)
+    num_heads = hf_config["num_attention_heads"]
+    if num_heads % args.tensor_parallel_size:
+        raise ConfigError(
+            f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
+        )
     mesh = make_mesh(args.tensor_parallel_size)
     vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform)
     tokenizer = Tokenizer.from_folder(folder)
