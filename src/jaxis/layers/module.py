@@ -7,10 +7,15 @@ stand in lists, tuples and dicts, as `model.layers.0` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+
+_skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=False)
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
@@ -40,6 +45,16 @@ class JaxModule(nnx.Module, pytree=False):
                 yield name, child
 
 
+@contextmanager
+def initializers_skipped() -> Iterator[None]:
+    """Parameters made inside are zeros: for abstract construction, where tracing real initializers takes seconds."""
+    token = _skip_initializers.set(True)
+    try:
+        yield
+    finally:
+        _skip_initializers.reset(token)
+
+
 def make_parameter(
     rngs: nnx.Rngs,
     init: Initializer,
@@ -62,6 +77,8 @@ def make_parameter(
     metadata: dict[str, Any] = {"logical_axes": axes}
     if weight_loader is not None:
         metadata["weight_loader"] = weight_loader
+    if _skip_initializers.get():
+        return nnx.Param(jnp.zeros(shape, dtype), **metadata)
     return nnx.Param(init(rngs.params(), shape, dtype), **metadata)
 
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, initializers_skipped
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.weight_loader import place_parameter
 from jaxis.models.registry import get_model_class
@@ -46,7 +46,8 @@ def load_model(
             _check_config_was_read(vllm_config, model_class)
             _place_initial_values(model, mesh)
         else:
-            model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config, mesh))
+            with initializers_skipped():
+                model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config, mesh))
             _check_config_was_read(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
         for _, module in model.named_modules():

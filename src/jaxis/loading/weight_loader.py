@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 import jax
-import ml_dtypes
 import numpy as np
 from flax import nnx
 
@@ -37,23 +36,17 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
 
 
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
-    """The tensor as an array of the parameter's type, each device holding its own shard of it."""
-    dtype = np.dtype(param.get_value().dtype)
+    """The tensor as an array of the parameter's type, each device holding its own shard of it.
+
+    It travels in its own type and is cast where it arrives, in parallel and behind the reading of the next.
+    """
     mesh = jax.sharding.get_mesh()
-    if mesh.empty or mesh.size == 1:
-        return jax.device_put(cast(tensor, dtype))
-    sharding = logical_sharding(mesh, param.get_metadata().get("logical_axes"), tensor.shape)
-    return jax.make_array_from_callback(tensor.shape, sharding, lambda index: cast(tensor[index], dtype))
-
-
-def cast(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`tensor.astype(dtype)`; bfloat16 to float32, the common case, at memory speed."""
-    if tensor.dtype == dtype:
-        return tensor
-    if tensor.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
-        wide = np.left_shift(tensor.view(np.uint16), 16, dtype=np.uint32)
-        return wide.view(np.float32)
-    return tensor.astype(dtype)
+    if mesh.empty:
+        placed = jax.device_put(tensor)
+    else:
+        sharding = logical_sharding(mesh, param.get_metadata().get("logical_axes"), tensor.shape)
+        placed = jax.device_put(tensor, sharding)
+    return placed.astype(param.get_value().dtype)
 
 
 class JaxAutoWeightsLoader:
