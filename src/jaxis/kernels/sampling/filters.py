@@ -162,15 +162,15 @@ def _combine(
     has_min_p = filters.min_p > 0
     max_logit = unit.scale.max_logit
     min_p_logit = max_logit + jnp.log(filters.min_p) / unit.scale.inverse_temperature
-    cutoff = jnp.maximum(
-        jnp.where(has_k, kth_largest(has_k), -jnp.inf),
-        jnp.where(has_min_p, jnp.minimum(min_p_logit, max_logit), -jnp.inf),
-    )
+    k_logit = jnp.where(has_k, kth_largest(has_k), -jnp.inf)
+    cutoff = jnp.maximum(k_logit, jnp.where(has_min_p, jnp.minimum(min_p_logit, max_logit), -jnp.inf))
     mass_kept = jnp.sum(jnp.where(candidates >= cutoff[:, None], masses, 0), axis=-1)
     mass_left = jnp.where(has_k | has_min_p, mass_kept, unit.total())
     target = jnp.ceil(mass_left.astype(jnp.float32) * filters.top_p).astype(jnp.int32)
     p_logit = jnp.where(has_p, reaching(jnp.where(has_p, jnp.clip(target, 1, mass_left), 0)), -jnp.inf)
-    return jnp.maximum(cutoff, p_logit), jnp.where(has_k | has_min_p, cutoff, p_logit)
+    is_known = ~(has_k & jnp.isneginf(k_logit)) & ~(has_p & jnp.isneginf(p_logit))
+    deciding = jnp.where(has_k | has_min_p, cutoff, p_logit)
+    return jnp.maximum(cutoff, p_logit), jnp.where(is_known, deciding, -jnp.inf)
 
 
 def _cutoff_among_sorted(
