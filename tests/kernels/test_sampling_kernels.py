@@ -95,29 +95,43 @@ def kept_by_transformers(logits, top_k, top_p, min_p, temperature):
     return torch.isfinite(scores).numpy()
 
 
-@jax.jit
-def cutoffs(logits, temperature, filters):
+def find_cutoffs(logits, temperature, filters):
     tiles = split_into_tiles(logits)
     scale = LogitScale(jnp.max(logits, axis=-1), 1 / temperature)
     tile_mass = jnp.sum(scale.weights(tiles), axis=-1)
     return apply_filters(tiles, tile_mass, scale, filters, logits.shape[1])
 
 
+cutoffs = jax.jit(find_cutoffs)
+
+
+def filter_rows(vocab_size):
+    """FILTERS as arrays: temperature, filters."""
+    top_k, top_p, min_p, temperature = map(np.array, zip(*FILTERS, strict=True))
+    top_k = np.where(top_k == 0, vocab_size, np.minimum(top_k, vocab_size))
+    return jnp.float32(temperature), TokenFilters(jnp.asarray(top_k), jnp.float32(top_p), jnp.float32(min_p))
+
+
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("spread", [0.1, 3.0])
 def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
     logits = random_logits(len(FILTERS), vocab_size, spread=spread, seed=1)
-    top_k, top_p, min_p, temperature = map(np.array, zip(*FILTERS, strict=True))
-    filters = TokenFilters(
-        jnp.where(top_k == 0, vocab_size, np.minimum(top_k, vocab_size)), jnp.float32(top_p), jnp.float32(min_p)
-    )
-    cutoff, tile_mass = cutoffs(jnp.asarray(logits), jnp.float32(temperature), filters)
+    cutoff, tile_mass = cutoffs(jnp.asarray(logits), *filter_rows(vocab_size))
     for i, row in enumerate(FILTERS):
         expected = kept_by_transformers(logits[i : i + 1], *row)[0]
         np.testing.assert_array_equal(logits[i] >= cutoff[i], expected, err_msg=str(row))
         weights = np.where(expected, np.exp((logits[i] - logits[i].max()) / np.float64(row[3])), 0)
         weights = np.pad(weights, (0, -vocab_size % 128)).reshape(-1, 128).sum(-1)
         np.testing.assert_allclose(tile_mass[i], weights, rtol=2e-5, atol=1e-30)
+
+
+def test_searching_all_rows_at_once_finds_the_same_as_row_by_row(monkeypatch):
+    logits = jnp.asarray(random_logits(len(FILTERS), 20001, seed=2))
+    row_by_row = cutoffs(logits, *filter_rows(20001))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    at_once = jax.jit(lambda *args: find_cutoffs(*args))(logits, *filter_rows(20001))
+    np.testing.assert_array_equal(row_by_row[0], at_once[0])
+    np.testing.assert_allclose(row_by_row[1], at_once[1], rtol=1e-6)
 
 
 def test_tokens_as_likely_as_the_last_one_kept_are_kept():
