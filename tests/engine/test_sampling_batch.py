@@ -187,3 +187,10 @@ def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
     assert len(set(unseeded)) == 100
     assert unseeded == seeds(SamplingParams())
     assert not set(unseeded) & set(seeds(SamplingParams(), engine_seed=1))
+
+
+def test_tokens_in_flight_count_for_the_step_and_for_min_tokens():
+    rows = [request(SamplingParams(min_tokens=2), output=[5], eos_token_ids=[9]) for _ in range(2)]
+    arrays, _ = build_sampling_arrays(rows, 2, V, num_inflight=[0, 1])
+    np.testing.assert_array_equal(arrays.step, [1, 2])
+    assert (arrays.bias_ids == 9).any(axis=1).tolist() == [True, False]
