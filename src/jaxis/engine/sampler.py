@@ -57,7 +57,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays, *, features: SamplerFeatur
       features: What `arrays` were built for.
     """
     logits = logits.astype(jnp.float32)
-    adjusted = _adjust(logits, arrays, features)
+    adjusted = adjust_logits(logits, arrays, features)
     token_ids, max_logit = argmax(adjusted)
     if not features.greedy_only:
         is_greedy = arrays.temperature == 0
@@ -88,8 +88,8 @@ def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int
     return TokenLogprobs(chosen[:, 0] - normalizer, ranks, top_logits - normalizer[:, None], top_ids)
 
 
-def _adjust(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:
-    """Allowed tokens, biases and bans, penalties: float32 [R, V] -> [R, V]."""
+def adjust_logits(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:
+    """Applies allowed tokens, biases and bans, and penalties: float32 [R, V] -> [R, V], -inf where banned."""
     rows, vocab_size = logits.shape
     row = jnp.arange(rows)[:, None]
     if features.allowed_width:

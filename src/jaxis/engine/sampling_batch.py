@@ -16,6 +16,8 @@ from jaxis.sampling_params import MAX_LOGPROBS
 MIN_WIDTH = 16
 # A temperature below this is greedy, as in vLLM: the quotient would only overflow.
 MIN_TEMPERATURE = 1e-5
+# From here on all tokens are equally likely in float32, whose reciprocals soon vanish.
+MAX_TEMPERATURE = 1e30
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def build_sampling_arrays(
         repetition_penalty[i] = params.repetition_penalty
         if params.temperature < MIN_TEMPERATURE:
             continue  # a greedy row has no use for filters or a seed
-        temperature[i] = params.temperature
+        temperature[i] = min(params.temperature, MAX_TEMPERATURE)
         if 0 < params.top_k < vocab_size:
             top_k[i] = params.top_k
         top_p[i] = params.top_p

@@ -1,0 +1,51 @@
+"""Exact selection by weight without sorting: bisection over the bit patterns of floats.
+
+Floats of one sign order as their bits do, so at most 32 halvings reach the very element, each one masked sum.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def largest_value_reaching(
+    values: jax.Array, masses: jax.Array | int, target: jax.Array, maximum: jax.Array
+) -> jax.Array:
+    """The largest value of each row such that the elements from it upwards weigh at least the target.
+
+    Args:
+      values: float32 [R, C], no NaN.
+      masses: int32 [R, C], or one number for all.
+      target: int32 [R]; a row that asks for 0 or less answers -inf at no cost.
+      maximum: float32 [R], each row's largest value.
+
+    Returns:
+      float32 [R]; -inf where the whole row does not reach the target.
+    """
+    keys = _float_to_key(values)
+    low = _float_to_key(jnp.full_like(maximum, -jnp.inf))
+    high = jnp.where(target > 0, _float_to_key(maximum) + 1, low)
+
+    def unsettled(bounds: tuple[jax.Array, jax.Array]) -> jax.Array:
+        low, high = bounds
+        return jnp.any(low + 1 < high)
+
+    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        reached = jnp.sum(jnp.where(keys >= middle[:, None], masses, 0), axis=-1) >= target
+        reached |= middle <= low
+        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
+
+    return _key_to_float(jax.lax.while_loop(unsettled, halve, (low, high))[0])
+
+
+def _float_to_key(x: jax.Array) -> jax.Array:
+    """Float32 -> int32 of the same shape and order; both zeros map to 0."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _key_to_float(key: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(jnp.where(key < 0, key ^ 0x7FFFFFFF, key), jnp.float32)

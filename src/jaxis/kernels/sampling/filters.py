@@ -1,0 +1,210 @@
+"""Top-k, top-p and min-p over rows of logits, without sorting the vocabulary.
+
+Each of the three keeps the tokens from some logit upwards, so together they are one cutoff a row. Most are found among
+the few most likely tokens, sorted. The rest, flat distributions, are found by bisection over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.sampling.bisection import largest_value_reaching
+from jaxis.kernels.sampling.tiles import take_tiles
+
+# The most likely tokens that are sorted, and the tiles they are taken from. A row whose top-k and top-p keep fewer,
+# and no tile outside these, is settled with them.
+NUM_SORTED = 128
+# Probabilities are summed as integers in units of at most 2**-29 of the whole, so that the sum, and with it the set
+# of tokens kept, is the same in whatever order and batch the hardware adds. With rounding a row's total stays under
+# 2**30 + V / 2, which int32 holds.
+MASS_BITS = 30
+
+
+class TokenFilters(NamedTuple):
+    """Which tokens may be drawn.
+
+    Attributes:
+      top_k: int32 [R]. Keep the k most likely tokens; V or more keeps all.
+      top_p: float32 [R]. Keep the smallest set of most likely tokens that holds this share of the probability left
+        by the other two; 1 keeps all.
+      min_p: float32 [R]. Keep tokens at least this share as likely as the most likely; 0 keeps all.
+
+    Tokens exactly as likely as the last one kept are kept too; at least the most likely one always is.
+    """
+
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+
+class LogitScale(NamedTuple):
+    """What turns a row's logits into unnormalised probabilities, 1 for the most likely token."""
+
+    max_logit: jax.Array  # float32 [R]
+    inverse_temperature: jax.Array  # float32 [R]
+
+    def scaled(self, logits: jax.Array) -> jax.Array:
+        """Logits [R, ...] less the maximum, over the temperature: at most 0, so that no temperature overflows."""
+        shape = (-1,) + (1,) * (logits.ndim - 1)
+        return (logits - self.max_logit.reshape(shape)) * self.inverse_temperature.reshape(shape)
+
+    def weights(self, logits: jax.Array) -> jax.Array:
+        return jnp.exp(self.scaled(logits))
+
+
+def apply_filters(
+    tiles: jax.Array, tile_mass: jax.Array, scale: LogitScale, filters: TokenFilters, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Finds which tokens are kept.
+
+    Args:
+      tiles: Logits float32 [R, N, 128].
+      tile_mass: Each tile's total weight, float32 [R, N].
+      scale: What turns logits into weights.
+      filters: The filters.
+      vocab_size: V.
+
+    Returns:
+      The smallest logit kept, float32 [R] (-inf in rows without a filter), and each tile's weight in kept tokens,
+      float32 [R, N].
+    """
+    rows, num_tiles, _ = tiles.shape
+    unit = _Masses(scale, jnp.sum(tile_mass, axis=-1))
+    is_filtered = (filters.top_k < vocab_size) | (filters.top_p < 1) | (filters.min_p > 0)
+
+    best, tile_ids = jax.lax.top_k(jnp.max(tiles, axis=-1), min(NUM_SORTED + 1, num_tiles))
+    # No token outside the candidates is above the floor.
+    floor = best[:, NUM_SORTED] if num_tiles > NUM_SORTED else jnp.full(rows, -jnp.inf)
+    tile_ids = tile_ids[:, :NUM_SORTED]
+    candidates = take_tiles(tiles, tile_ids)
+    cutoff, deciding = _cutoff_among_sorted(candidates.reshape(rows, -1), unit, filters, vocab_size)
+    kept = jnp.where(candidates >= cutoff[:, None, None], scale.weights(candidates), 0.0)
+    kept_mass = jnp.zeros_like(tile_mass).at[jnp.arange(rows)[:, None], tile_ids].set(jnp.sum(kept, axis=-1))
+
+    # One row at a time where a row's pass is bound by compute, all at once where by launches.
+    rows_at_once = 1 if jax.default_backend() == "cpu" else rows
+
+    def search(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        cutoff, kept_mass, unsettled = state
+        (chosen,) = jnp.nonzero(unsettled, size=rows_at_once, fill_value=rows)
+        chosen_tiles, chosen_scale, chosen_unit, chosen_filters = jax.tree.map(
+            lambda a: a.at[chosen].get(mode="clip"), (tiles, scale, unit, filters)
+        )
+        found = _cutoff_by_search(chosen_tiles.reshape(rows_at_once, -1), chosen_unit, chosen_filters, vocab_size)
+        kept = jnp.where(chosen_tiles >= found[:, None, None], chosen_scale.weights(chosen_tiles), 0.0)
+        return (
+            cutoff.at[chosen].set(found, mode="drop"),
+            kept_mass.at[chosen].set(jnp.sum(kept, axis=-1), mode="drop"),
+            unsettled.at[chosen].set(False, mode="drop"),
+        )
+
+    unsettled = is_filtered & ~(deciding > floor)
+    state = (cutoff, kept_mass, unsettled)
+    if rows_at_once == rows:
+        # Not a loop: XLA would see that its body does the same each time, and do it ahead of the loop, always.
+        state = jax.lax.cond(jnp.any(unsettled), search, lambda state: state, state)
+    else:
+        state = jax.lax.while_loop(lambda state: jnp.any(state[2]), search, state)
+    cutoff, kept_mass, _ = state
+    return jnp.where(is_filtered, cutoff, -jnp.inf), jnp.where(is_filtered[:, None], kept_mass, tile_mass)
+
+
+class _Masses(NamedTuple):
+    """Probabilities as integers."""
+
+    scale: LogitScale
+    total_weight: jax.Array  # float32 [R]
+
+    def of(self, logits: jax.Array) -> jax.Array:
+        """Logits [R, C] -> int32 [R, C]."""
+        return jnp.round(self.scale.weights(logits) * self._units()[:, None]).astype(jnp.int32)
+
+    def total(self) -> jax.Array:
+        """Of the whole vocabulary, int32 [R]."""
+        return jnp.round(self.total_weight * self._units()).astype(jnp.int32)
+
+    def _units(self) -> jax.Array:
+        """The power of two that brings the total weight to between 2**29 and 2**30."""
+        biased_exponent = jax.lax.bitcast_convert_type(self.total_weight, jnp.int32) >> 23
+        return jax.lax.bitcast_convert_type((MASS_BITS - 1 + 2 * 127 - biased_exponent) << 23, jnp.float32)
+
+
+def _combine(
+    candidates: jax.Array,
+    masses: jax.Array,
+    unit: _Masses,
+    filters: TokenFilters,
+    vocab_size: int,
+    kth_largest: Callable[[jax.Array], jax.Array],
+    reaching: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Top-k and min-p, then top-p of what they leave.
+
+    Args:
+      candidates: float32 [R, C], the logits looked at.
+      masses: int32 [R, C], theirs.
+      unit: The rows' masses.
+      filters: The filters.
+      vocab_size: V.
+      kth_largest: Mask of rows that ask -> float32 [R], the k-th largest logit; -inf if the candidates do not tell.
+      reaching: Target mass int32 [R], 0 in rows that do not ask -> float32 [R], the largest logit such that the
+        candidates from it upwards reach the target; -inf likewise.
+
+    Returns:
+      The cutoff float32 [R], and the logit that must be above all tokens not looked at for the cutoff to be right.
+    """
+    has_k = filters.top_k < vocab_size
+    has_p = filters.top_p < 1
+    has_min_p = filters.min_p > 0
+    max_logit = unit.scale.max_logit
+    min_p_logit = max_logit + jnp.log(filters.min_p) / unit.scale.inverse_temperature
+    k_logit = jnp.where(has_k, kth_largest(has_k), -jnp.inf)
+    cutoff = jnp.maximum(k_logit, jnp.where(has_min_p, jnp.minimum(min_p_logit, max_logit), -jnp.inf))
+    mass_kept = jnp.sum(jnp.where(candidates >= cutoff[:, None], masses, 0), axis=-1)
+    mass_left = jnp.where(has_k | has_min_p, mass_kept, unit.total())
+    target = jnp.ceil(mass_left.astype(jnp.float32) * filters.top_p).astype(jnp.int32)
+    p_logit = jnp.where(has_p, reaching(jnp.where(has_p, jnp.clip(target, 1, mass_left), 0)), -jnp.inf)
+    is_known = ~(has_k & jnp.isneginf(k_logit)) & ~(has_p & jnp.isneginf(p_logit))
+    deciding = jnp.where(has_k | has_min_p, cutoff, p_logit)
+    return jnp.maximum(cutoff, p_logit), jnp.where(is_known, deciding, -jnp.inf)
+
+
+def _cutoff_among_sorted(
+    candidates: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """`_combine` for candidates [R, C] of which the largest are sorted."""
+    largest, _ = jax.lax.top_k(candidates, min(NUM_SORTED, candidates.shape[1]))
+    cumulative = jnp.cumsum(unit.of(largest), axis=-1)
+
+    def at(position: jax.Array) -> jax.Array:
+        return largest.at[jnp.arange(largest.shape[0]), position].get(mode="fill", fill_value=-jnp.inf)
+
+    return _combine(
+        candidates,
+        unit.of(candidates),
+        unit,
+        filters,
+        vocab_size,
+        kth_largest=lambda _: at(filters.top_k - 1),
+        reaching=lambda target: at(jnp.sum(cumulative < target[:, None], axis=-1)),
+    )
+
+
+def _cutoff_by_search(logits: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int) -> jax.Array:
+    """`_combine` for all logits [R, V]: always right."""
+    masses = unit.of(logits)
+    max_logit = unit.scale.max_logit
+    cutoff, _ = _combine(
+        logits,
+        masses,
+        unit,
+        filters,
+        vocab_size,
+        kth_largest=lambda asked: largest_value_reaching(logits, 1, jnp.where(asked, filters.top_k, 0), max_logit),
+        reaching=lambda target: largest_value_reaching(logits, masses, target, max_logit),
+    )
+    return cutoff

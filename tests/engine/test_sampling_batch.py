@@ -1,0 +1,196 @@
+"""The host side of sampling: preparing requests, packing their parameters."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxis.engine.request_sampling import (
+    RequestSampling,
+    request_seed,
+    tokenize_bad_words,
+    validate_for_vocab,
+)
+from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
+from jaxis.errors import RequestError
+from jaxis.sampling_params import SamplingParams
+
+V = 1000
+
+
+def request(params=None, *, prompt=(), output=None, seed=1, vocab_size=V, **kwargs):
+    return RequestSampling(
+        params or SamplingParams(),
+        prompt_token_ids=prompt,
+        output_token_ids=[] if output is None else output,
+        vocab_size=vocab_size,
+        seed=seed,
+        **kwargs,
+    )
+
+
+def banned(request):
+    ids, bias = request.bias()
+    return set(ids[np.isneginf(bias)].tolist())
+
+
+def test_greedy_requests_need_the_cheapest_program():
+    # Filters cannot change an arg-max, so they must not cost a greedy batch anything.
+    rows = [request(SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.1))] * 3
+    arrays, features = build_sampling_arrays(rows, 4, V)
+    assert features == SamplerFeatures()
+    assert arrays.pack().size == SamplingArrays.packed_size(4, features) == 4 * 10
+
+
+def test_parameters_reach_their_rows_and_padding_is_neutral():
+    rows = [
+        request(SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1), seed=2**40 + 3, output=[4, 5]),
+        request(SamplingParams(top_k=-1, frequency_penalty=0.1, presence_penalty=0.2, repetition_penalty=1.5)),
+    ]
+    arrays, features = build_sampling_arrays(rows, 4, V)
+    assert features.has_filters
+    assert not features.greedy_only
+    np.testing.assert_array_equal(arrays.temperature, np.float32([0.5, 1, 0, 0]))
+    np.testing.assert_array_equal(arrays.top_k, [7, V, V, V])
+    np.testing.assert_array_equal(arrays.top_p, np.float32([0.9, 1, 1, 1]))
+    np.testing.assert_array_equal(arrays.min_p, np.float32([0.1, 0, 0, 0]))
+    np.testing.assert_array_equal(arrays.seed, [[3, 2**8], [1, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(arrays.step, [2, 0, 0, 0])
+    np.testing.assert_array_equal(arrays.frequency_penalty, np.float32([0, 0.1, 0, 0]))
+    np.testing.assert_array_equal(arrays.presence_penalty, np.float32([0, 0.2, 0, 0]))
+    np.testing.assert_array_equal(arrays.repetition_penalty, np.float32([1, 1.5, 1, 1]))
+
+
+@pytest.mark.parametrize(("count", "width"), [(0, 0), (1, 16), (16, 16), (17, 32), (100, 128)])
+def test_widths_are_powers_of_two_so_that_programs_are_few(count, width):
+    rows = [
+        request(SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))),
+        request(SamplingParams(allowed_token_ids=list(range(count)) or None)),
+        request(SamplingParams(repetition_penalty=1.1), prompt=list(range(count))),
+    ]
+    _, features = build_sampling_arrays(rows, 3, V)
+    assert (features.bias_width, features.allowed_width, features.history_width) == (width, width, width)
+
+
+@pytest.mark.parametrize(("wanted", "returned"), [([None], None), ([None, 0], 0), ([0, 1], 20), ([20], 20)])
+def test_counts_of_logprobs_share_a_program(wanted, returned):
+    rows = [request(SamplingParams(logprobs=n)) for n in wanted]
+    assert build_sampling_arrays(rows, 4, V)[1].num_logprobs == returned
+
+
+def test_unpack_restores_every_field_bit_for_bit():
+    rows = [
+        request(SamplingParams(temperature=0.1, top_p=0.3, seed=5), seed=2**64 - 1),
+        request(SamplingParams(logit_bias={3: -0.0}, min_tokens=1), eos_token_ids=[2]),
+        request(SamplingParams(allowed_token_ids=[999, 0], repetition_penalty=1.1), prompt=list(range(40))),
+    ]
+    arrays, features = build_sampling_arrays(rows, 8, V)
+    packed = arrays.pack()
+    assert packed.dtype == np.int32
+    assert packed.size == SamplingArrays.packed_size(8, features)
+    unpacked = jax.jit(SamplingArrays.unpack, static_argnums=(1, 2))(packed, 8, features)
+    for name, before, after in zip(SamplingArrays._fields, arrays, unpacked, strict=True):
+        assert before.dtype == after.dtype, name
+        np.testing.assert_array_equal(before, after, err_msg=name)
+        assert before.tobytes() == np.asarray(after).tobytes(), name
+
+
+def test_history_follows_the_live_output_and_grows():
+    output = []
+    row = request(SamplingParams(repetition_penalty=1.2), prompt=[7, 7, 8], output=output)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        output.extend(rng.integers(0, 60, size=3).tolist())
+        ids, counts = row.history()
+        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {i: output.count(i) for i in {7, 8, *output}}
+
+
+def test_history_leaves_the_prompt_out_where_only_the_output_counts():
+    ids, counts = request(SamplingParams(presence_penalty=1.0), prompt=[1, 2, 3], output=[2]).history()
+    assert ids.tolist() == [2]
+    assert counts.tolist() == [1]
+
+
+def test_min_tokens_holds_back_end_and_stop_tokens_until_reached():
+    output = []
+    row = request(SamplingParams(min_tokens=2, stop_token_ids=[9]), output=output, eos_token_ids=[2, 3])
+    for expected in ({2, 3, 9}, {2, 3, 9}, set(), set()):
+        assert banned(row) == expected
+        output.append(1)
+
+
+def test_a_bad_words_last_token_is_banned_after_its_head():
+    output = []
+    row = request(output=output, bad_words_token_ids=[[5], [6, 7], [6, 6, 8]])
+    for token_id, expected in [(6, {5, 7}), (6, {5, 7, 8}), (1, {5}), (6, {5, 7})]:
+        output.append(token_id)
+        assert banned(row) == expected
+
+
+def test_a_ban_outweighs_a_bias():
+    row = request(SamplingParams(logit_bias={5: 100.0, 6: 1.0}), bad_words_token_ids=[[5]])
+    ids, bias = row.bias()
+    assert dict(zip(ids.tolist(), bias.tolist(), strict=True)) == {5: -np.inf, 6: 1.0}
+
+
+def test_bad_words_of_several_tokens_give_way_where_nothing_else_is_allowed():
+    row = request(SamplingParams(allowed_token_ids=[4]), output=[4], bad_words_token_ids=[[4, 4]])
+    assert banned(row) == set()
+
+
+def test_parameters_that_leave_no_token_are_refused():
+    with pytest.raises(RequestError, match="bad_words"):
+        request(SamplingParams(allowed_token_ids=[4, 5]), bad_words_token_ids=[[4], [5]])
+    with pytest.raises(RequestError, match="min_tokens=3"):
+        request(SamplingParams(allowed_token_ids=[2], min_tokens=3), eos_token_ids=[2])
+    with pytest.raises(RequestError, match="every token of the vocabulary"):
+        request(bad_words_token_ids=[[0], [1]], vocab_size=2)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(logit_bias={V: 1.0}),
+        SamplingParams(allowed_token_ids=[0, V]),
+        SamplingParams(stop_token_ids=[V]),
+    ],
+)
+def test_token_ids_beyond_the_vocabulary_are_refused(params):
+    with pytest.raises(RequestError, match=r"holds 1000; the model's token ids are 0 to 999"):
+        validate_for_vocab(params, V)
+    validate_for_vocab(params, V + 1)
+
+
+def test_bad_words_are_tokenized_with_and_without_a_leading_space():
+    vocab = {"ab": (1,), " ab": (2, 3), "c": (4,), " c": (4,), "\n": (6,)}
+    assert tokenize_bad_words([" ab", "c", "\n"], vocab.__getitem__, 10) == [(1,), (2, 3), (4,), (6,)]
+
+
+@pytest.mark.parametrize("token_ids", [(), (3, 10)])
+def test_a_bad_word_the_vocabulary_cannot_spell_is_refused(token_ids):
+    with pytest.raises(RequestError, match="'x'"):
+        tokenize_bad_words(["x"], lambda text: token_ids, 10)
+
+
+def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
+    def seeds(params, engine_seed=0):
+        return [
+            request_seed(params, engine_seed=engine_seed, request_number=r, completion_index=c)
+            for r in range(20)
+            for c in range(5)
+        ]
+
+    seeded = seeds(SamplingParams(seed=-1))
+    assert seeded[0] == 2**64 - 1
+    assert seeded[:5] == seeded[5:10]
+    assert len(set(seeded)) == 5
+    unseeded = seeds(SamplingParams())
+    assert len(set(unseeded)) == 100
+    assert unseeded == seeds(SamplingParams())
+    assert not set(unseeded) & set(seeds(SamplingParams(), engine_seed=1))
+
+
+def test_tokens_in_flight_count_for_the_step_and_for_min_tokens():
+    rows = [request(SamplingParams(min_tokens=2), output=[5], eos_token_ids=[9]) for _ in range(2)]
+    arrays, _ = build_sampling_arrays(rows, 2, V, num_inflight=[0, 1])
+    np.testing.assert_array_equal(arrays.step, [1, 2])
+    assert (arrays.bias_ids == 9).any(axis=1).tolist() == [True, False]

@@ -1,0 +1,148 @@
+"""The sampling kernels against numpy, lax.top_k and transformers' logits warpers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp as scipy_logsumexp
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from jaxis.kernels.sampling import TokenFilters, argmax, logsumexp, top_tokens
+from jaxis.kernels.sampling.bisection import largest_value_reaching
+from jaxis.kernels.sampling.filters import LogitScale, apply_filters
+from jaxis.kernels.sampling.tiles import split_into_tiles
+
+# Under one tile; a part of the last tile; more tiles than are sorted.
+VOCAB_SIZES = (11, 1000, 20001)
+
+
+def random_logits(rows, vocab_size, *, spread=3.0, seed=0):
+    return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32) * spread
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_argmax_is_the_first_of_equals(vocab_size):
+    logits = np.round(random_logits(8, vocab_size)) + 0.0  # no negative zeros
+    token_ids, maxima = argmax(jnp.asarray(logits))
+    assert (np.sort(logits)[:, -2:].std(axis=1) == 0).any() or vocab_size == 11
+    np.testing.assert_array_equal(token_ids, logits.argmax(-1))
+    np.testing.assert_array_equal(maxima, logits.max(-1))
+
+
+def test_argmax_of_a_row_with_a_nan_is_nan():
+    logits = random_logits(2, 1000)
+    logits[1, 700] = np.nan
+    assert np.isfinite(argmax(jnp.asarray(logits))[1]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("k", [0, 1, 20])
+def test_top_tokens_equal_a_stable_sort_also_among_ties(vocab_size, k):
+    logits = np.round(random_logits(8, vocab_size)) + 0.0  # no negative zeros
+    values, token_ids = top_tokens(jnp.asarray(logits), k)
+    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(token_ids, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, -1))
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_logsumexp_equals_float64(vocab_size):
+    logits = random_logits(4, vocab_size) + np.float32([[0], [80], [-500], [1000]])
+    np.testing.assert_allclose(
+        logsumexp(jnp.asarray(logits)), scipy_logsumexp(logits.astype(np.float64), axis=-1), 1e-6
+    )
+
+
+def test_bisection_selects_the_kth_largest_value_of_any_sign():
+    values = np.concatenate([random_logits(1, 500), np.zeros((1, 5)), [[-0.0, 1e-42, -1e-42, -np.inf, 3e38]]], axis=1)
+    values = np.repeat(values.astype(np.float32), 7, axis=0)
+    k = np.array([1, 2, 200, 250, 255, 509, 0], np.int32)
+    found = largest_value_reaching(jnp.asarray(values), 1, jnp.asarray(k), jnp.asarray(values.max(-1)))
+    expected = np.append(-np.sort(-values[0])[k[:-1] - 1], -np.inf)
+    np.testing.assert_allclose(found, expected, atol=1.2e-38)  # subnormals may count as 0
+
+
+FILTERS = [  # top_k, top_p, min_p, temperature
+    (1, 1.0, 0.0, 1.0),
+    (50, 1.0, 0.0, 0.7),
+    (500, 1.0, 0.0, 1.0),
+    (0, 0.5, 0.0, 0.2),
+    (0, 0.9, 0.0, 1.0),
+    (0, 0.99, 0.0, 3.0),
+    (0, 1e-6, 0.0, 1.0),
+    (0, 1.0, 0.05, 1.0),
+    (0, 1.0, 1.0, 1.0),
+    (0, 1.0, 1e-5, 2.0),
+    (40, 0.8, 0.02, 1.3),
+    (300, 0.95, 0.001, 2.0),
+    (400, 1.0, 0.5, 2.0),
+    (0, 0.98, 1e-4, 4.0),
+    (60, 0.9, 1e-6, 4.0),
+    (0, 1.0, 0.0, 1.0),
+]
+
+
+def kept_by_transformers(logits, top_k, top_p, min_p, temperature):
+    """In vLLM's order: temperature, min-p, top-k, top-p. In float64, so that sums do not decide."""
+    scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(logits).double())
+    if min_p > 0:
+        scores = MinPLogitsWarper(min_p)(None, scores)
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    return torch.isfinite(scores).numpy()
+
+
+def find_cutoffs(logits, temperature, filters):
+    tiles = split_into_tiles(logits)
+    scale = LogitScale(jnp.max(logits, axis=-1), 1 / temperature)
+    tile_mass = jnp.sum(scale.weights(tiles), axis=-1)
+    return apply_filters(tiles, tile_mass, scale, filters, logits.shape[1])
+
+
+cutoffs = jax.jit(find_cutoffs)
+
+
+def filter_rows(vocab_size):
+    """FILTERS as arrays: temperature, filters."""
+    top_k, top_p, min_p, temperature = map(np.array, zip(*FILTERS, strict=True))
+    top_k = np.where(top_k == 0, vocab_size, np.minimum(top_k, vocab_size))
+    return jnp.float32(temperature), TokenFilters(jnp.asarray(top_k), jnp.float32(top_p), jnp.float32(min_p))
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
+    logits = random_logits(len(FILTERS), vocab_size, spread=spread, seed=1)
+    cutoff, tile_mass = cutoffs(jnp.asarray(logits), *filter_rows(vocab_size))
+    for i, row in enumerate(FILTERS):
+        expected = kept_by_transformers(logits[i : i + 1], *row)[0]
+        np.testing.assert_array_equal(logits[i] >= cutoff[i], expected, err_msg=str(row))
+        weights = np.where(expected, np.exp((logits[i] - logits[i].max()) / np.float64(row[3])), 0)
+        weights = np.pad(weights, (0, -vocab_size % 128)).reshape(-1, 128).sum(-1)
+        np.testing.assert_allclose(tile_mass[i], weights, rtol=2e-5, atol=1e-30)
+
+
+def test_searching_all_rows_at_once_finds_the_same_as_row_by_row(monkeypatch):
+    logits = jnp.asarray(random_logits(len(FILTERS), 20001, seed=2))
+    row_by_row = cutoffs(logits, *filter_rows(20001))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    at_once = jax.jit(lambda *args: find_cutoffs(*args))(logits, *filter_rows(20001))
+    np.testing.assert_array_equal(row_by_row[0], at_once[0])
+    np.testing.assert_allclose(row_by_row[1], at_once[1], rtol=1e-6)
+
+
+def test_tokens_as_likely_as_the_last_one_kept_are_kept():
+    logits = jnp.zeros((2, 300)).at[:, 7].set(1.0)
+    filters = TokenFilters(jnp.array([2, 300]), jnp.array([1.0, 0.5]), jnp.zeros(2))
+    cutoff, _ = cutoffs(logits, jnp.ones(2), filters)
+    np.testing.assert_array_equal(cutoff, [0.0, 0.0])
+
+
+def test_top_k_over_banned_tokens_keeps_those_not_banned():
+    logits = jnp.full((1, 20001), -jnp.inf).at[0, jnp.array([5, 900, 20000])].set(jnp.array([1.0, 2.0, 3.0]))
+    _, tile_mass = cutoffs(logits, jnp.ones(1), TokenFilters(jnp.array([40]), jnp.ones(1), jnp.zeros(1)))
+    np.testing.assert_allclose(tile_mass[0, [0, 7, 156]], np.exp([-2.0, -1.0, 0.0]), 1e-6)
+    assert np.count_nonzero(tile_mass) == 3
