@@ -5,6 +5,7 @@ It knows nothing of what a layer is. A family file defines its layer and names i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -74,12 +75,24 @@ class DecoderModel(JaxModule):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
-                kv_cache, x = layer(None if kv_caches is None else kv_caches[i], x, attention_metadata)
+                kv_cache, x = _run_layer(*nnx.split(layer), kv_caches and kv_caches[i], x, attention_metadata)
             if new_caches is not None:
                 new_caches.append(kv_cache)
         if len(self.layers) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
         return new_caches, self.norm(x), aux_hidden_states
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run_layer(
+    graphdef: nnx.GraphDef,
+    state: nnx.State,
+    kv_cache: jax.Array | None,
+    x: jax.Array,
+    attention_metadata: AttentionMetadata,
+) -> tuple[jax.Array | None, jax.Array]:
+    """A function of its own, so that layers alike are traced once: tracing takes longer than loading the program."""
+    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):

@@ -7,6 +7,7 @@ config, layers use `UnquantizedLinearMethod`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -39,6 +40,7 @@ class QuantizationConfig(Protocol):
         """The method for the layer of this dotted name; None leaves it unquantized."""
 
 
+@dataclass(frozen=True)
 class UnquantizedLinearMethod:
     """The weight as it stands in the checkpoint: `[out, in]` in the model's data type."""
 
