@@ -32,7 +32,7 @@ class PagedSequences:
     Args:
       model: A decoder of `jaxis.models`.
       num_kv_heads, head_dim: K and D of the caches.
-      block_size, num_blocks, max_blocks: B, blocks in all, and most blocks of a sequence.
+      block_size, num_blocks, max_blocks: B, blocks in all (none is ever freed), and most blocks of a sequence.
       dtype: Of the caches.
     """
 
@@ -43,7 +43,7 @@ class PagedSequences:
         head_dim: int,
         *,
         block_size: int = 8,
-        num_blocks: int = 128,
+        num_blocks: int = 256,
         max_blocks: int = 25,
         dtype: Any = jnp.float32,
     ) -> None:

@@ -28,6 +28,9 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
+# Threads cost more than they gain on models this small.
+torch.set_num_threads(1)
+
 PROMPT_LENGTHS = (1, 17, 500)
 PAGED_LENGTH = 150  # crosses many blocks and stays within every family's `max_position_embeddings`
 GREEDY_TOKENS = 40
@@ -36,7 +39,7 @@ _SIZES = {
     "vocab_size": 131,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
@@ -77,7 +80,9 @@ FAMILIES = (
     Family("Qwen2, tied", "Qwen2Config", {"tie_word_embeddings": True}),
     Family("Qwen2.5, yarn rope", "Qwen2Config", _YARN),
     Family(
-        "Qwen2, window layers", "Qwen2Config", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
+        "Qwen2, window layers",
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
     ),
     Family("Qwen3", "Qwen3Config", {"head_dim": 32, **_rope(theta=1_000_000.0)}),
     Family("Qwen3, tied", "Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
@@ -164,13 +169,13 @@ def paged_sequences(family: Family, dtype: Any = jnp.float32) -> PagedSequences:
     return PagedSequences(loaded_model(family, dtype), attention.num_kv_heads, attention.head_dim, dtype=dtype)
 
 
-SMALL = {"pad_tokens": 8, "pad_requests": 4}
-LARGE = {"pad_tokens": PAGED_LENGTH + 10, "pad_requests": 4}
+# One size for every step, since compiling costs more than the padding.
+PADDING = {"pad_tokens": PAGED_LENGTH + 10, "pad_requests": 4}
 
 
 def prefill(family: Family, tokens: Sequence[int]) -> np.ndarray:
     """Logits of a whole prompt run in one step, padded."""
-    (logits,) = paged_sequences(family).step([(PagedSequence(), tokens)], **LARGE)
+    (logits,) = paged_sequences(family).step([(PagedSequence(), tokens)], **PADDING)
     return logits
 
 
@@ -178,7 +183,8 @@ def chunked(family: Family, tokens: Sequence[int], chunk: int) -> np.ndarray:
     """Logits of a prompt run in chunks, each beside a decode of another sequence."""
     paged, sequence, other = paged_sequences(family), PagedSequence(), PagedSequence()
     parts = [
-        paged.step([(sequence, tokens[i : i + chunk]), (other, [5])], **SMALL)[0] for i in range(0, len(tokens), chunk)
+        paged.step([(sequence, tokens[i : i + chunk]), (other, [5])], **PADDING)[0]
+        for i in range(0, len(tokens), chunk)
     ]
     return np.concatenate(parts)
 
@@ -186,9 +192,9 @@ def chunked(family: Family, tokens: Sequence[int], chunk: int) -> np.ndarray:
 def prefix_shared(family: Family, tokens: Sequence[int], shared: int) -> np.ndarray:
     """Logits after a prefix whose blocks another sequence filled, while that one goes on beside it."""
     paged, owner = paged_sequences(family), PagedSequence()
-    paged.step([(owner, tokens[:shared])], **LARGE)
+    paged.step([(owner, tokens[:shared])], **PADDING)
     sequence = paged.fork(owner, shared)
-    (logits, _) = paged.step([(sequence, tokens[shared:]), (owner, [7])], **LARGE)
+    (logits, _) = paged.step([(sequence, tokens[shared:]), (owner, [7])], **PADDING)
     return logits
 
 
@@ -209,10 +215,10 @@ def path_error(family: Family, path: str) -> float:
 def greedy_tokens(family: Family, tokens: Sequence[int]) -> list[int]:
     """GREEDY_TOKENS most likely continuations, decoded through the cache."""
     paged, sequence = paged_sequences(family), PagedSequence()
-    (logits,) = paged.step([(sequence, tokens)], **LARGE)
+    (logits,) = paged.step([(sequence, tokens)], **PADDING)
     produced = [int(logits[-1].argmax())]
     while len(produced) < GREEDY_TOKENS:
-        (logits,) = paged.step([(sequence, produced[-1:])], **SMALL)
+        (logits,) = paged.step([(sequence, produced[-1:])], **PADDING)
         produced.append(int(logits[-1].argmax()))
     return produced
 
