@@ -64,7 +64,8 @@ class PagedSequences:
 
     def fork(self, parent: PagedSequence, length: int) -> PagedSequence:
         """A sequence that shares the parent's blocks for its first `length` tokens, a multiple of the block size."""
-        assert length % self.block_size == 0 and length <= parent.length
+        assert length % self.block_size == 0
+        assert length <= parent.length
         return PagedSequence(parent.blocks[: length // self.block_size], length)
 
     def step(

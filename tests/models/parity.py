@@ -7,11 +7,9 @@ To add a family, add a row to FAMILIES.
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
