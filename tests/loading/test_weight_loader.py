@@ -5,14 +5,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.linear import JaxEinsum, JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader, cast
+from jaxis.loading.weight_loader import JaxAutoWeightsLoader, place_parameter
 from jaxis.models.interfaces import LoadableWithIterator
 
 RNGS = nnx.Rngs(0)
@@ -161,17 +158,21 @@ class TestEinsumWeights:
             load(layer, ("weight", np.zeros(shape, np.float32)))
 
 
-@given(hnp.arrays(np.uint16, st.integers(0, 40)))
-def test_widening_bfloat16_keeps_every_bit(bits):
-    narrow = bits.view(ml_dtypes.bfloat16)
-    wide = cast(narrow, np.dtype(np.float32))
-    np.testing.assert_array_equal(wide.view(np.uint32), bits.astype(np.uint32) << 16)
+def placed(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(place_parameter(nnx.Param(jnp.zeros(tensor.shape, dtype)), tensor))
+
+
+def test_widening_bfloat16_keeps_every_finite_value():
+    narrow = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    narrow = narrow[np.isfinite(narrow.astype(np.float32))]
+    wide = placed(narrow, np.float32)
+    np.testing.assert_array_equal(wide.view(np.uint32), narrow.view(np.uint16).astype(np.uint32) << 16)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1, 1, 7)])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.int32])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_casting_is_numpys(shape, dtype):
     tensor = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 100
-    result = cast(tensor, np.dtype(dtype))
+    result = placed(tensor, dtype)
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, tensor.astype(dtype))
