@@ -160,7 +160,7 @@ def _whole_sequence_attention(
     scale: float,
     sliding_window: int | None,
 ) -> jax.Array:
-    """Causal attention within each sequence of the flat batch; request i32 [T] and valid bool [T] say whose is whose."""
+    """Causal attention within each sequence; `request` i32 [T] and `valid` bool [T] say whose each row is."""
     token = jnp.arange(q.shape[0])
     visible = (request[:, None] == request) & (token[:, None] >= token) & valid
     if sliding_window is not None:

@@ -69,4 +69,5 @@ class JaxLmHead(JaxLinear):
 
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        return super().__call__(hidden_states).astype(jnp.float32)
+        # Never rounded to the weights' type, in which the best tokens would often tie.
+        return self.quant_method.apply(self, hidden_states, preferred_element_type=jnp.float32)

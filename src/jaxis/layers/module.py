@@ -29,20 +29,37 @@ class JaxModule(nnx.Module, pytree=False):
 
     def named_children(self) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
         """Direct children, modules and parameters, in the order they were set; those in containers as `name.key`."""
-        return _children(self)
+        return named_children(self)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
         """Every parameter below this module under its dotted name."""
-        for name, child in _walk(self, prefix):
-            if isinstance(child, nnx.Param):
-                yield name, child
+        return named_parameters(self, prefix)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
         """This module and every module below it under its dotted name."""
-        yield prefix, self
-        for name, child in _walk(self, prefix):
-            if isinstance(child, nnx.Module):
-                yield name, child
+        return named_modules(self, prefix)
+
+
+def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
+    """As `JaxModule.named_children`, of any nnx.Module."""
+    for name, value in vars(module).items():
+        if not name.startswith("_"):
+            yield from _flatten(name, value)
+
+
+def named_parameters(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
+    """As `JaxModule.named_parameters`, of any nnx.Module."""
+    for name, child in _walk(module, prefix):
+        if isinstance(child, nnx.Param):
+            yield name, child
+
+
+def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
+    """As `JaxModule.named_modules`, of any nnx.Module."""
+    yield prefix, module
+    for name, child in _walk(module, prefix):
+        if isinstance(child, nnx.Module):
+            yield name, child
 
 
 @contextmanager
@@ -83,17 +100,11 @@ def make_parameter(
 
 
 def _walk(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-    for name, child in _children(module):
+    for name, child in named_children(module):
         full_name = f"{prefix}.{name}" if prefix else name
         yield full_name, child
         if isinstance(child, nnx.Module):
             yield from _walk(child, full_name)
-
-
-def _children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-    for name, value in vars(module).items():
-        if not name.startswith("_"):
-            yield from _flatten(name, value)
 
 
 def _flatten(name: str, value: object) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:

@@ -7,7 +7,7 @@ so a parameter that nothing filled is one that is still abstract, and random wei
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.layers.module import JaxModule, initializers_skipped
+from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.weight_loader import place_parameter
 from jaxis.models.registry import get_model_class
@@ -44,13 +44,14 @@ def load_model(
         if vllm_config.load_config.load_format == "dummy":
             model = construct_model(model_class, vllm_config, mesh)
             _check_config_was_read(vllm_config, model_class)
-            _place_initial_values(model, mesh)
+            _place_initial_values(model)
         else:
             with initializers_skipped():
-                model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config, mesh))
+                model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
             _check_config_was_read(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
-        for _, module in model.named_modules():
+        # A module may stand under two names.
+        for module in {id(module): module for _, module in named_modules(model)}.values():
             if (method := getattr(module, "quant_method", None)) is not None:
                 method.process_weights_after_loading(module)
     return model
@@ -59,7 +60,11 @@ def load_model(
 def construct_model(
     model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
 ) -> JaxModule:
-    """Calls the constructor with those of the contract's arguments that it names."""
+    """Calls the constructor with those of the contract's arguments that it names.
+
+    Raises:
+      ConfigError: The constructor requires an argument that the contract does not have.
+    """
     offered = {
         "vllm_config": vllm_config,
         "rng": nnx.Rngs(vllm_config.model_config.seed),
@@ -70,8 +75,33 @@ def construct_model(
 
 
 def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
+    parameters = {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
+    for name, parameter in parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty and name not in offered:
+            raise ConfigError(
+                f"{function.__qualname__} requires the argument {name!r}, which is none of {', '.join(offered)}: "
+                "rename it or give it a default"
+            )
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
     return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _construct_abstractly(construct: Callable[[], nnx.Module]) -> nnx.Module:
+    """The model with abstract parameters; other arrays that the constructor makes (tables, random states) are real."""
+    graph = None
+
+    def split() -> tuple[nnx.State, nnx.State]:
+        nonlocal graph
+        graph, parameters, constants = nnx.split(construct(), nnx.Param, ...)
+        return parameters, constants
+
+    parameters, constants = jax.eval_shape(split)
+    if jax.tree.leaves(constants):
+        # Compiled, so that the parameters' initial values are never computed.
+        constants = jax.jit(lambda: split()[1])()
+    return nnx.merge(graph, parameters, constants)
 
 
 def _check_config_was_read(vllm_config: VllmConfig, model_class: type[Any]) -> None:
@@ -86,31 +116,36 @@ def _check_config_was_read(vllm_config: VllmConfig, model_class: type[Any]) -> N
 
 
 def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
-    checkpoint = Checkpoint(vllm_config.model_config.model)
-    bytes_read = 0
-
-    def tensors() -> Any:
-        nonlocal bytes_read
-        for name, tensor in checkpoint.iterate():
-            yield name, tensor
-            bytes_read += tensor.nbytes
-            if on_progress is not None:
-                on_progress(bytes_read, checkpoint.total_bytes)
-
+    folder = vllm_config.model_config.model
     # The older of the two model development guides has load_weights(rng), which finds the files itself.
-    offered = {"weights": tensors(), "rng": jax.random.key(vllm_config.model_config.seed)}
-    try:
-        model.load_weights(**_arguments_named_by(model.load_weights, offered))
-    except CheckpointError as error:
-        raise CheckpointError(f"{vllm_config.model_config.model}: {error}") from None
-    missing = [n for n, p in model.named_parameters() if isinstance(p.get_value(), jax.ShapeDtypeStruct)]
+    offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
+    with Checkpoint(folder) as checkpoint:
+        weights = _tensors(checkpoint, on_progress)
+        offered["weights"] = weights
+        arguments = _arguments_named_by(model.load_weights, offered)
+        try:
+            model.load_weights(**arguments)
+            if "weights" in arguments and (unread := next(weights, None)) is not None:
+                raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: {error}") from None
+    missing = [n for n, p in named_parameters(model) if isinstance(p.get_value(), jax.ShapeDtypeStruct)]
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
-        raise CheckpointError(
-            f"{vllm_config.model_config.model}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}"
-        )
+        raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
 
 
-def _place_initial_values(model: JaxModule, mesh: jax.sharding.Mesh) -> None:
-    for _, param in model.named_parameters():
+def _tensors(
+    checkpoint: Checkpoint, on_progress: Callable[[int, int], None] | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    bytes_read = 0
+    for name, tensor in checkpoint.iterate():
+        yield name, tensor
+        bytes_read += tensor.nbytes
+        if on_progress is not None:
+            on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def _place_initial_values(model: JaxModule) -> None:
+    for _, param in named_parameters(model):
         param.set_value(place_parameter(param, np.asarray(param.get_value())))

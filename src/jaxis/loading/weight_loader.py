@@ -7,6 +7,7 @@ Four levels, each overriding the one before: the default loader of a parameter; 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.layers.module import named_children
 from jaxis.parallel.mesh import logical_sharding
 
 Weights = Iterable[tuple[str, np.ndarray]]
@@ -60,15 +62,22 @@ class JaxAutoWeightsLoader:
     def __init__(self, model: nnx.Module) -> None:
         self.model = model
         mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        self.parts_of = mapping
         self.fused_by_part = {part: fused for fused, parts in mapping.items() for part in parts}
+        self._parts_seen: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Fills the model's parameters; returns the names of the parameters that were filled.
 
         Raises:
-          CheckpointError: A tensor that no parameter or module takes, or whose shape differs.
+          CheckpointError: A tensor that no parameter or module takes, or whose shape differs; a fused parameter of
+            which a part is missing.
         """
-        return set(self._load_into(self.model, "", ((name.split("."), name, t) for name, t in weights), is_root=True))
+        filled = set(self._load_into(self.model, "", ((n.split("."), n, t) for n, t in weights), is_root=True))
+        for (fused, name), seen in self._parts_seen.items():
+            if missing := [part for part in self.parts_of[fused] if part not in seen]:
+                raise CheckpointError(f"the checkpoint has {', '.join(sorted(seen))} of {name!r}, but not {missing[0]}")
+        return filled
 
     def _load_into(
         self,
@@ -80,10 +89,14 @@ class JaxAutoWeightsLoader:
     ) -> Iterator[str]:
         """`weights` holds (the name's parts below this module, full name, tensor)."""
         if not is_root and callable(load_weights := getattr(module, "load_weights", None)):
-            for name in load_weights((".".join(parts), tensor) for parts, _, tensor in weights):
+            weights = iter(weights)
+            for name in load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ():
                 yield f"{prefix}{name}"
+            for _, full_name, tensor in weights:
+                where = type(module).__name__
+                raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} was not read by {where}.load_weights")
             return
-        children = dict(module.named_children())
+        children = dict(named_children(module))
         # Consecutive tensors of one child are handed on together, so that a module sees its own as one stream.
         for key, group in itertools.groupby(weights, key=lambda weight: self._child_key(children, weight[0])):
             child = children.get(key)
@@ -92,14 +105,18 @@ class JaxAutoWeightsLoader:
                 yield from self._load_into(child, f"{prefix}{key}.", ((p[depth:], n, t) for p, n, t in group))
                 continue
             for parts, full_name, tensor in group:
-                shard_id = parts[0] if parts[0] in self.fused_by_part and parts[0] not in children else None
+                shard_id = parts[0] if key in self.fused_by_part and key not in children else None
                 target = self._fused_child(children, parts) if shard_id else child if len(parts) == 1 else None
                 if not isinstance(target, nnx.Param):
                     where = type(self.model).__name__
                     raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
                 fill_parameter(target, full_name, tensor, shard_id)
-                parameter_path = parts if shard_id is None else [self.fused_by_part[shard_id], *parts[1:]]
-                yield prefix + ".".join(parameter_path)
+                parameter_name = prefix + ".".join(parts)
+                if shard_id:
+                    fused = self.fused_by_part[shard_id]
+                    parameter_name = prefix + ".".join([fused, *parts[1:]])
+                    self._parts_seen[fused, parameter_name].add(shard_id)
+                yield parameter_name
 
     def _child_key(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> str:
         """The child that the name's first parts lead to: a list's child is called `layers.0`."""
@@ -107,14 +124,15 @@ class JaxAutoWeightsLoader:
             key = ".".join(parts[:depth])
             if key in children:
                 return key
-        return parts[0]
+        # A tensor with a module's name, rather than a parameter's, has no parts left here.
+        return parts[0] if parts else ""
 
     def _fused_child(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> nnx.Param | None:
         """The parameter of the fused module: `q_proj.weight` -> `qkv_proj`'s `weight`."""
         fused = children.get(self.fused_by_part[parts[0]])
         if not isinstance(fused, nnx.Module) or len(parts) != 2:
             return None
-        child = dict(fused.named_children()).get(parts[1])
+        child = dict(named_children(fused)).get(parts[1])
         return child if isinstance(child, nnx.Param) else None
 
 

@@ -26,8 +26,8 @@ class LinearMethod(Protocol):
     def create_weights(self, layer: JaxLinear, rngs: nnx.Rngs, dtype: Any) -> None:
         """Sets the layer's parameters (`layer.weight`, scales, ...)."""
 
-    def apply(self, layer: JaxLinear, x: jax.Array) -> jax.Array:
-        """x [..., in] -> [..., out], without the bias."""
+    def apply(self, layer: JaxLinear, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+        """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
 
     def process_weights_after_loading(self, layer: JaxLinear) -> None:
         """Repacks the loaded weights where that makes the product faster."""
@@ -49,8 +49,8 @@ class UnquantizedLinearMethod:
             rngs, layer.kernel_init, (layer.output_size, layer.input_size), dtype, axes=layer.kernel_axes
         )
 
-    def apply(self, layer: JaxLinear, x: jax.Array) -> jax.Array:
-        return jnp.einsum("...i,oi->...o", x, layer.weight[...])
+    def apply(self, layer: JaxLinear, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+        return jnp.einsum("...i,oi->...o", x, layer.weight[...], preferred_element_type=preferred_element_type)
 
     def process_weights_after_loading(self, layer: JaxLinear) -> None:
         """Nothing to repack."""

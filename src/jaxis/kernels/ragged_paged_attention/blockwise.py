@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxis.kernels.ragged_paged_attention.layout import split_kv
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
 # stay in cache.
@@ -39,12 +39,15 @@ def ragged_paged_attention(
     block_size = kv_cache.shape[1]
     blocks_per_chunk = max(1, min(CHUNK_TOKENS // block_size, block_tables.shape[1]))
     block_tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % blocks_per_chunk)))
-    attention = _Attention(q, kv_cache, block_tables, blocks_per_chunk, scale, sliding_window, soft_cap)
-    num_decodes, num_requests = request_distribution[0], request_distribution[2]
-    out = attention.decode(jnp.zeros_like(q), seq_lens, num_decodes)
+    settings = (blocks_per_chunk, scale, sliding_window, soft_cap)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
-        return attention.decode(out, seq_lens, num_requests)
+        request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
+        attention = _Attention(q, kv_cache, block_tables[request], *settings)
+        return attention.decode(jnp.zeros_like(q), seq_lens[request], valid[0].astype(jnp.int32))
+    attention = _Attention(q, kv_cache, block_tables, *settings)
+    num_decodes, num_requests = request_distribution[0], request_distribution[2]
+    out = attention.decode(jnp.zeros_like(q), seq_lens, num_decodes)
     return attention.prefill(out, seq_lens, query_start_loc, num_decodes, num_requests)
 
 
@@ -137,7 +140,7 @@ class _Attention:
         Returns:
           [N, Q, H, D]; 0 where the query is padding.
         """
-        num, num_queries, num_heads, head_dim = queries.shape
+        num, num_queries, _, head_dim = queries.shape
         heads = (num, self.num_kv_heads, self.group_size, num_queries)
         grouped = queries.reshape(num, num_queries, self.num_kv_heads, self.group_size, head_dim)
         grouped = grouped.transpose(0, 2, 3, 1, 4)

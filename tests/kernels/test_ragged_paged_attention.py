@@ -1,0 +1,299 @@
+"""Each implementation against dense attention, one request at a time, in float64 numpy."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as pallas_kernel
+from jax.test_util import check_grads
+
+from jaxis.kernels.ragged_paged_attention import blockwise, reference, tpu
+from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
+from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
+
+IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": blockwise.ragged_paged_attention}
+implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+@dataclass
+class Step:
+    """A step's operands, and each request's keys and values laid out densely, [S, K, D]."""
+
+    q: np.ndarray
+    kv_cache: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+    query_start_loc: np.ndarray
+    request_distribution: np.ndarray
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
+
+    @property
+    def operands(self) -> tuple[jax.Array, ...]:
+        return tuple(
+            jnp.asarray(x)
+            for x in (
+                self.q,
+                self.kv_cache,
+                self.seq_lens,
+                self.block_tables,
+                self.query_start_loc,
+                self.request_distribution,
+            )
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query_start_loc[self.request_distribution[2]])
+
+    def expected(self, scale: float, sliding_window: int | None = None, soft_cap: float | None = None) -> np.ndarray:
+        """[num_tokens, H, D] in float64."""
+        out = np.zeros((self.num_tokens, *self.q.shape[1:]))
+        for r, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            begin, end = self.query_start_loc[r], self.query_start_loc[r + 1]
+            for row in range(begin, end):
+                position = self.seq_lens[r] - (end - row)
+                first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+                for head in range(self.q.shape[1]):
+                    kv_head = head // (self.q.shape[1] // keys.shape[1])
+                    k, v = (x[first : position + 1, kv_head].astype(np.float64) for x in (keys, values))
+                    scores = k @ self.q[row, head].astype(np.float64) * scale
+                    if soft_cap is not None:
+                        scores = soft_cap * np.tanh(scores / soft_cap)
+                    weights = np.exp(scores - scores.max())
+                    out[row, head] = weights @ v / weights.sum()
+        return out
+
+
+def make_step(
+    requests: list[tuple[int, int]],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    max_blocks: int | None = None,
+    pad_tokens: int = 0,
+    pad_requests: int = 0,
+    dtype: np.dtype = np.float32,
+    seed: int = 0,
+) -> Step:
+    """A step of requests (history, query tokens) whose blocks are scattered and whose unowned slots are NaN.
+
+    Leading requests of one token are declared decodes.
+    """
+    rng = np.random.default_rng(seed)
+    seq_lens = np.array([history + queries for history, queries in requests])
+    needed = -(-seq_lens // block_size)
+    max_blocks = max_blocks or max(1, needed.max())
+    blocks = rng.permutation(np.arange(1, needed.sum() + 4))
+    kv_cache = np.full((needed.sum() + 4, block_size, 2 * num_kv_heads, head_dim), np.nan, dtype)
+    # Entries past a request's own name block 0, full of NaN, as do the padding requests.
+    block_tables = np.zeros((len(requests) + pad_requests, max_blocks), np.int32)
+    keys, values, used = [], [], 0
+    for r, length in enumerate(seq_lens):
+        own = blocks[used : used + needed[r]]
+        used += needed[r]
+        block_tables[r, : len(own)] = own
+        kv = rng.standard_normal((2, length, num_kv_heads, head_dim)).astype(dtype)
+        keys.append(kv[0])
+        values.append(kv[1])
+        for position in range(length):
+            slot = kv_cache[own[position // block_size], position % block_size]
+            slot[0::2], slot[1::2] = kv[0, position], kv[1, position]
+    starts = np.concatenate([[0], np.cumsum([queries for _, queries in requests])])
+    num_decodes = next((i for i, (_, queries) in enumerate(requests) if queries != 1), len(requests))
+    q = rng.standard_normal((int(starts[-1]) + pad_tokens, num_heads, head_dim)).astype(dtype)
+    return Step(
+        q,
+        kv_cache,
+        np.concatenate([seq_lens, np.zeros(pad_requests)]).astype(np.int32),
+        block_tables,
+        np.concatenate([starts, np.full(pad_requests, starts[-1])]).astype(np.int32),
+        np.array([num_decodes, num_decodes, len(requests)], np.int32),
+        keys,
+        values,
+    )
+
+
+@functools.cache
+def jitted(implementation: str) -> jax.stages.Wrapped:
+    return jax.jit(IMPLEMENTATIONS[implementation], static_argnames=("scale", "sliding_window", "soft_cap"))
+
+
+def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: float | None) -> None:
+    scale = step.q.shape[-1] ** -0.5
+    out = jitted(implementation)(*step.operands, scale=scale, **options)
+    assert out.shape == step.q.shape
+    assert out.dtype == step.q.dtype
+    rows = np.asarray(out, np.float64)
+    assert np.isfinite(rows).all()
+    np.testing.assert_allclose(rows[: step.num_tokens], step.expected(scale, **options), rtol=0, atol=atol)
+
+
+# (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
+MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
+
+
+@implementations
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 64), (4, 2, 80), (8, 1, 128)], ids=str)
+def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, num_heads, num_kv_heads, head_dim):
+    step = make_step(
+        MIX, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, pad_tokens=11, pad_requests=3
+    )
+    check(implementation, step)
+
+
+@implementations
+@pytest.mark.parametrize("window", [1, 16, 256, 300])
+def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, window):
+    check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), sliding_window=window)
+
+
+@implementations
+def test_soft_cap_bounds_the_scores(implementation):
+    step = make_step(MIX)
+    step.q *= 8
+    check(implementation, step, soft_cap=3.0, atol=5e-5)
+
+
+@implementations
+def test_a_context_of_many_chunks(implementation):
+    check(implementation, make_step([(2300, 1), (2047, 2), (1000, 1)], num_heads=2, num_kv_heads=1, pad_tokens=2))
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 512])
+def test_block_sizes_that_do_not_divide_the_chunk(block_size):
+    check(
+        "blockwise", make_step([(400, 1), (300, 9)], block_size=block_size, num_heads=2, num_kv_heads=1, max_blocks=701)
+    )
+
+
+@implementations
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [(20, 1)],
+        [(9, 1), (8, 0), (7, 0)],
+        [(9, 0), (8, 0), (7, 1)],
+        [(1, 64), (0, 65), (0, 127)],
+        [(40, 1)] * 9,
+    ],
+    ids=str,
+)
+def test_extreme_steps(implementation, requests):
+    """One token, fewer tokens than requests, whole tiles, only decodes, only prefills."""
+    check(implementation, make_step(requests))
+
+
+@implementations
+def test_a_step_without_requests_is_finite(implementation):
+    step = make_step([(0, 0)], pad_tokens=8, pad_requests=3, max_blocks=2)
+    step.request_distribution[:] = 0
+    assert np.isfinite(np.asarray(jitted(implementation)(*step.operands, scale=1.0))).all()
+
+
+@implementations
+def test_decodes_not_declared_as_such_are_computed_all_the_same(implementation):
+    step = make_step([(40, 1), (130, 1), (0, 5)])
+    step.request_distribution[:2] = [0, 3]
+    check(implementation, step)
+
+
+@implementations
+def test_bfloat16(implementation):
+    check(implementation, make_step(MIX, dtype=ml_dtypes.bfloat16, pad_tokens=3), atol=2e-2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    # The number of requests and the padded sizes are fixed, so that one compiled program serves all examples.
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 23)), min_size=6, max_size=6),
+    st.integers(0, 2**32 - 1),
+)
+def test_random_mixes_equal_dense_attention(requests, seed):
+    requests.sort(key=lambda request: request[1] != 1)
+    pad_tokens = 6 * 23 - sum(queries for _, queries in requests)
+    step = make_step(requests, pad_tokens=pad_tokens, max_blocks=21, num_heads=2, num_kv_heads=1, seed=seed)
+    step.kv_cache = np.concatenate([step.kv_cache, np.full((140, *step.kv_cache.shape[1:]), np.nan, np.float32)])[:140]
+    for implementation in IMPLEMENTATIONS:
+        check(implementation, step, sliding_window=100)
+
+
+def test_the_cache_is_written_at_exactly_the_steps_own_slots():
+    requests = [(40, 1), (0, 13), (16, 5), (9, 0)]
+    step = make_step(requests, pad_tokens=4, pad_requests=2)
+    rng = np.random.default_rng(1)
+    k, v = rng.standard_normal((2, len(step.q), 2, 64)).astype(np.float32)
+    positions = np.concatenate([np.arange(h, h + n) for h, n in requests] + [np.zeros(4)]).astype(np.int32)
+    expected = step.kv_cache.copy()
+    for r in range(len(requests)):
+        for row in range(step.query_start_loc[r], step.query_start_loc[r + 1]):
+            slot = expected[step.block_tables[r, positions[row] // 16], positions[row] % 16]
+            slot[0::2], slot[1::2] = k[row], v[row]
+    written = jax.jit(write_kv_cache)(
+        jnp.asarray(step.kv_cache), jnp.asarray(k), jnp.asarray(v), jnp.asarray(positions), *step.operands[3:]
+    )
+    np.testing.assert_array_equal(written, expected)
+
+    cache, out = jax.jit(functools.partial(write_and_attend, scale=0.125))(
+        step.operands[0],
+        jnp.asarray(k),
+        jnp.asarray(v),
+        jnp.asarray(step.kv_cache),
+        jnp.asarray(positions),
+        *step.operands[2:],
+    )
+    np.testing.assert_array_equal(cache, expected)
+    for r, (history, queries) in enumerate(requests):
+        rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
+        step.keys[r][history : history + queries], step.values[r][history : history + queries] = k[rows], v[rows]
+    np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
+
+
+def test_the_definitions_gradient_equals_finite_differences():
+    step = make_step([(5, 1), (2, 4)], num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, pad_tokens=1)
+    q, kv_cache, *rest = step.operands
+
+    @jax.jit
+    def loss(q: jax.Array, kv_cache: jax.Array) -> jax.Array:
+        out = reference.ragged_paged_attention(q, kv_cache, *rest, scale=0.3, sliding_window=4, soft_cap=5.0)
+        return jnp.sum(jnp.sin(out))
+
+    check_grads(loss, (q, jnp.nan_to_num(kv_cache)), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)
+
+
+class TestPallasKernel:
+    """JAX's TPU kernel, which neither runs nor compiles elsewhere: Pallas's TPU emulation cannot reshape references."""
+
+    def step(self) -> Step:
+        return make_step([(40, 1), (0, 17), (200, 30)], head_dim=128, pad_tokens=16, pad_requests=1)
+
+    def test_accepts_our_shapes_and_types(self, monkeypatch):
+        # The kernel picks its block sizes by asking which TPU is there.
+        monkeypatch.setattr(pallas_kernel, "get_tuned_block_sizes", lambda *_: (2, 16))
+        attend = functools.partial(tpu.ragged_paged_attention, scale=0.1, sliding_window=64, soft_cap=9.0)
+        out = jax.eval_shape(attend, *self.step().operands)
+        assert out.shape == self.step().q.shape
+
+    @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU")
+    def test_equals_dense_attention(self):
+        step = self.step()
+        step.kv_cache = np.nan_to_num(step.kv_cache)
+        out = tpu.ragged_paged_attention(*step.operands, scale=0.1)
+        np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.1), rtol=0, atol=2e-2)
+
+    def test_takes_only_heads_that_fill_vector_lanes(self):
+        q, kv_cache, *_ = make_step([(3, 1)], head_dim=64).operands
+        assert not tpu.supports(q, kv_cache)
+        q, kv_cache, *_ = self.step().operands
+        assert tpu.supports(q, kv_cache)
+        assert not tpu.supports(q, kv_cache.astype(jnp.bfloat16))

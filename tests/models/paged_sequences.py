@@ -1,0 +1,108 @@
+"""Runs sequences through a model's paged path, one explicit step at a time: the tests' own minimal engine.
+
+It shares nothing with `jaxis.engine`: blocks are handed out in a scattered order, steps are padded to fixed sizes, and
+what runs together is the caller's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+
+
+@dataclass
+class PagedSequence:
+    """A sequence's blocks, and how many of its tokens are in the cache."""
+
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class PagedSequences:
+    """KV caches, and the sequences in them.
+
+    Args:
+      model: A decoder of `jaxis.models`.
+      num_kv_heads, head_dim: K and D of the caches.
+      block_size, num_blocks, max_blocks: B, blocks in all (none is ever freed), and most blocks of a sequence.
+      dtype: Of the caches.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        block_size: int = 8,
+        num_blocks: int = 256,
+        max_blocks: int = 25,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        graph, self.state = nnx.split(model)
+        self.block_size, self.max_blocks = block_size, max_blocks
+        # Scattered, and none is block 0, which padding rows of a block table name.
+        self.free = list(np.random.default_rng(0).permutation(np.arange(1, num_blocks)))
+        shape = (num_blocks, block_size, 2 * num_kv_heads, head_dim)
+        # NaN, so that reading a slot that was not written shows.
+        self.caches = [jnp.full(shape, jnp.nan, dtype) for _ in model.model.layers]
+
+        def forward(state, caches, input_ids, metadata):
+            merged = nnx.merge(graph, state)
+            caches, hidden, _ = merged(caches, input_ids, metadata)
+            return caches, merged.compute_logits(hidden)
+
+        self._forward = jax.jit(forward, donate_argnums=1)
+
+    def fork(self, parent: PagedSequence, length: int) -> PagedSequence:
+        """A sequence that shares the parent's blocks for its first `length` tokens, a multiple of the block size."""
+        assert length % self.block_size == 0
+        assert length <= parent.length
+        return PagedSequence(parent.blocks[: length // self.block_size], length)
+
+    def step(
+        self, work: Sequence[tuple[PagedSequence, Sequence[int]]], *, pad_tokens: int, pad_requests: int
+    ) -> list[np.ndarray]:
+        """Runs each sequence's next tokens in one flat batch; returns each one's logits [tokens, V].
+
+        Sequences with one token go first, as the contract asks of decodes.
+        """
+        order = sorted(range(len(work)), key=lambda i: len(work[i][1]) > 1)
+        input_ids = np.zeros(pad_tokens, np.int32)
+        positions = np.zeros(pad_tokens, np.int32)
+        block_tables = np.zeros((pad_requests, self.max_blocks), np.int32)
+        seq_lens = np.zeros(pad_requests, np.int32)
+        starts = np.zeros(pad_requests + 1, np.int32)
+        for row, i in enumerate(order):
+            sequence, tokens = work[i]
+            begin, end = starts[row], starts[row] + len(tokens)
+            input_ids[begin:end] = tokens
+            positions[begin:end] = sequence.length + np.arange(len(tokens))
+            sequence.length += len(tokens)
+            while len(sequence.blocks) * self.block_size < sequence.length:
+                sequence.blocks.append(self.free.pop())
+            block_tables[row, : len(sequence.blocks)] = sequence.blocks
+            seq_lens[row] = sequence.length
+            starts[row + 1 :] = end
+        num_decodes = sum(len(tokens) == 1 for _, tokens in work)
+        metadata = AttentionMetadata(
+            jnp.asarray(positions),
+            jnp.asarray(block_tables),
+            jnp.asarray(seq_lens),
+            jnp.asarray(starts),
+            jnp.asarray([num_decodes, num_decodes, len(work)], jnp.int32),
+        )
+        self.caches, logits = self._forward(self.state, self.caches, jnp.asarray(input_ids), metadata)
+        rows = np.asarray(logits)
+        results: list[Any] = [None] * len(work)
+        for row, i in enumerate(order):
+            results[i] = rows[starts[row] : starts[row + 1]]
+        return results
