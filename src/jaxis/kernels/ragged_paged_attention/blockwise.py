@@ -8,6 +8,10 @@ request. Either loop does nothing when a step has none of its kind.
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,8 +19,9 @@ from jax import lax
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
-# stay in cache.
-CHUNK_TOKENS = 256
+# stay in cache. A decode reads less at once, because all requests read as much as the longest.
+PREFILL_CHUNK_TOKENS = 256
+DECODE_CHUNK_TOKENS = 128
 TILE_QUERIES = 64
 
 
@@ -36,55 +41,94 @@ def ragged_paged_attention(
 
     Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
-    block_size = kv_cache.shape[1]
-    blocks_per_chunk = max(1, min(CHUNK_TOKENS // block_size, block_tables.shape[1]))
-    block_tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % blocks_per_chunk)))
-    settings = (blocks_per_chunk, scale, sliding_window, soft_cap)
+    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, soft_cap)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
-        attention = _Attention(q, kv_cache, block_tables[request], *settings)
+        attention = dataclasses.replace(attention, block_tables=block_tables[request])
         return attention.decode(jnp.zeros_like(q), seq_lens[request], valid[0].astype(jnp.int32))
-    attention = _Attention(q, kv_cache, block_tables, *settings)
     num_decodes, num_requests = request_distribution[0], request_distribution[2]
     out = attention.decode(jnp.zeros_like(q), seq_lens, num_decodes)
     return attention.prefill(out, seq_lens, query_start_loc, num_decodes, num_requests)
 
 
+@dataclass(frozen=True)
 class _Attention:
-    """The operands that both loops share; `online_softmax` is the arithmetic that both run."""
+    """The operands that both loops share."""
 
-    def __init__(
-        self,
-        q: jax.Array,
-        kv_cache: jax.Array,
-        block_tables: jax.Array,
-        blocks_per_chunk: int,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-    ) -> None:
-        self.q = q
-        self.kv_cache = kv_cache
-        self.block_tables = block_tables
-        self.blocks_per_chunk = blocks_per_chunk
-        self.chunk_tokens = blocks_per_chunk * kv_cache.shape[1]
-        self.scale = scale
-        self.sliding_window = sliding_window
-        self.soft_cap = soft_cap
-        self.num_kv_heads = kv_cache.shape[2] // 2
-        self.group_size = q.shape[1] // self.num_kv_heads
+    q: jax.Array
+    kv_cache: jax.Array
+    block_tables: jax.Array
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_cache.shape[2] // 2
+
+    @property
+    def group_size(self) -> int:
+        return self.q.shape[1] // self.num_kv_heads
 
     def decode(self, out: jax.Array, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
         """Fills the first `num_decodes` rows of `out` [T, H, D]: request r's one query is row r."""
         num_rows = min(self.q.shape[0], self.block_tables.shape[0])
         is_decode = jnp.arange(num_rows) < num_decodes
-        positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)[:, None]
-        queries = self.q[:num_rows, None]
-        oldest = jnp.min(jnp.where(is_decode[:, None], positions, jnp.iinfo(jnp.int32).max))
-        rows = self.online_softmax(queries, self.block_tables[:num_rows], positions, oldest, jnp.max(positions))
-        rows = jnp.where(is_decode[:, None, None], rows[:, 0], out[:num_rows])
+        positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)
+        oldest = jnp.min(jnp.where(is_decode, positions, jnp.iinfo(jnp.int32).max))
+        rows = self._attend_decodes(self.q[:num_rows], self.block_tables[:num_rows], positions, oldest)
+        rows = jnp.where(is_decode[:, None, None], rows, out[:num_rows])
         return lax.dynamic_update_slice(out, rows, (0, 0, 0))
+
+    def _attend_decodes(
+        self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array, oldest: jax.Array
+    ) -> jax.Array:
+        """Attention of one query a request, all requests side by side.
+
+        Every query head meets every kv head, and what is not its own is dropped. That is K times the arithmetic, but
+        the products take the gathered blocks as they lie in memory: picking each head's own first would transpose
+        them, which takes longer by far where a step waits for memory.
+
+        Args:
+          queries: [N, H, D].
+          block_tables: i32 [N, max_blocks].
+          positions: i32 [N]; -1 for a row that is padding.
+          oldest: The smallest valid position.
+
+        Returns:
+          [N, H, D].
+        """
+        num, num_heads, head_dim = queries.shape
+        num_blocks, block_size, _, _ = self.kv_cache.shape
+        chunk_tokens, block_tables = _chunked(block_tables, block_size, DECODE_CHUNK_TOKENS)
+        num_kv_heads = self.num_kv_heads
+        # A key and its value lie side by side; zeros where the query would meet the value.
+        cache = self.kv_cache.reshape(num_blocks, block_size * num_kv_heads, 2 * head_dim)
+        padded_queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=-1)
+        is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
+
+        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
+            context = cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
+            context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
+            # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
+            context = jnp.where(visible[..., None, None], context, 0)
+            context = context.reshape(num, chunk_tokens * num_kv_heads, 2 * head_dim)
+
+            scores = jnp.einsum("nhd,nsd->nhs", padded_queries, context, preferred_element_type=jnp.float32)
+            scores = scores.reshape(num, num_heads, chunk_tokens, num_kv_heads)
+            scores = jnp.sum(jnp.where(is_own[:, None], scores, 0), axis=-1)
+            carry, weights = carry.add_scores(self._masked(scores, visible[:, None]))
+            weights = jnp.where(is_own[:, None], weights[..., None].astype(context.dtype), 0)
+            weights = weights.reshape(num, num_heads, chunk_tokens * num_kv_heads)
+            chunk_out = jnp.einsum("nhs,nsd->nhd", weights, context, preferred_element_type=jnp.float32)
+            return carry.add_values(chunk_out[..., head_dim:])
+
+        first = self._first_visible(oldest) // chunk_tokens
+        last = jnp.max(positions) // chunk_tokens
+        result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty((num, num_heads), head_dim))
+        return result.output().astype(queries.dtype)
 
     def prefill(
         self,
@@ -111,9 +155,7 @@ class _Attention:
             first_position = seq_lens[request] - query_lens[request] + tile_start
             positions = jnp.where(in_request, first_position + jnp.arange(tile), -1)
             queries = lax.dynamic_slice_in_dim(q, first_row, tile)
-            rows = self.online_softmax(
-                queries[None], self.block_tables[request][None], positions[None], first_position, jnp.max(positions)
-            )[0]
+            rows = self._attend_tile(queries, self.block_tables[request], positions, first_position)
             old_rows = lax.dynamic_slice_in_dim(out, first_row, tile)
             rows = jnp.where(in_request[:, None, None], rows, old_rows)
             return lax.dynamic_update_slice_in_dim(out, rows, first_row, axis=0)
@@ -121,64 +163,107 @@ class _Attention:
         padded = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
         return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
 
-    def online_softmax(
-        self,
-        queries: jax.Array,
-        block_tables: jax.Array,
-        positions: jax.Array,
-        first_position: jax.Array,
-        last_position: jax.Array,
+    def _attend_tile(
+        self, queries: jax.Array, block_table: jax.Array, positions: jax.Array, first_position: jax.Array
     ) -> jax.Array:
-        """Attention of N requests' Q queries each, chunk by chunk of context.
+        """Attention of one request's Q consecutive queries.
 
         Args:
-          queries: [N, Q, H, D].
-          block_tables: i32 [N, max_blocks], a multiple of `blocks_per_chunk` wide.
-          positions: i32 [N, Q]; -1 for a query that is padding.
-          first_position, last_position: The smallest and largest of the valid positions.
+          queries: [Q, H, D].
+          block_table: i32 [max_blocks].
+          positions: i32 [Q]; -1 for a query that is padding.
+          first_position: The smallest valid position.
 
         Returns:
-          [N, Q, H, D]; 0 where the query is padding.
+          [Q, H, D]; 0 where the query is padding.
         """
-        num, num_queries, _, head_dim = queries.shape
-        heads = (num, self.num_kv_heads, self.group_size, num_queries)
-        grouped = queries.reshape(num, num_queries, self.num_kv_heads, self.group_size, head_dim)
-        grouped = grouped.transpose(0, 2, 3, 1, 4)
+        num_queries, _, head_dim = queries.shape
+        block_size = self.kv_cache.shape[1]
+        chunk_tokens, block_table = _chunked(block_table, block_size, PREFILL_CHUNK_TOKENS)
+        grouped = queries.reshape(num_queries, self.num_kv_heads, self.group_size, head_dim).transpose(1, 2, 0, 3)
 
-        def one_chunk(chunk: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            peak, total, acc = carry
-            blocks = lax.dynamic_slice_in_dim(
-                block_tables, chunk * self.blocks_per_chunk, self.blocks_per_chunk, axis=1
-            )
-            context = self.kv_cache[blocks].reshape(num, self.chunk_tokens, 2 * self.num_kv_heads, head_dim)
-            k, v = split_kv(context)
-            scores = jnp.einsum("nkgqd,nskd->nkgqs", grouped, k, preferred_element_type=jnp.float32) * self.scale
-            if self.soft_cap is not None:
-                scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-            context_positions = chunk * self.chunk_tokens + jnp.arange(self.chunk_tokens)
-            visible = context_positions <= positions[..., None]
-            if self.sliding_window is not None:
-                visible &= context_positions > positions[..., None] - self.sliding_window
-            scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+            visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
+            context = self.kv_cache[_chunk_of(block_table, chunk, chunk_tokens // block_size)]
+            k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
+            scores = jnp.einsum("kgqd,skd->kgqs", grouped, k, preferred_element_type=jnp.float32)
+            carry, weights = carry.add_scores(self._masked(scores, visible))
+            # A NaN in blocks that are not the request's own must not spread.
+            v = jnp.where(jnp.any(visible, axis=0)[:, None, None], v, 0)
+            chunk_out = jnp.einsum("kgqs,skd->kgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return carry.add_values(chunk_out)
 
-            new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
-            # A query that has seen nothing yet keeps an infinite peak, which must not meet itself in a difference.
-            finite_peak = jnp.where(jnp.isfinite(new_peak), new_peak, 0.0)
-            weights = jnp.exp(scores - finite_peak[..., None])
-            correction = jnp.exp(peak - finite_peak)
-            # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
-            v = jnp.where(jnp.any(visible, axis=1)[:, :, None, None], v, 0)
-            chunk_out = jnp.einsum("nkgqs,nskd->nkgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return new_peak, total * correction + jnp.sum(weights, axis=-1), acc * correction[..., None] + chunk_out
+        first = self._first_visible(first_position) // chunk_tokens
+        last = jnp.max(positions) // chunk_tokens
+        heads = (self.num_kv_heads, self.group_size, num_queries)
+        result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty(heads, head_dim))
+        return result.output().transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
-        first = jnp.int32(0)
+    def _first_visible(self, position: jax.Array) -> jax.Array:
+        """The first context position that a query at `position` sees."""
+        if self.sliding_window is None:
+            return jnp.int32(0)
+        return jnp.maximum(position - self.sliding_window + 1, 0)
+
+    def _visible(self, context_positions: jax.Array, positions: jax.Array) -> jax.Array:
+        visible = context_positions <= positions
         if self.sliding_window is not None:
-            first = jnp.maximum(first_position - self.sliding_window + 1, 0) // self.chunk_tokens
-        init = (
-            jnp.full(heads, -jnp.inf, jnp.float32),
-            jnp.zeros(heads, jnp.float32),
-            jnp.zeros((*heads, head_dim), jnp.float32),
-        )
-        _, total, acc = lax.fori_loop(first, last_position // self.chunk_tokens + 1, one_chunk, init)
-        out = acc / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
-        return out.transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(queries.dtype)
+            visible &= context_positions > positions - self.sliding_window
+        return visible
+
+    def _masked(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
+        scores = scores * self.scale
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return jnp.where(visible, scores, -jnp.inf)
+
+
+class _Softmax(NamedTuple):
+    """A softmax-weighted sum whose terms come chunk by chunk, all float32.
+
+    Attributes:
+      peak: [...], the largest score so far.
+      total: [...], the sum of weights relative to it.
+      values: [..., D], the sum of weighted values.
+      correction: [...], what the last chunk's scores multiplied the earlier sums by.
+    """
+
+    peak: jax.Array
+    total: jax.Array
+    values: jax.Array
+    correction: jax.Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], head_dim: int) -> _Softmax:
+        zeros = jnp.zeros(shape, jnp.float32)
+        return cls(jnp.full(shape, -jnp.inf, jnp.float32), zeros, jnp.zeros((*shape, head_dim), jnp.float32), zeros)
+
+    def add_scores(self, scores: jax.Array) -> tuple[_Softmax, jax.Array]:
+        """scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
+        peak = jnp.maximum(self.peak, jnp.max(scores, axis=-1))
+        # A query that has seen nothing yet keeps an infinite peak, which must not meet itself in a difference.
+        finite_peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+        weights = jnp.exp(scores - finite_peak[..., None])
+        correction = jnp.exp(self.peak - finite_peak)
+        total = self.total * correction + jnp.sum(weights, axis=-1)
+        return _Softmax(peak, total, self.values, correction), weights
+
+    def add_values(self, weighted: jax.Array) -> _Softmax:
+        """weighted [..., D], the sum of the chunk's values by the weights that `add_scores` gave."""
+        return self._replace(values=self.values * self.correction[..., None] + weighted)
+
+    def output(self) -> jax.Array:
+        """[..., D]; 0 where nothing was visible."""
+        return self.values / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
+
+
+def _chunked(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
+    """Tokens of a chunk, a whole number of blocks; and the tables [..., max_blocks] filled up to whole chunks."""
+    max_blocks = block_tables.shape[-1]
+    blocks = max(1, min(chunk_tokens // block_size, max_blocks))
+    padding = [(0, 0)] * (block_tables.ndim - 1) + [(0, -max_blocks % blocks)]
+    return blocks * block_size, jnp.pad(block_tables, padding)
+
+
+def _chunk_of(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
+    return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)
