@@ -1,0 +1,96 @@
+"""A chat with a model: asks, streams the answer, and keeps the conversation right whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from jaxis.cli.console import AnswerStats, note, write_answer
+from jaxis.cli.conversation import Conversation
+from jaxis.errors import RequestError
+
+if TYPE_CHECKING:
+    from jaxis.llm import LLM
+    from jaxis.sampling_params import SamplingParams
+
+
+class ChatSession:
+    """What a chat remembers between turns.
+
+    Attributes:
+      conversation: What was said.
+      params: How answers are sampled.
+      show_stats: Whether token counts and speed follow each answer, on stderr.
+
+    Args:
+      llm: A model with a chat template.
+      params: How answers are sampled.
+      system: System message, or None.
+      template_kwargs: More variables for the chat template.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        *,
+        system: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        show_stats: bool = False,
+    ) -> None:
+        self.conversation = Conversation(system)
+        self.params = params
+        self.show_stats = show_stats
+        self._llm = llm
+        self._template_kwargs = dict(template_kwargs or {})
+
+    def ask(self, text: str) -> None:
+        """Asks, and prints the answer on stdout as it comes.
+
+        What was answered before a Ctrl-C stays in the conversation; a question without any answer does not.
+
+        Raises:
+          RequestError: If the conversation does not fit the context or the chat template refuses it.
+          KeyboardInterrupt: On Ctrl-C, once the request is aborted and the conversation is in order.
+        """
+        self.conversation.add("user", text)
+        answer: list[str] = []
+        try:
+            self._answer(answer)
+        except KeyboardInterrupt:
+            write_answer("\n")
+            raise
+        finally:
+            if answer := "".join(answer):
+                self.conversation.add("assistant", answer)
+            else:
+                self.conversation.take_back()
+
+    def _answer(self, parts: list[str]) -> None:
+        token_ids = self._llm.tokenizer.encode_chat(self.conversation.messages, **self._template_kwargs)
+        context = self._llm.max_model_len
+        if len(token_ids) >= context:
+            raise RequestError(
+                f"the conversation has {len(token_ids)} tokens and does not fit the context of {context}: "
+                "/undo takes back the last turn, /clear starts anew"
+            )
+        stats, finish_reason = AnswerStats(), None
+        stats.num_prompt_tokens = len(token_ids)
+        with closing(self._llm.stream(token_ids, self.params)) as stream:
+            for delta in stream:
+                parts.append(delta.text)
+                stats.add(len(delta.token_ids))
+                finish_reason = delta.finish_reason
+                write_answer(delta.text)
+        write_answer("\n")
+        if finish_reason == "length":
+            full = len(token_ids) + stats.num_tokens >= context
+            why = (
+                f"the context of {context} tokens is full, /clear starts anew"
+                if full
+                else (f"max_tokens={self.params.max_tokens} reached, /set max_tokens changes it")
+            )
+            note(f"(cut off: {why})")
+        if self.show_stats:
+            note(f"({stats})")

@@ -1,0 +1,148 @@
+"""What the commands share about terminals: one-line errors, exit codes, model text on a terminal, quiet libraries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TextIO
+
+import typer
+
+from jaxis.errors import JaxisError, RequestError
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+
+# Escape sequences in a model's output could move the cursor, retitle the window or worse.
+_CONTROL_CHARACTERS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def print_error(message: object) -> None:
+    """Prints `jaxis: error: ...` on stderr, as one line."""
+    print("jaxis: error:", " ".join(str(message).split()), file=sys.stderr)
+
+
+def note(message: str) -> None:
+    """Prints a line that is no part of the answer on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def write_answer(text: str, stream: TextIO | None = None) -> None:
+    """Writes a model's text to stdout at once; to a terminal, without control characters."""
+    stream = stream or sys.stdout
+    stream.write(text.translate(_CONTROL_CHARACTERS) if stream.isatty() else text)
+    stream.flush()
+
+
+def read_stdin() -> str:
+    """All of stdin as text, without the newline that ends it.
+
+    Raises:
+      RequestError: If it is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"stdin is not UTF-8 text (byte {error.start}): convert it first") from None
+
+
+@contextmanager
+def report_errors(*, debug: bool) -> Iterator[None]:
+    """Turns what may end a command into its line and exit code.
+
+    A JaxisError is printed as one line and exits with 1, Ctrl-C exits with 130, a closed stdout with 141.
+
+    Args:
+      debug: Let a JaxisError through with its traceback, and leave the libraries' messages on.
+    """
+    _set_up_messages(debug=debug)
+    try:
+        yield
+    except JaxisError as error:
+        if debug:
+            raise
+        print_error(error)
+        raise typer.Exit(EXIT_ERROR) from None
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_BROKEN_PIPE) from None
+
+
+@contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """Makes Ctrl-C end the process at once, with exit code 130, while there is nothing yet to put in order.
+
+    A KeyboardInterrupt can get lost meanwhile: raised in a library's callback, it is reported and ignored.
+    """
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        # A progress display hides the cursor of the terminal.
+        os.write(sys.stderr.fileno(), b"\x1b[?25h\n" if sys.stderr.isatty() else b"\n")
+        os._exit(EXIT_INTERRUPTED)
+
+    previous = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _set_up_messages(*, debug: bool) -> None:
+    """Shows jaxis's own log messages, and those of JAX and its companions only with `debug`."""
+    if debug:
+        logging.basicConfig(format="%(name)s: %(levelname)s: %(message)s", level=logging.INFO)
+        logging.getLogger("jaxis").setLevel(logging.DEBUG)
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
+        return
+    logging.basicConfig(format="jaxis: %(message)s", level=logging.ERROR)
+    logging.getLogger("jaxis").setLevel(logging.WARNING)
+    logging.getLogger("jax").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+class AnswerStats:
+    """Times an answer from the moment it is asked for.
+
+    Attributes:
+      num_prompt_tokens: Tokens of the prompt.
+      num_tokens: Tokens generated so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.num_tokens = 0
+        self._num_first_tokens = 0
+        self._start = time.perf_counter()
+        self._first: float | None = None
+        self._last = self._start
+
+    def add(self, num_tokens: int) -> None:
+        """Counts tokens that have just arrived."""
+        self._last = time.perf_counter()
+        self.num_tokens += num_tokens
+        if self._first is None and num_tokens:
+            self._first = self._last
+            self._num_first_tokens = num_tokens
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_prompt_tokens} prompt tokens", f"{self.num_tokens} generated"]
+        if self._first is not None:
+            num_later = self.num_tokens - self._num_first_tokens
+            if num_later:
+                parts.append(f"first token after {self._first - self._start:.3f} s")
+                parts.append(f"then {num_later / max(self._last - self._first, 1e-9):.1f} tokens/s")
+            else:
+                parts.append(f"all after {self._first - self._start:.3f} s")
+        return ", ".join(parts)

@@ -1,0 +1,144 @@
+"""`jaxis env`: what a bug report needs to know about the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxis.cli.console import report_errors
+from jaxis.cli.options import Debug
+from jaxis.version import __version__
+
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
+# Extra -> distributions of which one shows that the extra is installed.
+_EXTRAS = {
+    "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
+    "tpu": ("libtpu",),
+    "test": ("pytest",),
+    "bench": ("transformers",),
+}
+_SIMD_FLAG = re.compile(r"sse4|avx|fma|f16c|amx|asimd|neon|sve|sme(?!p)|bf16|i8mm")
+
+
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show versions, devices, CPU and the cache of compiled programs.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis env
+      jaxis env --json | jq .devices
+    """
+    with report_errors(debug=debug):
+        facts = collect()
+        if as_json:
+            print(json.dumps(facts, indent=2))
+            return
+        for name, value in facts.items():
+            print(f"{name.removesuffix('_bytes') + ':':<17}{_to_text(name, value)}")
+
+
+def collect() -> dict[str, Any]:
+    """Everything that `jaxis env` shows, as JSON values; sizes in bytes."""
+    import psutil
+
+    return {
+        "jaxis": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        **{package: _version_of(package) for package in _PACKAGES},
+        "extras": [extra for extra, marks in _EXTRAS.items() if any(_version_of(mark) for mark in marks)],
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical, {_usable_cores()} usable",
+        "simd": [flag for flag in _cpu_flags() if _SIMD_FLAG.match(flag)],
+        "memory_bytes": {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available},
+        "devices": _devices(),
+        "program_cache": _program_cache(),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _usable_cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _cpu_model() -> str:
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    for key in ("model name", "Model", "Hardware"):
+        if key in (info := _cpuinfo()):
+            return info[key]
+    return platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> list[str]:
+    info = _cpuinfo()
+    return sorted(info.get("flags", info.get("Features", "")).split())
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _devices() -> list[dict[str, Any]] | str:
+    import jax
+
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:  # a driver that does not match, an accelerator that is busy
+        return f"none: {' '.join(str(error).split())}"
+    facts = []
+    for device in devices:
+        fact: dict[str, Any] = {"name": str(device), "kind": device.device_kind}
+        if stats := device.memory_stats():  # None on CPU, where the device's memory is the machine's
+            fact["memory_bytes"] = {"total": stats.get("bytes_limit"), "in_use": stats.get("bytes_in_use")}
+        facts.append(fact)
+    return facts
+
+
+def _program_cache() -> dict[str, Any]:
+    import jax
+
+    from jaxis.engine.programs import default_cache_dir
+
+    folder = Path(jax.config.jax_compilation_cache_dir or default_cache_dir())
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return {"folder": str(folder), "files": len(files), "size_bytes": sum(path.stat().st_size for path in files)}
+
+
+def _to_text(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ("; " if name == "devices" else " ").join(_to_text("", item) for item in value) or "none"
+    if isinstance(value, dict):
+        in_bytes = name.endswith("_bytes")
+        items = (_to_text("_bytes" if in_bytes else key, item) for key, item in value.items())
+        return ", ".join(f"{key.removesuffix('_bytes')} {item}" for key, item in zip(value, items, strict=True))
+    if value is None:
+        return "unknown" if name.endswith("_bytes") else "not installed"
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    return str(value)

@@ -1,0 +1,64 @@
+"""The `jaxis` command."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from jaxis.cli.chat import chat
+from jaxis.cli.env import env
+from jaxis.cli.generate import generate
+from jaxis.version import __version__
+
+app = typer.Typer(
+    name="jaxis",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
+app.command()(chat)
+app.command()(env)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"jaxis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def jaxis(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """LLM inference in JAX.
+
+    A MODEL is a folder in Hugging Face format or a hub id such as Qwen/Qwen3-0.6B.
+    Without one, a small embedded demonstration model answers.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis generate "What is the capital of France?"
+      jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
+      jaxis chat ./Qwen3-0.6B
+      jaxis env
+
+    \b
+    [bold]Exit codes[/bold]
+      0 done, 1 error (one line on stderr), 2 wrong usage, 130 Ctrl-C
+    """
+
+
+def main() -> None:
+    """Entry point of the `jaxis` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character shows a question mark, and the answer goes on.
+            stream.reconfigure(errors="replace")
+    app(prog_name="jaxis")

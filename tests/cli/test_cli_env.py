@@ -1,0 +1,58 @@
+"""`jaxis env`: facts that can be had elsewhere too."""
+
+import importlib.metadata
+import json
+import os
+import platform
+
+import jax
+import psutil
+import pytest
+
+from jaxis.version import __version__
+
+
+def test_json_states_versions_and_devices(invoke):
+    result = invoke("env", "--json")
+    facts = json.loads(result.stdout)
+    assert facts["jaxis"] == __version__
+    assert facts["python"].startswith(platform.python_version())
+    for package in ("jax", "jaxlib", "flax", "numpy"):
+        assert facts[package] == importlib.metadata.version(package)
+    assert len(facts["devices"]) == jax.local_device_count()
+    assert facts["memory_bytes"]["total"] == psutil.virtual_memory().total
+    assert f"{os.cpu_count()} logical" in facts["cores"]
+    assert "test" in facts["extras"]
+
+
+def test_the_program_cache_is_measured(run_jaxis, cli_environment, monkeypatch, tmp_path):
+    monkeypatch.setitem(cli_environment, "JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    (tmp_path / "b").write_bytes(b"x" * 24)
+    result = run_jaxis("env", "--json")
+    assert json.loads(result.stdout)["program_cache"] == {"folder": str(tmp_path), "files": 2, "size_bytes": 1024}
+    assert result.stderr == ""
+
+
+def test_text_has_a_line_a_fact(invoke):
+    result = invoke("env")
+    assert result.exit_code == 0
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines())
+    assert lines["jax"].strip() == jax.__version__
+    assert lines["memory"].strip().startswith(f"total {psutil.virtual_memory().total / 2**30:.1f} GiB")
+
+
+def test_a_platform_that_does_not_start_is_stated(run_jaxis, cli_environment, monkeypatch):
+    monkeypatch.setitem(cli_environment, "JAX_PLATFORMS", "nonsense")
+    result = run_jaxis("env", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["devices"].startswith("none: ")
+
+
+@pytest.mark.parametrize("name", ["avx2", "fma"])
+def test_simd_flags_are_the_kernels(invoke, name):
+    if not os.path.exists("/proc/cpuinfo"):
+        pytest.skip("no /proc/cpuinfo")
+    with open("/proc/cpuinfo") as info:
+        expected = f" {name} " in info.read()
+    assert (name in json.loads(invoke("env", "--json").stdout)["simd"]) == expected

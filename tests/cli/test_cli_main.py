@@ -1,0 +1,72 @@
+"""The command as a whole: help, version, completion, and what it does not import."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxis.version import __version__
+
+
+def test_help_shows_commands_and_examples(run_jaxis):
+    result = run_jaxis("--help")
+    assert result.returncode == 0
+    for expected in ("generate", "chat", "env", "Examples", 'jaxis generate "What is the capital of France?"'):
+        assert expected in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "env"])
+def test_every_command_has_examples_in_its_help(invoke, command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"jaxis {command}" in result.stdout
+
+
+def test_version(run_jaxis):
+    result = run_jaxis("--version")
+    assert (result.returncode, result.stdout) == (0, f"jaxis {__version__}\n")
+
+
+def test_the_command_line_is_parsed_without_jax():
+    program = """
+import sys
+from jaxis.cli.main import app
+try:
+    app(["generate", "--help"], prog_name="jaxis")
+except SystemExit:
+    pass
+print(sorted({"jax", "flax", "torch", "transformers", "prompt_toolkit"} & set(sys.modules)))
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "[]"
+
+
+def test_shell_completion_offers_the_commands(run_jaxis, monkeypatch, cli_environment):
+    monkeypatch.setitem(cli_environment, "_JAXIS_COMPLETE", "complete_bash")
+    monkeypatch.setitem(cli_environment, "COMP_WORDS", "jaxis ge")
+    monkeypatch.setitem(cli_environment, "COMP_CWORD", "1")
+    assert run_jaxis().stdout.split() == ["generate"]
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["generate", "x", "--nope"], ["chat", "a", "b"]])
+def test_wrong_usage_exits_with_2(run_jaxis, arguments):
+    result = run_jaxis(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Usage:" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_model_is_one_line_and_exit_code_1(run_jaxis):
+    result = run_jaxis("generate", "/nonexistent/folder", "hello")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(r"jaxis: error: .*/nonexistent/folder.*\n", result.stderr)
+
+
+def test_debug_shows_the_traceback(run_jaxis):
+    result = run_jaxis("generate", "/nonexistent/folder", "hello", "--debug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "CheckpointError" in result.stderr
