@@ -100,17 +100,17 @@ class _Attention:
           [N, H, D].
         """
         num, num_heads, head_dim = queries.shape
-        num_blocks, block_size, _, _ = self.kv_cache.shape
+        block_size = self.kv_cache.shape[1]
         chunk_tokens, block_tables = _chunked(block_tables, block_size, DECODE_CHUNK_TOKENS)
         num_kv_heads = self.num_kv_heads
         # A key and its value lie side by side; zeros where the query would meet the value.
-        cache = self.kv_cache.reshape(num_blocks, block_size * num_kv_heads, 2 * head_dim)
         padded_queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=-1)
         is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
 
         def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
-            context = cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
+            # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
+            context = self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
             # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)

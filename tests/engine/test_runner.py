@@ -1,0 +1,58 @@
+"""The compiled step programs."""
+
+import contextlib
+
+import jax
+import pytest
+from flax import nnx
+
+from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from jaxis.engine.runner import ForwardKey, Runner
+from jaxis.hf_config import HFConfig
+from jaxis.models.qwen3 import Qwen3ForCausalLM
+from jaxis.parallel.mesh import make_mesh
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def runner():
+    config = VllmConfig(
+        ModelConfig("", HFConfig(CONFIG), max_model_len=256),
+        cache_config=CacheConfig(kv_cache_memory_bytes=64 << 20),
+        scheduler_config=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=1024),
+    )
+    model = Qwen3ForCausalLM(config, nnx.Rngs(0))
+    return Runner(config, model, make_mesh(), on_compile=lambda key: contextlib.nullcontext())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 64])
+def test_a_step_updates_the_kv_caches_in_place(runner, num_tokens):
+    with jax.set_mesh(runner.mesh):
+        program = runner._lower_forward(ForwardKey(runner.step_shape(num_tokens))).compile()
+    memory = program.memory_analysis()
+    cache_bytes = sum(cache.nbytes for cache in runner._caches)
+
+    assert memory.alias_size_in_bytes >= cache_bytes
+    assert memory.temp_size_in_bytes < runner._caches[0].nbytes / 4
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "padded"), [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]
+)
+def test_steps_are_padded_to_few_shapes(runner, num_tokens, padded):
+    shape = runner.step_shape(num_tokens)
+
+    assert (shape.num_tokens, shape.num_requests) == (padded, min(padded, 1024))
+    assert shape.max_blocks == 16
