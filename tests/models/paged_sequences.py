@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.parallel.mesh import make_mesh
 
 
 @dataclass
@@ -34,6 +36,7 @@ class PagedSequences:
       num_kv_heads, head_dim: K and D of the caches.
       block_size, num_blocks, max_blocks: B, blocks in all (none is ever freed), and most blocks of a sequence.
       dtype: Of the caches.
+      mesh: Where the model is; None is one device.
     """
 
     def __init__(
@@ -46,14 +49,17 @@ class PagedSequences:
         num_blocks: int = 256,
         max_blocks: int = 25,
         dtype: Any = jnp.float32,
+        mesh: jax.sharding.Mesh | None = None,
     ) -> None:
+        self.mesh = mesh or make_mesh()
         graph, self.state = nnx.split(model)
         self.block_size, self.max_blocks = block_size, max_blocks
         # Scattered, and none is block 0, which padding rows of a block table name.
         self.free = list(np.random.default_rng(0).permutation(np.arange(1, num_blocks)))
         shape = (num_blocks, block_size, 2 * num_kv_heads, head_dim)
         # NaN, so that reading a slot that was not written shows.
-        self.caches = [jnp.full(shape, jnp.nan, dtype) for _ in model.model.layers]
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, None, "model", None))
+        self.caches = [jnp.full(shape, jnp.nan, dtype, device=sharding) for _ in model.model.layers]
 
         def forward(state, caches, input_ids, metadata):
             merged = nnx.merge(graph, state)
@@ -100,7 +106,8 @@ class PagedSequences:
             jnp.asarray(starts),
             jnp.asarray([num_decodes, num_decodes, len(work)], jnp.int32),
         )
-        self.caches, logits = self._forward(self.state, self.caches, jnp.asarray(input_ids), metadata)
+        with jax.set_mesh(self.mesh):
+            self.caches, logits = self._forward(self.state, self.caches, jnp.asarray(input_ids), metadata)
         rows = np.asarray(logits)
         results: list[Any] = [None] * len(work)
         for row, i in enumerate(order):

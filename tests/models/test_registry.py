@@ -1,0 +1,84 @@
+"""How a family becomes known: built in, registered, or from another package's entry point."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxis.errors import ConfigError
+from jaxis.models import registry
+from jaxis.models.llama import LlamaForCausalLM
+from jaxis.models.mistral import MistralForCausalLM
+from jaxis.models.registry import get_model_class, register_model, supported_architectures
+
+EXTERNAL_MODEL = Path(__file__).parents[2] / "examples" / "external_model"
+
+
+@pytest.fixture(autouse=True)
+def no_registrations(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+def test_every_built_in_architecture_has_its_class():
+    for architecture in supported_architectures():
+        assert get_model_class([architecture]).__name__ == architecture
+
+
+def test_the_first_known_name_decides():
+    assert get_model_class(["Unheard", "MistralForCausalLM", "LlamaForCausalLM"]) is MistralForCausalLM
+
+
+def test_a_class_can_be_registered():
+    register_model("MineForCausalLM", LlamaForCausalLM)
+    assert get_model_class(["MineForCausalLM"]) is LlamaForCausalLM
+    assert "MineForCausalLM" in supported_architectures()
+
+
+def test_a_class_can_be_registered_by_its_path():
+    register_model("MineForCausalLM", "jaxis.models.llama:LlamaForCausalLM")
+    assert get_model_class(["MineForCausalLM"]) is LlamaForCausalLM
+
+
+def test_a_registration_overrides_a_built_in_class():
+    register_model("LlamaForCausalLM", MistralForCausalLM)
+    assert get_model_class(["LlamaForCausalLM"]) is MistralForCausalLM
+
+
+def test_a_path_without_a_class_is_refused():
+    with pytest.raises(ConfigError, match=r"write it as 'package.module:Class'"):
+        register_model("MineForCausalLM", "jaxis.models.llama")
+
+
+@pytest.mark.parametrize("path", ["no_such_package:Model", "jaxis.models.llama:NoSuchModel"])
+def test_a_path_that_leads_nowhere_is_named(path):
+    register_model("MineForCausalLM", path)
+    with pytest.raises(ConfigError, match=f"'{path}' registered for MineForCausalLM cannot be imported"):
+        get_model_class(["MineForCausalLM"])
+
+
+def test_an_installed_package_adds_a_family(tmp_path):
+    install = ["install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", *install, str(EXTERNAL_MODEL)], check=True)
+    assert {path.name for path in tmp_path.iterdir()} >= {"jaxis_olmo2.py", "jaxis_olmo2-0.1.0.dist-info"}
+    # The package's own test loads a checkpoint, here through the entry point alone.
+    script = """
+import sys, tempfile
+sys.path.append(sys.argv[1])
+import test_jaxis_olmo2 as example
+example.register_model = lambda *_: None
+from pathlib import Path
+with tempfile.TemporaryDirectory() as folder:
+    example.test_logits_equal_transformers(Path(folder))
+print(example.Olmo2ForCausalLM.__module__, sys.modules["jaxis_olmo2"].__file__)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(EXTERNAL_MODEL)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path / "jaxis_olmo2.py") in result.stdout

@@ -1,0 +1,102 @@
+"""The device mesh: where tensors go, and that several devices give what one gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from jaxis.errors import ConfigError
+from jaxis.parallel.mesh import MESH_AXES, logical_sharding, make_mesh
+
+
+def test_one_device_makes_a_mesh_of_three_axes():
+    mesh = make_mesh()
+    assert dict(mesh.shape) == {"data": 1, "expert": 1, "model": 1}
+    assert mesh.devices.flat[0] == jax.local_devices()[0]
+
+
+@pytest.mark.parametrize("size", [0, -1, 1000])
+def test_a_size_without_that_many_devices_is_refused(size):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} needs that many cpu devices; \d+ found"):
+        make_mesh(size)
+
+
+class TestLogicalSharding:
+    @staticmethod
+    def spec(axes, shape):
+        return logical_sharding(AbstractMesh((1, 1, 4), MESH_AXES), axes, shape).spec
+
+    def test_heads_features_and_vocabulary_are_split(self):
+        for axis in ("heads", "kv_heads", "mlp", "vocab"):
+            assert self.spec((axis, "embed"), (8, 6)) == P("model", None)
+        assert self.spec(("embed", "mlp"), (6, 8)) == P(None, "model")
+
+    def test_an_axis_that_does_not_divide_stays_whole(self):
+        assert self.spec(("vocab", "embed"), (131, 64)) == P(None, None)
+        assert self.spec(("kv_heads", "embed"), (2, 64)) == P(None, None)
+
+    def test_unnamed_axes_stay_whole(self):
+        assert self.spec((None, "heads", None), (8, 8, 8)) == P(None, "model", None)
+        assert self.spec(None, (8, 8)) == P(None, None)
+
+
+SCRIPT = """
+import sys
+import jax
+import numpy as np
+import parity
+from paged_sequences import PagedSequence, PagedSequences
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
+from jaxis.loading.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+
+parity._SIZES.update(num_attention_heads=8)  # 2 kv heads, a vocabulary of 131
+family = next(f for f in parity.FAMILIES if f.name == sys.argv[1])
+folder = parity.checkpoint_folder(family)
+tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]
+assert len(jax.devices()) == 8
+for size in (1, 2, 4, 8):
+    mesh = make_mesh(size)
+    model = load_model(VllmConfig(ModelConfig(folder, HFConfig.from_folder(folder))), mesh)
+    layer = model.model.layers[0]
+    for weight in (layer.self_attn.q_proj.weight, layer.mlp.down_proj.weight):
+        assert len(weight[...].sharding.device_set) == size
+        assert weight[...].addressable_shards[0].data.size == weight[...].size // size
+    assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
+    paged = PagedSequences(model, max(2, size), layer.self_attn.head_dim, mesh=mesh)
+    assert paged.caches[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size
+    first, second = PagedSequence(), PagedSequence()
+    rows = [paged.step([(first, tokens[:19])], pad_tokens=24, pad_requests=3)[0]]
+    rows.append(paged.step([(first, tokens[19:20]), (second, tokens[:16])], pad_tokens=24, pad_requests=3)[0])
+    forked = paged.fork(second, 16)
+    rows.append(paged.step([(first, tokens[20:]), (second, [3]), (forked, [4])], pad_tokens=24, pad_requests=3)[0])
+    assert len(paged.caches[0].sharding.device_set) == size
+    error = parity.relative_error(np.concatenate(rows), expected)
+    assert error < 1e-4, (size, error)
+"""
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("family", ["Llama, biases", "Qwen3, tied"])
+def test_every_number_of_devices_gives_transformers_logits(family):
+    """Two kv heads on one device, on one each, and on two and four that share one."""
+    helpers = Path(__file__).parents[1] / "models"
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, family],
+        env=os.environ
+        | {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(helpers), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
