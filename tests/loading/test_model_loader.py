@@ -254,7 +254,7 @@ def test_weights_are_processed_once_a_layer_after_all_are_loaded(tmp_path):
 
 
 def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path):
-    """About 430 MB, cast from bfloat16 or taken as it is."""
+    """About 420 MB, cast from bfloat16 or taken as it is."""
     script = """
     import sys, numpy as np, ml_dtypes, jax.numpy as jnp
     from pathlib import Path
@@ -269,19 +269,19 @@ def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path):
     print((status("VmHWM") - before) / size)
     """
     config = LLAMA | {
-        "vocab_size": 40_000,
+        "vocab_size": 20_000,
         "hidden_size": 1024,
         "intermediate_size": 3072,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 5,
     }
     (tmp_path / "warm").mkdir()
     write_config(tmp_path / "warm", LLAMA)
     shapes = {
-        "model.embed_tokens.weight": (40_000, 1024),
-        "lm_head.weight": (40_000, 1024),
+        "model.embed_tokens.weight": (20_000, 1024),
+        "lm_head.weight": (20_000, 1024),
         "model.norm.weight": (1024,),
     }
-    for layer in range(2):
+    for layer in range(5):
         name = f"model.layers.{layer}"
         shapes |= {f"{name}.{norm}_layernorm.weight": (1024,) for norm in ("input", "post_attention")}
         shapes |= {f"{name}.self_attn.{p}_proj.weight": (1024, 1024) for p in "qo"}
@@ -300,4 +300,4 @@ def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path):
             check=False,
         )
         assert result.returncode == 0, result.stderr
-        assert float(result.stdout) < 1.3
+        assert float(result.stdout) < 1.3, dtype

@@ -74,13 +74,19 @@ class Checkpoint:
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once, in the files' own order, so that reading is sequential.
 
-        A tensor's pages are dropped from this process when the next is asked for: at any time the process holds one
-        mapped tensor and what the caller made of the others. A view that the caller keeps stays valid.
+        A tensor's pages are dropped from this process when the one after the next is asked for, so that the caller may
+        still be reading one in the background while it takes the next: the process never holds more than two mapped
+        tensors and what the caller made of the others. A view that the caller keeps stays valid.
         """
+        previous: tuple[SafetensorsFile, str] | None = None
         for file in self._files:
             for name in file:
                 yield name, file.tensor(name)
-                file.release(name)
+                if previous is not None:
+                    previous[0].release(previous[1])
+                previous = file, name
+        if previous is not None:
+            previous[0].release(previous[1])
 
     def close(self) -> None:
         """Closes every file; arrays that still view one stay valid."""

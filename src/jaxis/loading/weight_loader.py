@@ -65,6 +65,7 @@ class JaxAutoWeightsLoader:
         self.parts_of = mapping
         self.fused_by_part = {part: fused for fused, parts in mapping.items() for part in parts}
         self._parts_seen: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._last_filled: nnx.Param | None = None
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Fills the model's parameters; returns the names of the parameters that were filled.
@@ -111,6 +112,11 @@ class JaxAutoWeightsLoader:
                     where = type(self.model).__name__
                     raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
                 fill_parameter(target, full_name, tensor, shard_id)
+                # One cast runs behind the reading of the next tensor. By the time that the tensor after that is asked
+                # for, its file pages are given up, so it must be done with them.
+                if self._last_filled is not None:
+                    jax.block_until_ready(self._last_filled.get_value())
+                self._last_filled = target
                 parameter_name = prefix + ".".join(parts)
                 if shard_id:
                     fused = self.fused_by_part[shard_id]
