@@ -24,6 +24,8 @@ PAGES = sorted(
 NOT_RUN = re.compile(r"<!-- not run: .+ -->")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+PACKAGE = ROOT / "src" / "jaxis"
+FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
 HAS_EMBEDDED_MODEL = (EMBEDDED_MODEL / "model.safetensors").exists()
 
 
@@ -68,9 +70,7 @@ def test_python_blocks_are_valid_python(path):
 
 
 @pytest.mark.skipif(not HAS_EMBEDDED_MODEL, reason="no embedded model yet")
-@pytest.mark.parametrize(
-    "path", [path for path in PAGES if any(runs for *_, runs in python_blocks(path))], ids=page_id
-)
+@pytest.mark.parametrize("path", [path for path in PAGES if any(runs for *_, runs in python_blocks(path))], ids=page_id)
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "documentation"}
@@ -91,6 +91,14 @@ def test_relative_links_resolve(path):
         assert target.is_relative_to(ROOT), f"{page_id(path)} links to {link}, outside the project"
         if anchor:
             assert anchor in anchors(target), f"{page_id(path)} links to {link}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_files_that_pages_name_exist(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text):
+        if name.split("/")[0] in FOLDERS:
+            assert any((folder / name).exists() for folder in (ROOT, PACKAGE)), f"{page_id(path)} names {name}"
 
 
 def test_sampling_page_names_every_parameter():
