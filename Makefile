@@ -46,10 +46,12 @@ clean:
 
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxis needs Python 3.11 or newer and found none: install it, or give PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable .
+	@echo "Installing jaxis into $(VENV), once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@echo "Installing what the tests need into $(VENV), once"
+	@$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	@touch $@
