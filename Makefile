@@ -1,0 +1,57 @@
+# Everything happens in .venv, which the first target that needs it makes. PYTHON=/path/to/python chooses another Python.
+
+VENV := .venv
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+QUESTION ?= What is the capital of France?
+# Workers of pytest. Each compiles and computes on all cores, so more than two gain nothing.
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test test-slow lint format bench clean
+
+help:
+	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
+	@echo "make test       install what the tests need, then lint and test"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       ruff check and ruff format --check"
+	@echo "make format     let ruff correct and format the code"
+	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
+	@echo "make clean      remove $(VENV) and what builds and tests left"
+
+demo: $(VENV)/.installed
+	@echo "Question: $(QUESTION)"
+	@printf 'Answer:   '
+	@$(VENV)/bin/jaxis generate "$(QUESTION)" --temperature 0
+
+test: lint
+	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.installed
+	$(VENV)/bin/python benchmarks/engine.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "jaxis needs Python 3.11 or newer and found none: install it, or give PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing jaxis into $(VENV), once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV), once"
+	@$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@touch $@

@@ -1,0 +1,76 @@
+"""Writes a checkpoint folder with random weights, so that a real-sized model can be measured without a download."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
+from jaxis.loading.model_loader import construct_model
+from jaxis.models.registry import get_model_class
+
+# The shape of Qwen/Qwen3-0.6B, as its config.json gives it.
+QWEN3_0_6B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+}
+WEIGHT_SCALE = 0.02
+NOISE_ELEMENTS = 1 << 22
+
+
+def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
+    """Writes config.json and model.safetensors, bfloat16, with the names and shapes of jaxis's own model class.
+
+    Args:
+      folder: Is made.
+      config: What to write as config.json.
+      seed: Of the weights.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    vllm_config = VllmConfig(ModelConfig(str(folder), HFConfig(config)))
+    model_class = get_model_class(config["architectures"])
+    model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config))
+    shapes = {name: param.get_value().shape for name, param in model.named_parameters()}
+
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    # Drawing each weight would take longer than the benchmark: tensors start at different places of one noise.
+    random = np.random.default_rng(seed)
+    noise = (random.standard_normal(NOISE_ELEMENTS, np.float32) * WEIGHT_SCALE).astype(ml_dtypes.bfloat16)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            size = int(np.prod(shape))
+            if name.endswith("norm.weight"):
+                values = np.ones(size, ml_dtypes.bfloat16)
+            else:
+                values = np.resize(np.roll(noise, random.integers(NOISE_ELEMENTS)), size)
+            file.write(values.tobytes())

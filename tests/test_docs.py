@@ -1,0 +1,120 @@
+"""The documentation is true: its Python runs, its links lead somewhere, its lists of names are complete."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxis import LLM, SamplingParams
+from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.models.registry import supported_architectures
+from jaxis.rope_config import ROPE_TYPES
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "src/jaxis/assets/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
+# A Python block runs, unless this comment stands on the line before it.
+NOT_RUN = re.compile(r"<!-- not run: .+ -->")
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+PACKAGE = ROOT / "src" / "jaxis"
+FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+HAS_EMBEDDED_MODEL = (EMBEDDED_MODEL / "model.safetensors").exists()
+
+
+def page_id(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def python_blocks(path):
+    """(line number, source, whether it runs) of each Python block of a page."""
+    text = path.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        if match[2] == "python":
+            before = text[: match.start()].rstrip().rpartition("\n")[2].strip()
+            source = inspect.cleandoc("\n" + match[3]) if match[1] else match[3]
+            yield text.count("\n", 0, match.start()) + 2, source, NOT_RUN.fullmatch(before) is None
+
+
+def anchors(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def names_in_code(path):
+    """Every word that the page sets in `code`."""
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", path.read_text(encoding="utf-8")))
+    return {word for span in spans for word in re.findall(r"[\w-]+", span)}
+
+
+def test_there_are_pages():
+    names = {page_id(path) for path in PAGES}
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/sampling.md"} <= names
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_python_blocks_are_valid_python(path):
+    for line, source, _ in python_blocks(path):
+        try:
+            ast.parse(source)
+        except SyntaxError as error:
+            pytest.fail(f"{page_id(path)}:{line + (error.lineno or 1) - 1}: {error.msg}")
+
+
+@pytest.mark.skipif(not HAS_EMBEDDED_MODEL, reason="no embedded model yet")
+@pytest.mark.parametrize("path", [path for path in PAGES if any(runs for *_, runs in python_blocks(path))], ids=page_id)
+def test_python_blocks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "documentation"}
+    for line, source, runs in python_blocks(path):
+        if runs:
+            code = compile("\n" * (line - 1) + source, page_id(path), "exec")
+            exec(code, namespace)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_relative_links_resolve(path):
+    for link in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path if not file else (path.parent / file).resolve()
+        assert target.exists(), f"{page_id(path)} links to {link}"
+        assert target.is_relative_to(ROOT), f"{page_id(path)} links to {link}, outside the project"
+        if anchor:
+            assert anchor in anchors(target), f"{page_id(path)} links to {link}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_files_that_pages_name_exist(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text):
+        if name.split("/")[0] in FOLDERS:
+            assert any((folder / name).exists() for folder in (ROOT, PACKAGE)), f"{page_id(path)} names {name}"
+
+
+def test_sampling_page_names_every_parameter():
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert fields <= names_in_code(ROOT / "docs" / "sampling.md")
+
+
+def test_loading_page_names_every_argument_of_llm():
+    arguments = set(inspect.signature(LLM.__init__).parameters) - {"self"}
+    assert arguments <= names_in_code(ROOT / "docs" / "loading.md")
+
+
+def test_readme_names_every_architecture():
+    built_in = {name for name in supported_architectures() if name in names_in_code(ROOT / "README.md")}
+    assert {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} <= built_in
+
+
+def test_model_page_names_every_rope_type():
+    assert set(ROPE_TYPES) <= names_in_code(ROOT / "docs" / "adding-a-model.md")
