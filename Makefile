@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 QUESTION ?= What is the capital of France?
-# Workers of pytest. Each compiles and computes on all cores, so more than two gain nothing.
+# Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker.
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-slow lint format bench clean
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	@$(VENV)/bin/jaxis generate "$(QUESTION)" --temperature 0
 
 test: lint
-	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)

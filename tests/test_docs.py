@@ -20,8 +20,9 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-# A Python block runs, unless this comment stands on the line before it.
+# A Python block runs, unless one of these comments stands on the line before it. An excerpt's `...` stands for any lines.
 NOT_RUN = re.compile(r"<!-- not run: .+ -->")
+EXCERPT = re.compile(r"<!-- from (\S+) -->")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 PACKAGE = ROOT / "src" / "jaxis"
@@ -34,13 +35,17 @@ def page_id(path):
 
 
 def python_blocks(path):
-    """(line number, source, whether it runs) of each Python block of a page."""
+    """(line number, source, the line before it) of each Python block of a page."""
     text = path.read_text(encoding="utf-8")
     for match in FENCE.finditer(text):
         if match[2] == "python":
             before = text[: match.start()].rstrip().rpartition("\n")[2].strip()
             source = inspect.cleandoc("\n" + match[3]) if match[1] else match[3]
-            yield text.count("\n", 0, match.start()) + 2, source, NOT_RUN.fullmatch(before) is None
+            yield text.count("\n", 0, match.start()) + 2, source, before
+
+
+def runs(before):
+    return not NOT_RUN.fullmatch(before) and not EXCERPT.fullmatch(before)
 
 
 def anchors(path):
@@ -61,8 +66,13 @@ def test_there_are_pages():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_python_blocks_are_valid_python(path):
-    for line, source, _ in python_blocks(path):
+def test_python_blocks_are_valid_python_or_excerpts(path):
+    for line, source, before in python_blocks(path):
+        if excerpt := EXCERPT.fullmatch(before):
+            file = (ROOT / excerpt[1]).read_text(encoding="utf-8")
+            for part in re.split(r"^ *\.\.\.\n", source, flags=re.MULTILINE):
+                assert part in file, f"{page_id(path)}:{line}: not an excerpt of {excerpt[1]}"
+            continue
         try:
             ast.parse(source)
         except SyntaxError as error:
@@ -70,14 +80,16 @@ def test_python_blocks_are_valid_python(path):
 
 
 @pytest.mark.skipif(not HAS_EMBEDDED_MODEL, reason="no embedded model yet")
-@pytest.mark.parametrize("path", [path for path in PAGES if any(runs for *_, runs in python_blocks(path))], ids=page_id)
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if any(runs(before) for *_, before in python_blocks(path))], ids=page_id
+)
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples" / "external_model")
     namespace = {"__name__": "documentation"}
-    for line, source, runs in python_blocks(path):
-        if runs:
-            code = compile("\n" * (line - 1) + source, page_id(path), "exec")
-            exec(code, namespace)
+    for line, source, before in python_blocks(path):
+        if runs(before):
+            exec(compile("\n" * (line - 1) + source, page_id(path), "exec"), namespace)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
