@@ -20,7 +20,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-# A Python block runs, unless one of these comments stands on the line before it. An excerpt's `...` stands for any lines.
+# A Python block runs, unless one of these comments stands on the line before it. In an excerpt, `...` stands for lines.
 NOT_RUN = re.compile(r"<!-- not run: .+ -->")
 EXCERPT = re.compile(r"<!-- from (\S+) -->")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
