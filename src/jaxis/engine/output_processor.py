@@ -116,7 +116,8 @@ class SequenceState:
         ended_by_token = self.request.status.finish_reason == "stop"
         if ended_by_token and not params.include_stop_str_in_output:
             return None
-        return self._detokenizer.update([token_id])
+        may_stop = len(self.request.output_token_ids) > params.min_tokens
+        return self._detokenizer.update([token_id], may_stop=may_stop)
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs) -> None:
         """Takes in the log-probabilities of the prompt tokens that follow positions `start`, `start + 1`, ..."""
