@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import functools
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
+from jaxis.engine.output_processor import RequestState
 from jaxis.engine.setup import EngineArgs, build_engine
-from jaxis.errors import RequestError
+from jaxis.errors import EngineError, RequestError
+from jaxis.interrupt import interrupt_deferred
 from jaxis.outputs import Logprob, RequestOutput
 from jaxis.progress import ProgressDisplay
+from jaxis.prompts import (
+    Message,
+    Prompt,
+    TokenizedPrompt,
+    as_conversation_list,
+    as_prompt_list,
+    is_conversation,
+    tokenize_chat,
+    tokenize_prompt,
+)
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Mapping[str, Any]
-
-PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,13 @@ class LLM:
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
-                hf_overrides=dict(hf_overrides or {}),
+                hf_overrides=hf_overrides or {},
             ),
             self._progress,
         )
         self._engine = self._built.engine
         self._num_calls = 0
+        self._closed = False
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -163,9 +168,12 @@ class LLM:
 
         Raises:
           RequestError: A prompt or parameter that cannot be honoured; nothing was generated.
+          EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
-        prompt_list = _as_list(prompts)
-        requests = [self._tokenize(prompt, i, len(prompt_list)) for i, prompt in enumerate(prompt_list)]
+        prompt_list = as_prompt_list(prompts)
+        requests = [
+            tokenize_prompt(prompt, self.tokenizer, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)
+        ]
         return self._run(requests, sampling_params, priority, progress)
 
     def chat(
@@ -194,17 +202,19 @@ class LLM:
 
         Raises:
           RequestError: The model has no chat template, or it refuses the messages.
+          EngineError: As for `generate`.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         render = functools.partial(
-            self._chat_prompt,
+            tokenize_chat,
+            tokenizer=self.tokenizer,
             tools=tools,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        return self._run([render(conversation) for conversation in conversations], sampling_params, None, progress)
+        requests = [render(conversation) for conversation in as_conversation_list(messages)]
+        return self._run(requests, sampling_params, None, progress)
 
     def stream(
         self,
@@ -213,10 +223,11 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[StreamOutput]:
+    ) -> Generator[StreamOutput, None, None]:
         """Completes one prompt, or answers one conversation, step by step.
 
-        Closing the iterator before its end, or interrupting it, aborts the request.
+        Closing the iterator before its end, or interrupting it, aborts the request. Other calls may come in between,
+        other streams too; their steps carry this one on.
 
         Args:
           prompt: As for `generate`, or a conversation as for `chat`.
@@ -225,16 +236,20 @@ class LLM:
 
         Raises:
           RequestError: The prompt or a parameter cannot be honoured.
+          EngineError: As for `generate`.
         """
-        params = sampling_params or self.get_default_sampling_params()
-        if params.n != 1:
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
-        if _is_conversation(prompt):
-            request = self._chat_prompt(prompt, tools=tools, **(chat_template_kwargs or {}))
+        if is_conversation(prompt):
+            request = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
-            request = self._tokenize(prompt, 0, 1)
-        [request_id] = self._add([request], [params], None)
-        return self._stream(request_id)
+            request = tokenize_prompt(prompt, self.tokenizer, _name(0, 1))
+        [state] = self._add([request], _one_for_each(params, [request]), None)
+        stream = self._stream(state)
+        # Started, so that closing it aborts the request even if nothing was taken from it.
+        next(stream)
+        return stream
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Logits of every position of one sequence, float32 [T, V], for verification.
@@ -242,13 +257,20 @@ class LLM:
         Args:
           token_ids: T tokens.
           path: "whole" runs the sequence at once without a cache; "paged" as prompts are served.
+
+        Raises:
+          RequestError: No tokens, an unknown one, or more than `max_model_len`.
+          EngineError: A stream is open.
         """
         if path not in ("whole", "paged"):
             raise RequestError(f"path={path!r} must be 'whole' or 'paged'")
-        return self._engine.compute_logits(token_ids, paged=path == "paged")
+        self._check_open()
+        with interrupt_deferred():
+            return self._engine.compute_logits(token_ids, paged=path == "paged")
 
     def close(self) -> None:
         """Gives the memory back; the LLM cannot be used any more."""
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -261,129 +283,105 @@ class LLM:
 
     def _run(
         self,
-        requests: list[_TokenizedPrompt],
+        requests: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        params = _one_for_each(sampling_params or self.get_default_sampling_params(), requests)
-        request_ids = self._add(requests, params, priority)
-        outputs: dict[str, RequestOutput] = {}
-        num_tokens = 0
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        states = self._add(requests, _one_for_each(params, requests), priority)
+        number_of = {state.request_id: i for i, state in enumerate(states)}
+        num_finished = num_tokens = 0
         show = self._progress if progress and len(requests) > 1 else ProgressDisplay(enabled=False)
         try:
             with show.generating(len(requests)) as update:
-                while len(outputs) < len(requests):
+                while num_finished < len(requests):
                     for state in self._step():
-                        if state.finished:
-                            outputs[state.request_id] = output = state.output()
-                            num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-                    update(len(outputs), num_tokens)
+                        number = number_of.get(state.request_id)
+                        if number is None or not state.finished:
+                            continue
+                        if state.error is not None:
+                            raise EngineError(f"{_name(number, len(requests))}: {state.error}")
+                        num_finished += 1
+                        num_tokens += sum(len(sequence.request.output_token_ids) for sequence in state.sequences)
+                    update(num_finished, num_tokens)
         finally:
-            for request_id in request_ids:
-                self._engine.abort_request(request_id)
-        return [outputs[request_id] for request_id in request_ids]
+            self._abort(states)
+        return [state.output() for state in states]
 
-    def _stream(self, request_id: str) -> Iterator[StreamOutput]:
+    def _stream(self, state: RequestState) -> Generator[Any, None, None]:
+        """Yields None to begin with, then a StreamOutput for whatever is new."""
+        sequence = state.sequences[0]
         num_sent = 0
+        finished = False
         try:
-            finished = False
+            yield None
             while not finished:
-                for state in self._step():
-                    if state.request_id != request_id:
-                        continue
-                    sequence, finished = state.sequences[0], state.finished
-                    new = sequence.tokens_since(num_sent)
-                    num_sent += len(new.token_ids)
-                    yield StreamOutput(
-                        text=sequence.delta(),
-                        token_ids=new.token_ids,
-                        logprobs=new.logprobs,
-                        finish_reason=new.finish_reason,
-                        stop_reason=new.stop_reason,
-                        num_prompt_tokens=len(state.prompt_token_ids),
-                        num_cached_tokens=sequence.request.num_cached_tokens,
-                    )
+                if state.error is not None:
+                    raise EngineError(str(state.error))
+                new = sequence.tokens_since(num_sent)
+                finished = state.finished
+                if not new.token_ids and not finished:
+                    self._step()
+                    continue
+                num_sent += len(new.token_ids)
+                yield StreamOutput(
+                    text=sequence.delta(),
+                    token_ids=new.token_ids,
+                    logprobs=new.logprobs,
+                    finish_reason=new.finish_reason,
+                    stop_reason=new.stop_reason,
+                    num_prompt_tokens=len(state.prompt_token_ids),
+                    num_cached_tokens=sequence.request.num_cached_tokens,
+                )
         finally:
-            self._engine.abort_request(request_id)
+            self._abort([state])
 
-    def _step(self) -> list[Any]:
-        with _interrupt_deferred():
+    def _step(self) -> list[RequestState]:
+        with interrupt_deferred():
             return self._engine.step()
 
+    def _abort(self, states: Iterable[RequestState]) -> None:
+        """Ends those that are unfinished."""
+        for state in states:
+            if not state.finished:
+                self._engine.abort_request(state.request_id)
+
     def _add(
-        self, requests: list[_TokenizedPrompt], params: Sequence[SamplingParams], priority: Sequence[int] | None
-    ) -> list[str]:
+        self, requests: list[TokenizedPrompt], params: Sequence[SamplingParams], priority: Sequence[int] | None
+    ) -> list[RequestState]:
         """Queues all of the requests or none."""
-        if priority is not None and len(priority) != len(requests):
-            raise RequestError(f"{len(priority)} priorities were given for {len(requests)} prompts")
+        self._check_open()
+        if priority is not None:
+            _check_priority(priority, requests)
         self._num_calls += 1
-        request_ids: list[str] = []
+        states: list[RequestState] = []
         try:
             for i, (request, request_params) in enumerate(zip(requests, params, strict=True)):
-                request_id = f"{self._num_calls}-{i}"
-                self._engine.add_request(
-                    request_id,
+                state = self._engine.add_request(
+                    f"{self._num_calls}-{i}",
                     request.token_ids,
                     request_params,
                     prompt=request.text,
                     priority=0 if priority is None else priority[i],
                     cache_salt=request.cache_salt,
                 )
-                request_ids.append(request_id)
+                states.append(state)
         except BaseException as error:
-            for request_id in request_ids:
-                self._engine.abort_request(request_id)
+            self._abort(states)
             if isinstance(error, RequestError) and len(requests) > 1:
-                raise RequestError(f"prompt {len(request_ids)} of {len(requests)}: {error}") from None
+                raise RequestError(f"{_name(len(states), len(requests))}: {error}") from None
             raise
-        return request_ids
+        return states
 
-    def _tokenize(self, prompt: Prompt, index: int, count: int) -> _TokenizedPrompt:
-        where = f"prompt {index} of {count}" if count > 1 else "the prompt"
-        if isinstance(prompt, Mapping):
-            if unknown := set(prompt) - PROMPT_KEYS:
-                raise RequestError(f"{where} has unknown keys {sorted(unknown)}; known: {sorted(PROMPT_KEYS)}")
-            if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-                raise RequestError(f"{where} needs exactly one of 'prompt' and 'prompt_token_ids'")
-            content = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
-            cache_salt = prompt.get("cache_salt")
-        else:
-            content, cache_salt = prompt, None
-        if not isinstance(content, str):
-            if not isinstance(content, Sequence | np.ndarray):
-                raise RequestError(f"{where} is {type(content).__name__}; give a text or a list of token ids")
-            return _TokenizedPrompt(None, list(content), cache_salt)
-        if self.tokenizer is None:
-            raise RequestError(f"{where} is text, and the checkpoint has no tokenizer: give a list of token ids")
-        return _TokenizedPrompt(content, self.tokenizer.encode(content), cache_salt)
-
-    def _chat_prompt(self, messages: Sequence[Message], **template: Any) -> _TokenizedPrompt:
-        if self.tokenizer is None:
-            raise RequestError("chat needs a tokenizer with a chat template, and the checkpoint has none")
-        text = self.tokenizer.apply_chat_template(messages, **template)
-        return _TokenizedPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), None)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("this LLM is closed: make a new one")
 
 
-@dataclass(frozen=True)
-class _TokenizedPrompt:
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt as a list of one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int | np.integer) for item in items):
-        return [items]
-    return items
-
-
-def _is_conversation(prompt: Prompt | Sequence[Message]) -> bool:
-    return not isinstance(prompt, str | Mapping) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+def _name(index: int, count: int) -> str:
+    """A prompt's name in an error."""
+    return f"prompt {index} of {count}" if count > 1 else "the prompt"
 
 
 def _one_for_each(
@@ -391,33 +389,15 @@ def _one_for_each(
 ) -> Sequence[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * len(requests)
+    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+        raise RequestError("sampling_params must be a SamplingParams, or a list with one for each prompt")
     if len(params) != len(requests):
         raise RequestError(f"{len(params)} sampling_params were given for {len(requests)} prompts")
     return params
 
 
-@contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Holds a Ctrl-C back until the step is done, so that nothing is left half-way; a second one comes through."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupted = False
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler:
-        yield
-        return
-
-    def handler(signum: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if interrupted:
-        raise KeyboardInterrupt
+def _check_priority(priority: Sequence[int], requests: Sequence[object]) -> None:
+    if not isinstance(priority, Sequence) or not all(type(value) is int for value in priority):
+        raise RequestError(f"priority={priority!r} must be a list of integers, one for each prompt")
+    if len(priority) != len(requests):
+        raise RequestError(f"{len(priority)} priorities were given for {len(requests)} prompts")

@@ -30,7 +30,8 @@ class SamplingParams:
       bad_words: Texts that must not be generated.
       seed: Makes the request's sampling reproducible, whatever else is in the batch.
       max_tokens: Most tokens to generate; None generates until the context is full.
-      min_tokens: Tokens to generate before an end-of-sequence or stop token can be sampled.
+      min_tokens: Tokens to generate before an end-of-sequence or stop token can be sampled; stop texts are looked for
+        in what follows them.
       stop: Texts that end the completion.
       stop_token_ids: Token ids that end the completion.
       ignore_eos: Go on after the model's end-of-sequence token.

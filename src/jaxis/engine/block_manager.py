@@ -128,6 +128,13 @@ class BlockManager:
                 self._digest_of_block[block_id] = digests[index]
         request.num_registered_blocks = num_full
 
+    def forget_prefix(self, request: Request) -> None:
+        """Unregisters every block with a prefix of the request's tokens: nobody is to find what it computed."""
+        for digest in request.block_digests:
+            block_id = self._block_of_digest.pop(digest, None)
+            if block_id is not None:
+                self._digest_of_block[block_id] = None
+
     def reset_prefix_cache(self) -> bool:
         """Forgets every registered block, as after a change of weights.
 

@@ -58,7 +58,8 @@ class LLMEngine:
         self.runner = Runner(vllm_config, model, mesh, on_compile=on_compile)
         self.max_model_len = self.runner.max_model_len
         self._num_requests = 0
-        self._start_over()
+        self._requests: dict[str, RequestState] = {}
+        self._start_over("")
 
     @property
     def has_unfinished(self) -> bool:
@@ -73,7 +74,7 @@ class LLMEngine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> None:
+    ) -> RequestState:
         """Queues a request; `params.n` sequences share its prompt.
 
         Args:
@@ -84,13 +85,16 @@ class LLMEngine:
           priority: The lower value is served first.
           cache_salt: Only requests with the same salt share prefix-cache blocks.
 
+        Returns:
+          The request, which steps carry on.
+
         Raises:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
         prompt_token_ids = self._checked_prompt(prompt_token_ids)
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
-        state = RequestState(request_id, prompt, prompt_token_ids, params, self.tokenizer)
+        state = RequestState(request_id, prompt, prompt_token_ids, params)
         self._num_requests += 1
         for index in range(params.n):
             sequence_id = request_id if params.n == 1 else f"{request_id}/{index}"
@@ -108,6 +112,7 @@ class LLMEngine:
             self._sequences[sequence.request.request_id] = sequence
             self._sampling[sequence.request.request_id] = sequence.sampling
         self._requests[request_id] = state
+        return state
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Ends a request; returns what it has so far, or None if it is not unfinished."""
@@ -122,22 +127,27 @@ class LLMEngine:
         return state.output()
 
     def step(self) -> list[RequestState]:
-        """Runs one step; returns the requests that got new tokens, those that they ended among them.
+        """Runs one step; returns the requests that got new tokens, those that it ended among them.
+
+        A request whose logits are not finite ends with its `error` set.
 
         Raises:
-          EngineError: The step failed. Every unfinished request is lost; the engine takes new ones.
+          EngineError: The step failed. Every unfinished request is lost, with its `error` set; the engine takes new
+            ones.
         """
         try:
             return self._step()
-        except Exception as error:
-            lost = len(self._requests)
-            self.reset()
-            message = str(error).partition("\n")[0]
-            raise EngineError(f"a step failed and {lost} requests were lost: {message}") from error
+        except BaseException as error:
+            message = str(error).partition("\n")[0] or type(error).__name__
+            message = f"a step failed and {len(self._requests)} requests were lost: {message}"
+            self.reset(message)
+            if isinstance(error, Exception):
+                raise EngineError(message) from error
+            raise
 
-    def reset(self) -> None:
-        """Drops every request and the prefix cache; for after a step that failed or was interrupted half-way."""
-        self._start_over()
+    def reset(self, reason: str = "the engine was reset") -> None:
+        """Drops the prefix cache and every request; those get an `error` with the reason."""
+        self._start_over(reason)
         self.runner.recover()
 
     def compute_logits(self, token_ids: Sequence[int], *, paged: bool) -> np.ndarray:
@@ -156,27 +166,33 @@ class LLMEngine:
         token_ids = self._checked_prompt(token_ids, spare=0)
         if not paged:
             return self.runner.whole_logits(token_ids)
+        try:
+            return self._paged_logits(token_ids)
+        except BaseException:
+            self.reset()  # the step may have taken the caches with it
+            raise
+
+    def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
         self._discard_inflight()
         request = Request("", token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
         blocks = self.scheduler.block_manager
-        if not blocks.allocate(request, len(token_ids)):
-            raise RequestError(f"{len(token_ids)} tokens do not fit the KV cache")
-        try:
-            logits = []
-            chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
-            for start in range(0, len(token_ids), chunk):
-                entry = ScheduledRequest(request, start, min(chunk, len(token_ids) - start), samples=False)
-                logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
-            return np.concatenate(logits)
-        finally:
-            blocks.free(request)
+        blocks.allocate(request, len(token_ids))
+        logits = []
+        chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
+        for start in range(0, len(token_ids), chunk):
+            entry = ScheduledRequest(request, start, min(chunk, len(token_ids) - start), samples=False)
+            logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
+        blocks.free(request)
+        return np.concatenate(logits)
 
     def close(self) -> None:
         """Gives the device memory back; the engine cannot be used any more."""
-        self._start_over()
+        self._start_over("the engine was closed")
         self.runner.close()
 
-    def _start_over(self) -> None:
+    def _start_over(self, reason: str) -> None:
+        for state in self._requests.values():
+            state.error = EngineError(reason)
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
         self.scheduler = Scheduler(
             BlockManager(self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching),
@@ -184,7 +200,7 @@ class LLMEngine:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=self.max_model_len,
         )
-        self._requests: dict[str, RequestState] = {}
+        self._requests = {}
         self._sequences: dict[str, SequenceState] = {}
         self._sampling: dict[str, RequestSampling] = {}
         self._inflight: DispatchedStep | None = None
@@ -217,14 +233,18 @@ class LLMEngine:
         for index, prompt_logprobs in step.prompt_logprobs:
             entry = step.output.scheduled[index]
             sequence = self._sequences.get(entry.request.request_id)
-            if sequence is not None:
+            if sequence is not None and sequence.request is entry.request:
                 sequence.add_prompt_logprobs(entry.start, prompt_logprobs)
         touched: dict[str, RequestState] = {}
-        row_of = {entry.request.request_id: row for row, entry in enumerate(step.output.scheduled)}
+        row_of: dict[str, int] = {}
+        for row, (entry, token_id) in enumerate(zip(step.output.scheduled, token_ids, strict=True)):
+            request_id = entry.request.request_id
+            row_of[request_id] = row
+            if entry.samples and token_id == INVALID_TOKEN_ID and not entry.request.status.finished:
+                state = self._fail(self._sequences[request_id])
+                touched[state.request_id] = state
         for request, token_id in self.scheduler.update(step.output, token_ids):
             sequence = self._sequences[request.request_id]
-            if token_id == INVALID_TOKEN_ID:
-                raise EngineError(f"request {request.request_id!r}: the model's logits hold no finite number")
             stop = sequence.add_token(token_id, logprobs, row_of[request.request_id])
             if stop is not None and not request.status.finished:
                 self.scheduler.finish_request(request.request_id, RequestStatus.FINISHED_STOPPED, stop)
@@ -234,8 +254,20 @@ class LLMEngine:
             touched[sequence.parent.request_id] = sequence.parent
         for request_id, state in touched.items():
             if state.finished:
-                del self._requests[request_id]
+                self._requests.pop(request_id, None)
         return list(touched.values())
+
+    def _fail(self, sequence: SequenceState) -> RequestState:
+        """Ends the request of a sequence whose logits are not finite."""
+        # What made them so may stand in its keys and values.
+        self.scheduler.block_manager.forget_prefix(sequence.request)
+        state = sequence.parent
+        self.abort_request(state.request_id)
+        state.error = EngineError(
+            "the model's logits are not finite: its weights are damaged, or its numbers exceed the dtype's range "
+            "(float16 has the smallest; try float32)"
+        )
+        return state
 
     def _discard_inflight(self) -> None:
         """Accounts for a step whose requests have all ended, without waiting for it."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jaxis.engine.request import Request
 from jaxis.engine.request_sampling import RequestSampling
 from jaxis.engine.sampler import TokenLogprobs
+from jaxis.errors import EngineError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
@@ -20,6 +21,7 @@ class RequestState:
 
     Attributes:
       prompt_logprobs: For each prompt token but the first, once known.
+      error: Why the request ended without its completions; None if it did not.
     """
 
     def __init__(
@@ -28,7 +30,6 @@ class RequestState:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        tokenizer: Tokenizer | None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -36,11 +37,11 @@ class RequestState:
         self.params = params
         self.sequences: list[SequenceState] = []
         self.prompt_logprobs: dict[int, dict[int, Logprob]] = {}
-        self.tokenizer = tokenizer
+        self.error: EngineError | None = None
 
     @property
     def finished(self) -> bool:
-        return all(sequence.request.status.finished for sequence in self.sequences)
+        return self.error is not None or all(sequence.request.status.finished for sequence in self.sequences)
 
     def output(self) -> RequestOutput:
         """The request as it stands."""
@@ -115,7 +116,8 @@ class SequenceState:
         ended_by_token = self.request.status.finish_reason == "stop"
         if ended_by_token and not params.include_stop_str_in_output:
             return None
-        return self._detokenizer.update([token_id])
+        may_stop = len(self.request.output_token_ids) > params.min_tokens
+        return self._detokenizer.update([token_id], may_stop=may_stop)
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs) -> None:
         """Takes in the log-probabilities of the prompt tokens that follow positions `start`, `start + 1`, ..."""

@@ -144,8 +144,7 @@ class Runner:
         self._params, self._treedef = jax.tree.flatten(state)
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
-        self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
-        self._last_rows: dict[str, int] = {}
+        self._forget_last_tokens()
         self._programs = ProgramCache(self._compile, on_compile)
 
     def prepare(self, num_tokens: int) -> None:
@@ -203,14 +202,19 @@ class Runner:
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed, or was interrupted, half-way."""
-        self._last_rows = {}
-        if any(cache.is_deleted() for cache in self._caches):
-            self._make_caches()
+        # Whatever the step was to leave may be missing, or be an error that only shows when it is read.
+        self._caches = []
+        self._make_caches()
+        self._forget_last_tokens()
 
     def close(self) -> None:
         """Gives the caches, weights and programs back."""
         self._programs.close()
         self._caches, self._params = [], []
+
+    def _forget_last_tokens(self) -> None:
+        self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
+        self._last_rows: dict[str, int] = {}
 
     def _make_caches(self) -> None:
         block_size = self.vllm_config.cache_config.block_size

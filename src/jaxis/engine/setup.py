@@ -23,12 +23,13 @@ from jaxis.config import (
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.programs import enable_disk_cache
 from jaxis.engine.runner import ForwardKey
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.hf_config import HFConfig, load_generation_defaults
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.progress import ProgressDisplay
+from jaxis.rope_config import rope_config
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 
@@ -36,8 +37,8 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 LOAD_FORMATS = ("auto", "dummy")
 DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 512}
-ACCELERATOR_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -67,6 +68,10 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed={self.seed!r} must be an integer")
+        if not isinstance(self.hf_overrides, Mapping):
+            raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
         for name, known in (
             ("dtype", ("auto", *DTYPES)),
             ("kv_cache_dtype", ("auto", *DTYPES)),
@@ -104,6 +109,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         )
     mesh = make_mesh(args.tensor_parallel_size)
     vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform)
+    default_sampling_params = _default_sampling_params(generation, folder)
     tokenizer = Tokenizer.from_folder(folder)
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
         model = load_model(vllm_config, mesh, on_progress)
@@ -121,13 +127,19 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         on_compile=on_compile,
     )
     wanted = vllm_config.model_config.max_model_len
+    trained = hf_config["max_position_embeddings"]
+    if args.max_model_len is None and wanted < trained:
+        progress.note(
+            f"max_model_len is {wanted}, up to which the model needs no long-context frequencies; for up to {trained}, "
+            "which changes the answers to short prompts too, give max_model_len"
+        )
     if engine.max_model_len < wanted:
         progress.note(
             f"max_model_len is {engine.max_model_len}, not {wanted}: that is what the KV cache has memory for; "
             "kv_cache_memory gives it more"
         )
     engine.runner.prepare(1)
-    return BuiltEngine(engine, _default_sampling_params(generation))
+    return BuiltEngine(engine, default_sampling_params)
 
 
 def parse_bytes(size: int | str) -> int:
@@ -150,11 +162,6 @@ def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: 
             f"{folder} is quantized ({method.get('quant_method', 'unknown method')}), which is not supported yet; "
             "use the checkpoint's unquantized version"
         )
-    if platform == "cpu":
-        default_batched = 512
-    else:
-        default_batched = ACCELERATOR_MAX_NUM_BATCHED_TOKENS
-    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     memory = args.kv_cache_memory
     return VllmConfig(
         model_config=ModelConfig(
@@ -170,10 +177,7 @@ def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: 
             enable_prefix_caching=args.enable_prefix_caching,
             kv_cache_memory_bytes=None if memory is None else parse_bytes(memory),
         ),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens or max(default_batched, max_num_seqs),
-        ),
+        scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),
         load_config=LoadConfig(args.load_format),
     )
@@ -188,14 +192,41 @@ def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
     return DTYPES[name]
 
 
+def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
+    """What is not given follows what is: every running request must be able to decode in a step."""
+    if max_num_batched_tokens is None:
+        default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
+        max_num_batched_tokens = max(default, max_num_seqs or 0)
+    if max_num_seqs is None:
+        max_num_seqs = min(DEFAULT_MAX_NUM_SEQS, max_num_batched_tokens)
+    if max_num_seqs > max_num_batched_tokens:
+        raise ConfigError(
+            f"max_num_seqs={max_num_seqs} is more than max_num_batched_tokens={max_num_batched_tokens}, so not every "
+            "running request could decode in a step: lower the one or raise the other"
+        )
+    return SchedulerConfig(max_num_seqs, max_num_batched_tokens)
+
+
 def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
     trained = hf_config["max_position_embeddings"]
-    if wanted is not None and wanted > trained:
+    if wanted is None:
+        return min(trained, _short_context_len(hf_config) or trained)
+    if wanted > trained:
         raise ConfigError(
             f"max_model_len={wanted} is more than the {trained} positions of the checkpoint; lower it, or raise "
             "max_position_embeddings through hf_overrides if the model is known to go on"
         )
-    return wanted or trained
+    return wanted
+
+
+def _short_context_len(hf_config: HFConfig) -> int | None:
+    """LongRoPE's longest sequence with the short frequencies; None for other ropes.
+
+    A paged engine has one set of frequencies for all requests; the long one is the worse for short sequences.
+    """
+    # A copy: what is looked up here does not count as read by the model.
+    rope = rope_config(HFConfig(hf_config.to_dict(), source=hf_config.source))
+    return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
 
 
 def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -208,12 +239,13 @@ def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: T
     return frozenset(eos if isinstance(eos, list) else [eos])
 
 
-def _default_sampling_params(generation: dict[str, Any]) -> SamplingParams:
-    settings = {
-        name: generation[name]
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        if name in generation
-    }
+def _default_sampling_params(generation: dict[str, Any], folder: Path) -> SamplingParams:
+    names = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+    names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+    settings = {ours: generation[name] for name, ours in names.items() if name in generation}
     if generation.get("do_sample") is False:
-        settings = {"temperature": 0.0} | {k: v for k, v in settings.items() if k == "repetition_penalty"}
-    return SamplingParams(max_tokens=None, **settings)
+        settings["temperature"] = 0.0
+    try:
+        return SamplingParams(**{"max_tokens": None} | settings)
+    except RequestError as error:
+        raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None

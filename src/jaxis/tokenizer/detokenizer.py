@@ -53,14 +53,22 @@ class IncrementalDetokenizer:
         """All text decided so far; it only grows. It leaves out what may still turn out to be a stop string."""
         return "".join(self._decided)
 
-    def update(self, new_token_ids: Sequence[int]) -> str | None:
+    def update(self, new_token_ids: Sequence[int], *, may_stop: bool = True) -> str | None:
         """Takes the next tokens in; after a stop string has been hit, they change nothing.
+
+        Args:
+          new_token_ids: The tokens.
+          may_stop: Whether their text may be part of a stop string.
 
         Returns:
           The stop string that has been hit, or None.
         """
         if self.stop_hit is None:
-            self._append(self._utf8.decode(b"".join(self._bytes_of(token_id) for token_id in new_token_ids)))
+            text = self._utf8.decode(b"".join(self._bytes_of(token_id) for token_id in new_token_ids))
+            if may_stop:
+                self._append(text)
+            else:
+                self._decided.append(text)
         return self.stop_hit
 
     def delta(self) -> str:

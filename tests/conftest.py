@@ -1,0 +1,73 @@
+"""Fixtures shared by the tests that run a whole engine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from leak_check import no_blocks_leaked
+
+
+def pytest_configure(config):
+    # Before anything imports JAX. Programs are kept between test runs, apart from the user's own.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("programs"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+    # Tiny programs take far longer to optimize than they could ever save.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Family name -> folder of its tiny checkpoint, made once."""
+    from tiny_checkpoints import write_checkpoint
+
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def folder(family="qwen3"):
+        if not (root / family).exists():
+            write_checkpoint(root / family, family)
+        return root / family
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_llm(checkpoint):
+    """Starts an LLM on a tiny checkpoint, with small sizes unless told otherwise."""
+    from jaxis import LLM
+
+    def start(model=None, **arguments):
+        sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 1, "kv_cache_memory": "8MiB", "show_progress": False}
+        return LLM(checkpoint() if model is None else model, **sizes | arguments)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def shared_llm(start_llm):
+    """The LLM of all tests that need nothing special; it runs one request at a time. Take `llm`."""
+    with start_llm() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def shared_batching_llm(start_llm):
+    """The LLM of all tests that need several requests to run side by side. Take `batching_llm`."""
+    with start_llm(max_num_seqs=8) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_llm):
+    """One request at a time; the test must leave no block behind."""
+    with no_blocks_leaked(shared_llm):
+        yield shared_llm
+
+
+@pytest.fixture
+def batching_llm(shared_batching_llm):
+    """Up to 8 requests at a time; the test must leave no block behind."""
+    with no_blocks_leaked(shared_batching_llm):
+        yield shared_batching_llm
