@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -322,7 +323,9 @@ class LLM:
                 new = sequence.tokens_since(num_sent)
                 finished = state.finished
                 if not new.token_ids and not finished:
-                    self._step()
+                    # A spinner would erase text that is on the screen.
+                    with self._progress.silent() if num_sent else nullcontext():
+                        self._step()
                     continue
                 num_sent += len(new.token_ids)
                 yield StreamOutput(

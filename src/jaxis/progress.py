@@ -21,6 +21,7 @@ class ProgressDisplay:
         self._console = Console(stderr=True, quiet=not enabled)
         self._enabled = enabled and self._console.is_terminal
         self._live: Progress | None = None
+        self._num_silent = 0
 
     def note(self, message: str) -> None:
         """A line that stays, terminal or not."""
@@ -47,9 +48,18 @@ class ProgressDisplay:
             yield update
 
     @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Draws nothing inside: a spinner beside streamed text would erase it."""
+        self._num_silent += 1
+        try:
+            yield
+        finally:
+            self._num_silent -= 1
+
+    @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         """A spinner while a program compiles."""
-        if not self._enabled:
+        if not self._enabled or self._num_silent:
             yield
         elif self._live is not None:
             # A bar is on the screen already, and there can be only one.

@@ -13,6 +13,7 @@ import psutil
 
 from jaxis.errors import ConfigError, EngineError
 from jaxis.layers.attention import KVCacheSpec
+from jaxis.layers.module import named_modules
 from jaxis.parallel.mesh import logical_sharding
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ CPU_TOKENS_PER_SEQ = 512
 
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpec]:
     """One spec a layer: from the attention layers, or, for a model that uses none of ours, from config.json."""
-    specs = [m.kv_cache_spec for _, m in model.named_modules() if hasattr(m, "kv_cache_spec")]
+    specs = [m.kv_cache_spec for _, m in named_modules(model) if hasattr(m, "kv_cache_spec")]
     if specs:
         return specs
     config = vllm_config.model_config.hf_config
