@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.setup import EMBEDDED_MODEL
 from jaxis.models.registry import supported_architectures
 from jaxis.rope_config import ROPE_TYPES
 
@@ -27,7 +26,6 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTAL
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 PACKAGE = ROOT / "src" / "jaxis"
 FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
-HAS_EMBEDDED_MODEL = (EMBEDDED_MODEL / "model.safetensors").exists()
 
 
 def page_id(path):
@@ -79,7 +77,6 @@ def test_python_blocks_are_valid_python_or_excerpts(path):
             pytest.fail(f"{page_id(path)}:{line + (error.lineno or 1) - 1}: {error.msg}")
 
 
-@pytest.mark.skipif(not HAS_EMBEDDED_MODEL, reason="no embedded model yet")
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if any(runs(before) for *_, before in python_blocks(path))], ids=page_id
 )
