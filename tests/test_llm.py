@@ -1,5 +1,7 @@
 """LLM.generate and LLM.chat: what they take, what they return, what they refuse."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -252,6 +254,13 @@ def test_closing(start_llm):
         with pytest.raises(EngineError, match="closed"):
             call()
     llm.close()
+
+
+def test_generating_on_another_thread(llm, answer):
+    """Where Ctrl-C cannot be held back."""
+    with ThreadPoolExecutor(1) as executor:
+        [output] = executor.submit(llm.generate, [3, 4, 5], GREEDY).result()
+    assert output.outputs[0].token_ids == answer([3, 4, 5])
 
 
 def test_unknown_engine_argument():

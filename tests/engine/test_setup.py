@@ -2,11 +2,14 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxis import LLM, SamplingParams
+from jaxis.engine import kv_cache
 from jaxis.engine.setup import EngineArgs, parse_bytes
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from tiny_checkpoints import variant, write_checkpoint
@@ -86,6 +89,25 @@ def test_too_little_memory(start_llm):
     with pytest.raises(EngineError, match=r"at least 0\.0 MiB for one block of 16 tokens") as caught:
         start_llm(kv_cache_memory=100)
     assert "\n" not in str(caught.value)
+
+
+def test_more_memory_than_is_free(start_llm, monkeypatch):
+    monkeypatch.setattr(kv_cache, "_free_host_bytes", lambda: 40 * BLOCK_BYTES)
+    with pytest.raises(EngineError, match="give a smaller kv_cache_memory"):
+        start_llm(kv_cache_memory=41 * BLOCK_BYTES)
+    with start_llm(kv_cache_memory=40 * BLOCK_BYTES) as llm:
+        assert num_blocks(llm) == 40
+    with start_llm(kv_cache_memory=None) as llm:
+        assert num_blocks(llm) == 10
+
+
+def test_device_without_the_memory(start_llm, monkeypatch):
+    def no_memory(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocator: ...")
+
+    monkeypatch.setattr(kv_cache, "jnp", SimpleNamespace(zeros=no_memory))
+    with pytest.raises(EngineError, match=r"no memory for a KV cache of 64 blocks: give a smaller kv_cache_memory$"):
+        start_llm()
 
 
 @pytest.mark.parametrize(
