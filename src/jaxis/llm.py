@@ -246,9 +246,8 @@ class LLM:
             request = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
             request = tokenize_prompt(prompt, self.tokenizer, _name(0, 1))
-        [state] = self._add([request], _one_for_each(params, [request]), None)
-        stream = self._stream(state)
-        # Started, so that closing it aborts the request even if nothing was taken from it.
+        stream = self._stream(request, _one_for_each(params, [request]))
+        # Up to where the request is queued; closing the iterator then aborts it even if nothing was taken from it.
         next(stream)
         return stream
 
@@ -290,11 +289,13 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        states = self._add(requests, _one_for_each(params, requests), priority)
-        number_of = {state.request_id: i for i, state in enumerate(states)}
-        num_finished = num_tokens = 0
+        params = _one_for_each(params, requests)
         show = self._progress if progress and len(requests) > 1 else ProgressDisplay(enabled=False)
+        states: list[RequestState] = []
+        num_finished = num_tokens = 0
         try:
+            self._add(states, requests, params, priority)
+            number_of = {state.request_id: i for i, state in enumerate(states)}
             with show.generating(len(requests)) as update:
                 while num_finished < len(requests):
                     for state in self._step():
@@ -310,13 +311,16 @@ class LLM:
             self._abort(states)
         return [state.output() for state in states]
 
-    def _stream(self, state: RequestState) -> Generator[Any, None, None]:
-        """Yields None to begin with, then a StreamOutput for whatever is new."""
-        sequence = state.sequences[0]
+    def _stream(self, request: TokenizedPrompt, params: Sequence[SamplingParams]) -> Generator[Any, None, None]:
+        """Yields None once the request is queued, then a StreamOutput for whatever is new."""
+        states: list[RequestState] = []
         num_sent = 0
         finished = False
         try:
+            self._add(states, [request], params, None)
             yield None
+            [state] = states
+            [sequence] = state.sequences
             while not finished:
                 if state.error is not None:
                     raise EngineError(str(state.error))
@@ -338,44 +342,47 @@ class LLM:
                     num_cached_tokens=sequence.request.num_cached_tokens,
                 )
         finally:
-            self._abort([state])
+            self._abort(states)
 
     def _step(self) -> list[RequestState]:
         with interrupt_deferred():
             return self._engine.step()
 
-    def _abort(self, states: Iterable[RequestState]) -> None:
-        """Ends those that are unfinished."""
-        for state in states:
-            if not state.finished:
-                self._engine.abort_request(state.request_id)
-
     def _add(
-        self, requests: list[TokenizedPrompt], params: Sequence[SamplingParams], priority: Sequence[int] | None
-    ) -> list[RequestState]:
-        """Queues all of the requests or none."""
+        self,
+        states: list[RequestState],
+        requests: list[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int] | None,
+    ) -> None:
+        """Queues requests one by one and appends each to `states`; the caller aborts those on an error."""
         self._check_open()
         if priority is not None:
             _check_priority(priority, requests)
         self._num_calls += 1
-        states: list[RequestState] = []
-        try:
+        with interrupt_deferred():
             for i, (request, request_params) in enumerate(zip(requests, params, strict=True)):
-                state = self._engine.add_request(
-                    f"{self._num_calls}-{i}",
-                    request.token_ids,
-                    request_params,
-                    prompt=request.text,
-                    priority=0 if priority is None else priority[i],
-                    cache_salt=request.cache_salt,
-                )
+                try:
+                    state = self._engine.add_request(
+                        f"{self._num_calls}-{i}",
+                        request.token_ids,
+                        request_params,
+                        prompt=request.text,
+                        priority=0 if priority is None else priority[i],
+                        cache_salt=request.cache_salt,
+                    )
+                except RequestError as error:
+                    if len(requests) == 1:
+                        raise
+                    raise RequestError(f"{_name(i, len(requests))}: {error}") from None
                 states.append(state)
-        except BaseException as error:
-            self._abort(states)
-            if isinstance(error, RequestError) and len(requests) > 1:
-                raise RequestError(f"{_name(len(states), len(requests))}: {error}") from None
-            raise
-        return states
+
+    def _abort(self, states: Iterable[RequestState]) -> None:
+        """Ends those that are unfinished."""
+        with interrupt_deferred():
+            for state in states:
+                if not state.finished:
+                    self._engine.abort_request(state.request_id)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -92,6 +92,9 @@ class LLMEngine:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
         prompt_token_ids = self._checked_prompt(prompt_token_ids)
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self.tokenizer is None:
+                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
         state = RequestState(request_id, prompt, prompt_token_ids, params)
@@ -310,8 +313,6 @@ class LLMEngine:
     def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
         if not params.bad_words:
             return ()
-        if self.tokenizer is None:
-            raise RequestError("bad_words needs a tokenizer, and the checkpoint has none")
         encode = functools.partial(self.tokenizer.encode, add_special_tokens=False)
         return tokenize_bad_words(params.bad_words, encode, self.runner.vocab_size)
 

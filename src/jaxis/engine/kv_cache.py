@@ -88,7 +88,7 @@ def num_cache_blocks(vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sh
       The number of blocks, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
 
     Raises:
-      EngineError: There is no memory for even one block.
+      EngineError: There is no memory for even one block, or less than was asked for.
     """
     block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
@@ -101,6 +101,12 @@ def num_cache_blocks(vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sh
         if mesh.devices.flat[0].platform == "cpu":
             useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
     num_blocks = min(memory // bytes_per_block, -(-useful_tokens // block_size))
+    if mesh.devices.flat[0].platform == "cpu" and num_blocks * bytes_per_block > (free := _free_host_bytes()):
+        # The operating system would hand it out, and end the process once it is used.
+        raise EngineError(
+            f"the KV cache would take {num_blocks * bytes_per_block / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
+            "are free: give a smaller kv_cache_memory"
+        )
     if num_blocks < 1:
         raise EngineError(
             f"the KV cache needs at least {bytes_per_block / 2**20:.1f} MiB for one block of {block_size} tokens, and "
@@ -112,12 +118,21 @@ def num_cache_blocks(vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sh
 def make_kv_caches(
     specs: list[KVCacheSpec], num_blocks: int, block_size: int, dtype: Any, mesh: jax.sharding.Mesh
 ) -> list[jax.Array]:
-    """One array [num_blocks, block_size, 2 * K, D] a layer, its heads spread over the mesh."""
+    """One array [num_blocks, block_size, 2 * K, D] a layer, its heads spread over the mesh.
+
+    Raises:
+      EngineError: A device has not the memory.
+    """
     axes = (None, None, "kv_heads", None)
     caches = []
     for spec in specs:
         shape = (num_blocks, block_size, 2 * spec.num_kv_heads, spec.head_dim)
-        caches.append(jnp.zeros(shape, dtype, device=logical_sharding(mesh, axes, shape)))
+        try:
+            caches.append(jnp.zeros(shape, dtype, device=logical_sharding(mesh, axes, shape)))
+        except jax.errors.JaxRuntimeError as error:
+            raise EngineError(
+                f"the device has no memory for a KV cache of {num_blocks} blocks: give a smaller kv_cache_memory"
+            ) from error
     return caches
 
 

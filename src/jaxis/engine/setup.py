@@ -157,9 +157,10 @@ def parse_bytes(size: int | str) -> int:
 
 
 def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
-    if args.load_format == "auto" and (method := hf_config.get("quantization_config")) is not None:
+    if args.load_format == "auto" and (quantization := hf_config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise ConfigError(
-            f"{folder} is quantized ({method.get('quant_method', 'unknown method')}), which is not supported yet; "
+            f"{folder} is quantized ({method or 'unknown method'}), which is not supported yet; "
             "use the checkpoint's unquantized version"
         )
     memory = args.kv_cache_memory

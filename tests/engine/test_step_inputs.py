@@ -1,0 +1,61 @@
+import jax
+import numpy as np
+
+from jaxis import SamplingParams
+from jaxis.engine.request import Request
+from jaxis.engine.scheduler import ScheduledRequest, SchedulerOutput
+from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
+
+SHAPE = StepShape(num_tokens=16, num_requests=4, max_blocks=3)
+
+
+def make_request(name, num_prompt_tokens, output, block_ids):
+    prompt = [100 + i for i in range(num_prompt_tokens)]
+    return Request(
+        name, prompt, SamplingParams(), frozenset(), 1000, arrival=0, output_token_ids=output, block_ids=block_ids
+    )
+
+
+def unpacked(output, shape, inflight_rows, last_tokens):
+    packed = pack_step(output, shape, inflight_rows)
+    assert packed.shape == (shape.packed_size,)
+    assert packed.dtype == np.int32
+    unpack = jax.jit(lambda packed, last_tokens: vars(unpack_step(packed, shape, last_tokens)))
+    return jax.tree.map(np.asarray, unpack(packed, np.asarray(last_tokens, np.int32)))
+
+
+def test_decodes_and_prefill_chunks_in_one_flat_batch():
+    """Two decodes, the second with its token in flight at row 3 of the step before; then 5 tokens of a prefill."""
+    known = make_request("known", 4, [7, 8], [2, 5])
+    in_flight = make_request("in flight", 3, [], [9])
+    prefill = make_request("prefill", 12, [], [1, 0, 4])
+    scheduled = (
+        ScheduledRequest(known, 5, 1, samples=True),
+        ScheduledRequest(in_flight, 3, 1, samples=True),
+        ScheduledRequest(prefill, 6, 5, samples=False),
+    )
+    step = unpacked(SchedulerOutput(scheduled, 2, ()), SHAPE, {"in flight": 3, "known": 1}, [40, 41, 42, 43])
+    metadata = step["attention_metadata"]
+    assert step["input_ids"][:7].tolist() == [8, 43, 106, 107, 108, 109, 110]
+    assert metadata.input_positions[:7].tolist() == [5, 3, 6, 7, 8, 9, 10]
+    assert metadata.block_tables[:3].tolist() == [[2, 5, 0], [9, 0, 0], [1, 0, 4]]
+    assert metadata.seq_lens.tolist() == [6, 4, 11, 0]
+    assert metadata.query_start_loc.tolist() == [0, 1, 2, 7, 7]
+    assert metadata.request_distribution.tolist() == [2, 3, 3]
+    assert step["logits_rows"][:3].tolist() == [0, 1, 6]
+
+
+def test_recomputed_output_tokens_follow_the_prompt():
+    request = make_request("preempted", 3, [7, 8, 9], [0])
+    output = SchedulerOutput((ScheduledRequest(request, 2, 4, samples=True),), 0, ())
+    step = unpacked(output, SHAPE, {}, [0])
+    assert step["input_ids"][:4].tolist() == [102, 7, 8, 9]
+    assert step["attention_metadata"].request_distribution.tolist() == [0, 1, 1]
+
+
+def test_step_of_one_token():
+    shape = StepShape(num_tokens=1, num_requests=1, max_blocks=1)
+    request = make_request("one", 1, [], [6])
+    step = unpacked(SchedulerOutput((ScheduledRequest(request, 0, 1, samples=True),), 0, ()), shape, {}, [99])
+    assert step["input_ids"].tolist() == [100]
+    assert step["attention_metadata"].seq_lens.tolist() == [1]

@@ -1,0 +1,48 @@
+"""What a process has imported after it used jaxis."""
+
+import os
+import subprocess
+import sys
+
+# Imported by no way of running a model; the names of modules.
+FORBIDDEN = ("torch", "transformers", "vllm")
+
+
+def run(script, *arguments):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_serving_a_model_loads_no_torch(checkpoint):
+    script = f"""
+import sys
+from jaxis import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], max_num_batched_tokens=64, max_num_seqs=1, kv_cache_memory="8MiB", show_progress=False)
+params = SamplingParams(max_tokens=3, logprobs=1)
+print(len(llm.generate("the cat", params)[0].outputs[0].token_ids))
+llm.chat([{{"role": "user", "content": "the cat"}}], params)
+list(llm.stream("the cat", params))
+llm.compute_logits([1, 2])
+print([name for name in {FORBIDDEN!r} if name in sys.modules])
+"""
+    assert run(script, checkpoint()).split("\n", 1)[1] == "[]\n"
+
+
+def test_importing_jaxis_does_not_wait_for_jax():
+    script = """
+import sys
+import jaxis
+from jaxis import SamplingParams
+
+print([name for name in ("jax", "flax", "numpy", "tokenizers", "rich") if name in sys.modules])
+"""
+    assert run(script) == "[]\n"
