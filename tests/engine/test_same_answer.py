@@ -13,22 +13,24 @@ from leak_check import no_blocks_leaked
 
 PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 9, 30, 47, 100])]
 MIXED_PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=20),
-    SamplingParams(temperature=0.0, max_tokens=6, logprobs=2),
+    SamplingParams(temperature=0.0, max_tokens=24),
+    SamplingParams(temperature=0.0, max_tokens=14, logprobs=2),
     SamplingParams(temperature=0.9, seed=1, max_tokens=24),
-    SamplingParams(temperature=1.5, seed=2, max_tokens=7, top_p=0.8),
-    SamplingParams(temperature=1.5, seed=3, max_tokens=10, top_k=20),
-    SamplingParams(temperature=1.5, seed=4, max_tokens=10, min_p=0.02, top_p=0.9, top_k=40),
-    SamplingParams(temperature=0.0, max_tokens=10, repetition_penalty=1.5),
+    SamplingParams(temperature=1.5, seed=2, max_tokens=15, top_p=0.8),
+    SamplingParams(temperature=1.5, seed=3, max_tokens=16, top_k=20),
+    SamplingParams(temperature=1.5, seed=4, max_tokens=15, min_p=0.02, top_p=0.9, top_k=40),
+    SamplingParams(temperature=0.0, max_tokens=15, repetition_penalty=1.5),
     SamplingParams(
-        temperature=1.0, seed=5, max_tokens=10, frequency_penalty=0.5, presence_penalty=-0.3, repetition_penalty=0.8
+        temperature=1.0, seed=5, max_tokens=15, frequency_penalty=0.5, presence_penalty=-0.3, repetition_penalty=0.8
     ),
-    SamplingParams(temperature=0.0, max_tokens=9, logit_bias={7: 2.5, 9: -4.0}),
-    SamplingParams(temperature=0.0, max_tokens=10, bad_words=["the", "cat reads", " garden"]),
-    SamplingParams(temperature=1.0, seed=6, max_tokens=8, n=3),
+    SamplingParams(temperature=0.0, max_tokens=15, logit_bias={7: 2.5, 9: -4.0}),
+    SamplingParams(temperature=0.0, max_tokens=15, bad_words=["the", "cat reads", " garden"]),
+    SamplingParams(temperature=1.0, seed=6, max_tokens=15, n=3),
 ]
 # Every kind with another prompt in each round, so that every kind runs beside every other.
-MIXED = [(PROMPTS[(i + 2 * (i // len(MIXED_PARAMS))) % 4], MIXED_PARAMS[i % len(MIXED_PARAMS)]) for i in range(32)]
+MIXED = [
+    (PROMPTS[(i + 2 * (i // len(MIXED_PARAMS))) % 4][-20:], MIXED_PARAMS[i % len(MIXED_PARAMS)]) for i in range(32)
+]
 SIMPLE_PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24),
     SamplingParams(temperature=1.0, seed=8, max_tokens=24),
@@ -63,8 +65,12 @@ def simple_alone(shared_llm):
 
 def test_alone_or_among_32_mixed_requests(llm, start_llm):
     alone = run_alone(llm, MIXED)
-    with start_llm(max_num_seqs=32, max_num_batched_tokens=32) as batching:
+    with start_llm(max_num_seqs=32) as batching:
+        runner = batching._engine.runner
+        dispatch, batch_sizes = runner.dispatch, []
+        runner.dispatch = lambda output, *rest: (batch_sizes.append(len(output.scheduled)), dispatch(output, *rest))[1]
         together = run(batching, MIXED)
+    assert max(batch_sizes) == 32
     assert tokens(together) == tokens(alone)
     for one, other in zip(alone, together, strict=True):
         for left, right in zip(one.outputs, other.outputs, strict=True):
