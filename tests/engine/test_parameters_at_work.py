@@ -87,34 +87,40 @@ def test_min_p(llm, greedy):
     assert completion.token_ids != greedy.token_ids
 
 
+FEW = list(range(40, 52))  # so few that the model repeats itself at once
+
+
+def check_penalized(llm, penalize, **penalty):
+    """The completion is what arg-max gives after `penalize(logits, counts in the output, whether in the prompt)`."""
+    prompt = [*llm.tokenizer.encode(PROMPT), FEW[0]]
+    params = SamplingParams(**GREEDY, allowed_token_ids=FEW, **penalty)
+    token_ids = llm.generate(prompt, params)[0].outputs[0].token_ids
+    logits = llm.compute_logits(prompt + token_ids)[len(prompt) - 1 :, FEW]
+    in_prompt = np.isin(FEW, prompt)
+    for step, token_id in enumerate(token_ids):
+        counts = np.asarray([token_ids[:step].count(other) for other in FEW])
+        assert token_id == FEW[np.argmax(penalize(logits[step], counts, in_prompt))]
+    assert token_ids != [FEW[i] for i in np.argmax(logits[:-1], axis=-1)]
+    return token_ids
+
+
 def test_frequency_penalty(llm):
-    """A token preferred by 40 loses 2 with each use, so it goes in turns with the one preferred by 30."""
-    bias = {7: 60.0, 8: 50.0}
-    assert complete(llm, **GREEDY, logit_bias=bias).token_ids == [7] * 20
-    counts = np.bincount(complete(llm, **GREEDY, logit_bias=bias, frequency_penalty=2.0).token_ids)
-    assert counts[7] > counts[8] > 0
-    assert counts[7] + counts[8] == 20
+    tokens = check_penalized(llm, lambda logits, counts, _: logits - 1.5 * counts, frequency_penalty=1.5)
+    assert len(set(tokens)) > 6
+    check_penalized(llm, lambda logits, counts, _: logits + 0.25 * counts, frequency_penalty=-0.25)
 
 
 def test_presence_penalty(llm):
-    completion = complete(llm, **GREEDY, presence_penalty=2.0, logprobs=20)
-    seen = set()
-    for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
-        adjusted = {other: logprob.logprob - 2.0 * (other in seen) for other, logprob in entry.items()}
-        assert token_id == max(adjusted, key=adjusted.get)
-        seen.add(token_id)
-    assert any(entry[i].rank > 1 for i, entry in zip(completion.token_ids, completion.logprobs, strict=True))
+    check_penalized(llm, lambda logits, counts, _: logits - 1.5 * (counts > 0), presence_penalty=1.5)
 
 
 def test_repetition_penalty(llm):
-    assert complete(llm, **GREEDY, logit_bias={7: 60.0, 8: 50.0}).token_ids == [7] * 20
-    penalized = complete(llm, **GREEDY, logit_bias={7: 60.0, 8: 50.0}, repetition_penalty=2.0).token_ids
-    assert penalized[:2] == [7, 8]
-    # The prompt's tokens are penalized too, before they were generated.
-    prompt = llm.tokenizer.encode(PROMPT)
-    bias = {prompt[-1]: 60.0, 8: 50.0}
-    assert complete(llm, **GREEDY, logit_bias=bias).token_ids[0] == prompt[-1]
-    assert complete(llm, **GREEDY, logit_bias=bias, repetition_penalty=2.0).token_ids[0] == 8
+    """The prompt's tokens are penalized too, before they were generated."""
+
+    def penalize(logits, counts, in_prompt):
+        return np.where((counts > 0) | in_prompt, np.where(logits > 0, logits / 4, logits * 4), logits)
+
+    check_penalized(llm, penalize, repetition_penalty=4.0)
 
 
 def test_logit_bias(llm, greedy):
@@ -136,16 +142,15 @@ def test_allowed_token_ids(llm, greedy):
 
 
 def test_bad_words(llm):
-    """`logit_bias` makes a word of two tokens come at once; forbidden, it does not, though each token may."""
     first, second = llm.tokenizer.encode("zq", add_special_tokens=False)
-    wanted = {**GREEDY, "logit_bias": {second: 99.0, first: 100.0}, "frequency_penalty": 2.0}
-    assert (first, second) in set(itertools.pairwise(complete(llm, **wanted).token_ids))
-    tokens = complete(llm, **wanted, bad_words=["zq"]).token_ids
-    assert (first, second) not in set(itertools.pairwise(tokens))
-    assert first in tokens
-    # A word of one token, which is the best to begin with.
-    assert complete(llm, **GREEDY, logit_bias={first: 100.0}).token_ids[0] == first
-    assert first not in complete(llm, **GREEDY, logit_bias={first: 100.0}, bad_words=["z"]).token_ids
+    only_these = {**SAMPLED, "allowed_token_ids": [first, second]}
+    assert (first, second) in set(itertools.pairwise(complete(llm, **only_these).token_ids))
+    # A word of two tokens: once the first has come, the second may not.
+    tokens = complete(llm, **only_these, bad_words=["zq"]).token_ids
+    start = tokens.index(first)
+    assert tokens == [second] * start + [first] * (len(tokens) - start)
+    # A word of one token.
+    assert complete(llm, **only_these, bad_words=["z"]).token_ids == [second] * 20
 
 
 def test_max_tokens(llm):
