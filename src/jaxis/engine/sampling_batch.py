@@ -13,7 +13,9 @@ import numpy as np
 from jaxis.engine.request_sampling import RequestSampling
 from jaxis.sampling_params import MAX_LOGPROBS
 
-MIN_WIDTH = 16
+# Widths grow by large steps: a wider list costs microseconds, another program a second to compile.
+MIN_WIDTH = 64
+WIDTH_GROWTH = 4
 # A temperature below this is greedy, as in vLLM: the quotient would only overflow.
 MIN_TEMPERATURE = 1e-5
 # From here on all tokens are equally likely in float32, whose reciprocals soon vanish.
@@ -27,9 +29,9 @@ class SamplerFeatures:
     Attributes:
       greedy_only: No row draws at random.
       has_filters: Some row uses top-k, top-p or min-p.
-      history_width: Token ids a row that penalties look at, a power of two; 0 without penalties.
-      bias_width: Biased or banned token ids a row, a power of two; 0 without.
-      allowed_width: Allowed token ids a row, a power of two; 0 without.
+      history_width: Token ids a row that penalties look at; 0 without penalties.
+      bias_width: Biased or banned token ids a row; 0 without.
+      allowed_width: Allowed token ids a row; 0 without.
       num_logprobs: Most likely tokens to return a row (0: only the sampled one's log-probability); None for none.
     """
 
@@ -187,7 +189,7 @@ def build_sampling_arrays(
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
         allowed_ids=_pad(allowed, num_rows, vocab_size, np.int32),
     )
-    wanted = [r.params.logprobs for r in requests if r.params.logprobs is not None]
+    wants_logprobs = any(request.params.logprobs is not None for request in requests)
     features = SamplerFeatures(
         greedy_only=not temperature.any(),
         has_filters=bool((top_k < vocab_size).any() or (top_p < 1).any() or (min_p > 0).any()),
@@ -195,15 +197,17 @@ def build_sampling_arrays(
         bias_width=arrays.bias_ids.shape[1],
         allowed_width=arrays.allowed_ids.shape[1],
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
-        num_logprobs=None if not wanted else MAX_LOGPROBS if max(wanted) else 0,
+        num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
     )
     return arrays, features
 
 
 def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) -> np.ndarray:
-    """Rows of different lengths as one array, wide enough for the longest: 0, 16 or a larger power of two."""
+    """Rows of different lengths as one array, wide enough for the longest: 0, 64, 256, 1024, ..."""
     longest = max(map(len, rows), default=0)
-    width = 0 if longest == 0 else max(MIN_WIDTH, 1 << (longest - 1).bit_length())
+    width = MIN_WIDTH if longest else 0
+    while width < longest:
+        width *= WIDTH_GROWTH
     padded = np.full((num_rows, width), fill, dtype)
     for row, values in zip(padded, rows, strict=False):
         row[: len(values)] = values
