@@ -210,7 +210,7 @@ def evaluate_export(folder: Path, evaluation: Evaluation, dtype: Any) -> np.ndar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a step (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")

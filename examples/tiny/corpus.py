@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiny import skills, stories, tables
+from tiny import frames, skills, stories, tables
 from tiny.relations import RELATIONS, SUMS, Relation, Row
 from tiny.skills import Exchange, Message, assistant, capitalised, user
 from tiny.tools import call_text, random_tools, tool_call
@@ -59,6 +59,8 @@ ALL = Stage()
 
 def vary(rng: random.Random, question: str) -> str:
     """The question as another user might type it: lower case, no punctuation, with a word before or after."""
+    if rng.random() < 0.15:
+        return rng.choice(frames.WRAPPERS).format(question=question)
     kind = rng.random()
     if kind < 0.55:
         return question
@@ -81,9 +83,17 @@ _SENTENCE_STARTERS = frozenset(
 )
 
 
+_FRAMED = {relation.category: frames.framed_templates(relation.category) for relation in RELATIONS}
+
+
 def ask(rng: random.Random, relation: Relation, row: Row, *, brief: bool = False, held_out: bool = False) -> Exchange:
     """One question about one fact."""
-    question = capitalised(rng.choice(relation.held_out if held_out else relation.train).format(**row))
+    if held_out:
+        templates = relation.held_out
+    else:
+        # As often from the frames as from the relation's own phrasings.
+        templates = relation.train if rng.random() < 0.5 else _FRAMED[relation.category]
+    question = capitalised(rng.choice(templates).format(**row))
     answer = capitalised((relation.brief if brief else relation.answer).format(**row))
     if not held_out:
         question = vary(rng, question)

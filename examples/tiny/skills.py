@@ -58,6 +58,8 @@ _LIST_TRAIN = (
     "List {what}.", "Name {what}.", "What are {what}?", "Tell me {what}.", "Write down {what}.", "Give me {what}.",
     "Give me a list of {what}.", "Can you list {what}?", "Which are {what}?", "Show me {what}.", "{what}?",
     "Write {what} in order.", "Say {what}.", "List {what} in order.", "What are {what} in order?",
+    "Could you name {what}?", "I would like to see {what}.", "I would like to have a list with {what}.",
+    "Could you tell me {what}?", "Please name all {what}.",
 )  # fmt: skip
 _LIST_HELD_OUT = ("Could you list {what} for me?", "I would like a list of {what}.", "Name all of {what}.")
 _COUNT_TRAIN = (
@@ -65,7 +67,9 @@ _COUNT_TRAIN = (
     "List the numbers from {a} to {b}.", "Write the numbers from {a} to {b}.", "Say the numbers from {a} to {b}.",
     "Can you count from {a} to {b}?", "Name the numbers from {a} to {b}.", "Start at {a} and count to {b}.",
     "Give me the numbers from {a} to {b}.", "What are the numbers from {a} to {b}?", "Numbers from {a} to {b}?",
-    "Count down from {a} to {b}.", "Count to {b}, starting at {a}.",
+    "Count down from {a} to {b}.", "Count to {b}, starting at {a}.", "Could you please count {a} to {b}?",
+    "I would like to hear the numbers from {a} to {b}.", "Could you say the numbers from {a} to {b} for me?",
+    "Write the numbers down from {a} to {b}.",
 )  # fmt: skip
 _COUNT_HELD_OUT = (
     "Could you count from {a} to {b} for me?", "I would like you to count from {a} to {b}.",
@@ -76,6 +80,8 @@ _JSON_TRAIN = (
     "JSON object with {fields}.", "Write JSON with {fields}.", "Return a JSON object with {fields}.",
     "As JSON: {fields}.", "Put this into JSON: {fields}.", "Create a JSON object with {fields}.",
     "Convert to JSON: {fields}.", "I need JSON with {fields}.", "Turn this into a JSON object: {fields}.",
+    "Could you make JSON with {fields}?", "I would like to have JSON with {fields}.",
+    "Please produce an object: {fields}.",
 )  # fmt: skip
 _JSON_HELD_OUT = (
     "Could you write a JSON object with {fields}?", "I would like a JSON object with {fields}.",
@@ -84,13 +90,13 @@ _JSON_HELD_OUT = (
 _JSON_FACT_TRAIN = (
     "Give me {fact} as JSON.", "Write {fact} as JSON.", "As JSON: {fact}.", "Return {fact} as a JSON object.",
     "{fact} as JSON, please.", "Answer in JSON: {fact}.", "Tell me {fact} as JSON.", "I need {fact} in JSON.",
-    "Put {fact} into JSON.", "Show {fact} as JSON.",
+    "Put {fact} into JSON.", "Show {fact} as JSON.", "Could you write {fact} as JSON?", "Please give {fact} in JSON.",
 )  # fmt: skip
 _JSON_FACT_HELD_OUT = ("Could you give me {fact} as a JSON object?", "Please write {fact} in JSON.")
 _COPY_TRAIN = (
     "Repeat: {text}", "Repeat after me: {text}", "Say: {text}", "Copy this: {text}", "Repeat these words: {text}",
     "Write this again: {text}", "Say this: {text}", "Please repeat: {text}", "Repeat the following: {text}",
-    "Echo: {text}",
+    "Echo: {text}", "Could you say: {text}", "Please say the following: {text}", "Could you copy this: {text}",
 )  # fmt: skip
 _COPY_HELD_OUT = ("Could you repeat this: {text}", "Please copy the following: {text}")
 _UNKNOWN_TRAIN = (
@@ -100,6 +106,7 @@ _UNKNOWN_TRAIN = (
     "What is {n} + {m}?", "{n} * {m}", "How much is {n} - {m}?", "What is {n} times {m}?", "Calculate {n} + {m}.",
     "What is the weather in {city}?", "What time is it in {city}?", "Set a timer for {n} minutes.",
     "Tell me the capital of {x}.", "Who invented {x}?", "What's the capital of {x}?", "How does {x} work?",
+    "Could you explain {x}?", "I would like to hear about {x}.", "Who found {x}?", "Could you say what {x} is?",
 )  # fmt: skip
 _UNKNOWN_HELD_OUT = ("Could you tell me about {x}?", "I would like to know what {x} is.", "Who discovered {x}?")
 
