@@ -26,7 +26,7 @@ GIB = 1 << 30
 ACCELERATOR_MEMORY_SHARE = 0.9
 # On CPU the cache is ordinary memory that other programs want too.
 CPU_FREE_MEMORY_SHARE = 0.25
-CPU_DEFAULT_LIMIT_BYTES = 4 * GIB
+CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
 # Tokens of context for each of `max_num_seqs` that the default on CPU makes room for.
 CPU_TOKENS_PER_SEQ = 512
 
