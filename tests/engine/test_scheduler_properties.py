@@ -99,6 +99,11 @@ SchedulerMachine.TestCase.settings = settings(
 TestScheduler = SchedulerMachine.TestCase
 
 
+@pytest.mark.slow
+class TestSchedulerLong(SchedulerMachine.TestCase):
+    settings = settings(SchedulerMachine.TestCase.settings, max_examples=2000)
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
 def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(run_ahead: int) -> None:
     rng = random.Random(run_ahead)
