@@ -52,6 +52,7 @@ def test_system_message_and_template_variables_reach_the_template(invoke, chat_l
     [
         (["What is it?"], "", None, "What is it?"),
         (["12/4="], "", None, "12/4="),
+        (["a long prompt " * 30], "", None, "a long prompt " * 30),
         (["org/name", "text"], "", "org/name", "text"),
         (["org/name", "-"], "from stdin\n", "org/name", "from stdin"),
         (["org/name"], "from stdin\r\n", "org/name", "from stdin"),

@@ -82,14 +82,15 @@ def test_folder_with_a_revision_or_a_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model", ["", "/no/such/folder", "./model", "../model", "~/nowhere-at-all", "a/b/c", "org\\model"]
+    "model",
+    ["", "/no/such/folder", "./model", "../model", "~/nowhere-at-all", "~no-such-user/model", "a/b/c", "org\\model"],
 )
 def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(model):
     with pytest.raises(CheckpointError, match="there is no folder"):
         resolve_model(model)
 
 
-@pytest.mark.parametrize("model", ["my model", "-x", "a--b", "org/model.git"])
+@pytest.mark.parametrize("model", ["my model", "-x", "a--b", "org/model.git", "m" * 300])
 def test_what_can_be_neither_folder_nor_hub_id_is_refused(model):
     with pytest.raises(CheckpointError, match=r"there is no folder .*not a hub id"):
         resolve_model(model)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -167,7 +167,9 @@ def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 def _names_a_model(word: str) -> bool:
     """Whether a lone word is a checkpoint's folder or shaped like a path or a hub id, rather than a prompt."""
-    return (Path(word).expanduser() / "config.json").is_file() or _HUB_ID_OR_PATH.fullmatch(word) is not None
+    # os.path takes a prompt that is too long for a file name as one that names no file.
+    config = os.path.join(os.path.expanduser(word), "config.json")
+    return os.path.isfile(config) or _HUB_ID_OR_PATH.fullmatch(word) is not None
 
 
 def _parse_token_ids(text: str) -> list[int]:

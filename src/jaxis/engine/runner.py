@@ -156,7 +156,7 @@ class Runner:
     def step_shape(self, num_tokens: int) -> StepShape:
         """The compiled shape that holds this many tokens: 1, 8, or a larger power of two."""
         limit = self.vllm_config.scheduler_config.max_num_batched_tokens
-        padded = 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
+        padded = 1 if num_tokens == 1 else _padded(num_tokens)
         padded = max(min(padded, limit), num_tokens)
         return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks)
 
@@ -193,7 +193,7 @@ class Runner:
     def whole_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits, float32 [T, V], of one whole sequence without a cache."""
         num_tokens = len(token_ids)
-        padded = max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
+        padded = _padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
@@ -348,6 +348,11 @@ class Runner:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         model_config = self.vllm_config.model_config
         return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
+
+
+def _padded(num_tokens: int) -> int:
+    """8, or the next larger power of two."""
+    return max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

@@ -50,12 +50,13 @@ def resolve_model(
       CheckpointError: If there is no such folder or repository, access is refused, or the download fails.
     """
     name = os.fspath(model)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    # os.path asks about a name that no file can have (too long, of an unknown user) as about one that is not there.
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):
         if revision is not None:
             raise CheckpointError(f"revision={revision!r} applies to a hub id, but {model} is a local folder: drop it")
         return path
-    if name and path.exists():
+    if name and os.path.exists(path):
         raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the weights")
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
