@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 
 
@@ -34,7 +35,4 @@ class JaxRmsNorm(JaxModule):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., num_features] -> the same shape and type."""
-        wide = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        # The reference rounds to the activation's type before it applies the weight.
-        return (wide * scale).astype(x.dtype) * self.weight[...]
+        return rms_norm(x, self.weight[...], epsilon=self.epsilon)

@@ -1,0 +1,71 @@
+// Picks the instruction set when the first kernel runs.
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "isas.h"
+#include "kernels.h"
+
+namespace jaxis {
+
+#define JAXIS_DECLARE(isa)     \
+  namespace isa {              \
+  extern const Kernels table;  \
+  }
+JAXIS_FOR_EACH_ISA(JAXIS_DECLARE)
+#undef JAXIS_DECLARE
+
+namespace {
+
+[[maybe_unused]] bool processor_has(const char* isa) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (std::strcmp(isa, "avx2") == 0) return avx2;
+  if (std::strcmp(isa, "avx512") == 0) return avx512;
+  if (std::strcmp(isa, "avx512vnni") == 0) return avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
+  return std::strcmp(isa, "portable") == 0 || std::strcmp(isa, "neon") == 0;
+}
+
+struct Choice {
+  const Kernels* best = nullptr;
+  std::string names;
+};
+
+const Choice& choice() {
+  static const Choice* instance = [] {
+    auto* made = new Choice;
+    const char* wanted = std::getenv("JAXIS_CPU_ISA");
+    // Listed best first.
+#define JAXIS_CONSIDER(isa)                                                                              \
+  if (processor_has(#isa)) {                                                                             \
+    made->names += made->names.empty() ? #isa : " " #isa;                                                \
+    if (wanted != nullptr ? std::strcmp(wanted, #isa) == 0 : made->best == nullptr) made->best = &isa::table; \
+  }
+    JAXIS_FOR_EACH_ISA(JAXIS_CONSIDER)
+#undef JAXIS_CONSIDER
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+const Kernels* find_kernels() { return choice().best; }
+
+const Kernels& kernels() { return *choice().best; }
+
+const char* supported_isas() { return choice().names.c_str(); }
+
+}  // namespace jaxis
+
+// What Python asks for. Null for a JAXIS_CPU_ISA that is unknown or that this processor does not run.
+extern "C" __attribute__((visibility("default"))) const char* jaxis_isa() {
+  const jaxis::Kernels* best = jaxis::find_kernels();
+  return best == nullptr ? nullptr : best->name;
+}
+
+extern "C" __attribute__((visibility("default"))) const char* jaxis_supported_isas() { return jaxis::supported_isas(); }

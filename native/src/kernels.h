@@ -1,0 +1,23 @@
+// The kernels of one instruction set, as a table of functions. Every instruction set compiles the same sources (the
+// files *.inc.cc), so the tables differ in speed only.
+#pragma once
+
+#include <cstdint>
+
+#include "norm.h"
+#include "team.h"
+
+namespace jaxis {
+
+struct Kernels {
+  const char* name;
+  void (*rms_norm)(const RmsNorm&, const Pool&);
+};
+
+// The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name.
+const Kernels& kernels();
+
+// Names of the tables that this processor runs, best first, separated by spaces.
+const char* supported_isas();
+
+}  // namespace jaxis

@@ -1,0 +1,14 @@
+// Compiled once per instruction set: everything it has, and its table.
+#include "kernels.h"
+
+#include "norm.inc.cc"
+
+#define JAXIS_TEXT_(x) #x
+#define JAXIS_TEXT(x) JAXIS_TEXT_(x)
+
+namespace jaxis::JAXIS_ISA {
+
+extern const Kernels table;
+const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm};
+
+}  // namespace jaxis::JAXIS_ISA

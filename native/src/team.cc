@@ -1,0 +1,140 @@
+#include "team.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace jaxis {
+namespace {
+
+constexpr int kMaxWorkers = 256;
+// How long a helper without work keeps its thread. The gaps between a step's kernels are a few microseconds.
+constexpr auto kSpinTime = std::chrono::microseconds(100);
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A worker's own run of neighbouring tasks. Others take from it once theirs are done.
+struct alignas(64) Range {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
+
+// There is one team; it is never destroyed, because helpers may outlive main().
+struct Team {
+  std::atomic<bool> busy{false};             // a kernel is running
+  alignas(64) std::atomic<uint64_t> job{0};  // odd while a job is open; each open and each close adds one
+  alignas(64) std::atomic<int> inside{0};    // helpers that are, or may be, working on the open job
+  alignas(64) std::atomic<int> helpers{0};   // helpers that are alive: spinning or working
+
+  Task task = nullptr;
+  void* data = nullptr;
+  int num_workers = 0;
+  std::atomic<int> arrived{0};  // helpers that joined the open job, to give each a range to begin with
+  Range ranges[kMaxWorkers];
+};
+
+Team& team() {
+  static Team* instance = new Team;
+  return *instance;
+}
+
+void work(Team& t, int worker) {
+  for (int i = 0; i < t.num_workers; ++i) {
+    int victim = worker + i;
+    if (victim >= t.num_workers) victim -= t.num_workers;
+    Range& range = t.ranges[victim];
+    while (range.next.load(std::memory_order_relaxed) < range.end) {
+      const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= range.end) break;
+      t.task(t.data, index);
+    }
+  }
+}
+
+void help(void*) {
+  Team& t = team();
+  uint64_t last_job = 0;
+  auto idle_since = std::chrono::steady_clock::now();
+  for (int spins = 0;; ++spins) {
+    const uint64_t job = t.job.load(std::memory_order_acquire);
+    if ((job & 1) != 0 && job != last_job) {
+      t.inside.fetch_add(1, std::memory_order_seq_cst);
+      // Still open now that it is known that somebody is inside: it cannot be closed before we leave.
+      if (t.job.load(std::memory_order_seq_cst) == job) {
+        const int worker = 1 + t.arrived.fetch_add(1, std::memory_order_relaxed);
+        if (worker < t.num_workers) work(t, worker);
+      }
+      t.inside.fetch_sub(1, std::memory_order_release);
+      last_job = job;
+      idle_since = std::chrono::steady_clock::now();
+      continue;
+    }
+    pause();
+    if ((spins & 63) == 0 && std::chrono::steady_clock::now() - idle_since > kSpinTime) break;
+  }
+  t.helpers.fetch_sub(1, std::memory_order_release);
+}
+
+}  // namespace
+
+void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data) {
+  Team& t = team();
+  int num_workers = pool.num_threads < kMaxWorkers ? pool.num_threads : kMaxWorkers;
+  if (num_tasks < num_workers) num_workers = static_cast<int>(num_tasks);
+  bool expected = false;
+  if (num_workers <= 1 || !t.busy.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(data, i);
+    return;
+  }
+
+  t.task = task;
+  t.data = data;
+  t.num_workers = num_workers;
+  t.arrived.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < num_workers; ++i) {
+    t.ranges[i].next.store(num_tasks * i / num_workers, std::memory_order_relaxed);
+    t.ranges[i].end = num_tasks * (i + 1) / num_workers;
+  }
+  t.job.fetch_add(1, std::memory_order_seq_cst);  // open
+  for (int missing = num_workers - 1 - t.helpers.load(std::memory_order_acquire); missing > 0; --missing) {
+    t.helpers.fetch_add(1, std::memory_order_relaxed);
+    pool.schedule(pool.context, help, nullptr);
+  }
+  work(t, 0);
+  t.job.fetch_add(1, std::memory_order_seq_cst);  // closed
+  while (t.inside.load(std::memory_order_seq_cst) != 0) pause();
+  t.busy.store(false, std::memory_order_release);
+}
+
+void* scratch(int slot, int64_t bytes) {
+  struct Buffer {
+    void* data = nullptr;
+    int64_t size = 0;
+    ~Buffer() { std::free(data); }
+  };
+  constexpr int kSlots = 8;
+  thread_local Buffer buffers[kSlots];
+  Buffer& buffer = buffers[slot];
+  if (buffer.size < bytes) {
+    std::free(buffer.data);
+    const int64_t size = (bytes + 4095) / 4096 * 4096;
+    buffer.size = 0;
+    buffer.data = std::aligned_alloc(4096, static_cast<size_t>(size));
+    if (buffer.data == nullptr) throw std::bad_alloc();
+    buffer.size = size;
+  }
+  return buffer.data;
+}
+
+}  // namespace jaxis

@@ -1,0 +1,37 @@
+// Shares one kernel's tasks out among threads.
+//
+// Helpers run on a pool that the caller brings (XLA's own, in production). Between two kernels they spin for a short
+// while instead of going back to the pool, because a step is hundreds of kernels a few microseconds apart and waking a
+// thread takes longer than many of them. A kernel never waits for a helper that has not begun: the caller works
+// through all the tasks itself if it must, so a pool whose threads are busy costs speed, never progress.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxis {
+
+// Where helpers run. `schedule` starts task(data) on some other thread, some time.
+struct Pool {
+  int num_threads;
+  void (*schedule)(void* context, void (*task)(void*), void* data);
+  void* context;
+};
+
+using Task = void (*)(void* data, int64_t index);
+
+// Calls task(data, i) for each i in [0, num_tasks) and returns when all are done. Neighbouring tasks tend to run on
+// one thread. Nested and concurrent calls are allowed; they run on the calling thread alone.
+void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data);
+
+// parallel_for with any callable.
+template <typename Function>
+void parallel_for(const Pool& pool, int64_t num_tasks, Function&& function) {
+  parallel_for(
+      pool, num_tasks, [](void* data, int64_t index) { (*static_cast<Function*>(data))(index); }, &function);
+}
+
+// Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until its next call with the
+// same slot on this thread. Grows and is kept.
+void* scratch(int slot, int64_t bytes);
+
+}  // namespace jaxis
