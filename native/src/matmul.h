@@ -6,11 +6,11 @@
 //   kF32   [k][32] float32
 //   kBf16  [k2 / 2][32][2] bfloat16, k2 = k rounded up to 2
 //   kInt8  [k4 / 4][32][4] unsigned bytes; one group a row: k4 = k rounded up to 64, then [32] float32 scales
-//          or, for each group of `group` columns: [group / 4][32][4] bytes, [32] bfloat16 scales, [32] zero points
+//          or, for each group of `group` columns: [group / 4][32][4] bytes, [32] scales, [32] zero points
 //   kInt4  for each group: [group / 8][32][4] bytes (low half: columns of the group's first half; high half: of its
-//          second), [32] bfloat16 scales, [32] zero points
+//          second), [32] scales, [32] zero points
 //
-// Zero points are there only if `has_zero_points`; otherwise they are 128 (kInt8) and 8 (kInt4). A weight is
+// Scales of groups are bfloat16, or float32 if `has_wide_scales`. Zero points are there only if `has_zero_points`; otherwise they are 128 (kInt8) and 8 (kInt4). A weight is
 // scale * (q - zero_point).
 #pragma once
 
@@ -34,6 +34,7 @@ struct WeightFormat {
   int64_t k;
   int64_t group;  // columns a scale; 0: one scale a row (kInt8), or none
   bool has_zero_points;
+  bool has_wide_scales;
 };
 
 int64_t panel_bytes(const WeightFormat& format);
@@ -66,8 +67,8 @@ struct PackedRows {
 
 // Packs panels [first, last) of a matrix; `data`, `scales` and `zero_points` are whole matrices in row order:
 //   kF32, kBf16: data [n, k], scales and zero_points null
-//   kInt8: data int8 [n, k] (signed; unsigned with zero points), scales float32 [n] or bfloat16 [n, k / group]
-//   kInt4: data [n, k / 2], two unsigned numbers a byte, low half first; scales bfloat16 [n, k / group]
+//   kInt8: data int8 [n, k] (signed; unsigned with zero points), scales float32 [n], or [n, k / group]
+//   kInt4: data [n, k / 2], two unsigned numbers a byte, low half first; scales [n, k / group]
 // zero_points: [n, k / group] bytes.
 struct Pack {
   WeightFormat format;

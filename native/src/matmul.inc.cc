@@ -119,6 +119,7 @@ Rows prepare_rows(const Matmul& a, const Pool& pool) {
 
 QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
   QuantizedPanel out{};
+  out.wide_scales = f.group == 0 || f.has_wide_scales;
   if (f.group == 0) {
     out.groups = div_up(f.k, kActivationGroup);
     out.steps = kActivationGroup / 4;
@@ -132,7 +133,7 @@ QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
   out.steps = f.group / 4;
   out.values = panel;
   out.scales = panel + value_bytes;
-  if (f.has_zero_points) out.zero_points = out.scales + 2 * kPanelRows;
+  if (f.has_zero_points) out.zero_points = out.scales + (out.wide_scales ? 4 : 2) * kPanelRows;
   out.value_stride = out.scale_stride = panel_bytes(f) / out.groups;
   return out;
 }
@@ -157,8 +158,7 @@ void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
     const uint8_t* values = p.values + g * p.value_stride;
     const uint8_t* scales = p.scales + g * p.scale_stride;
     for (int h = 0; h < 2; ++h) {
-      const F16 scale = f.group == 0 ? load(reinterpret_cast<const float*>(scales) + h * kLanes)
-                                     : load_bf16(reinterpret_cast<const bf16_t*>(scales) + h * kLanes);
+      const F16 scale = load_scales(scales, h, p.wide_scales);
       const F16 zero_point = p.zero_points != nullptr
                                  ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
                                  : broadcast(nibbles ? 8.0f : 128.0f);
@@ -353,7 +353,7 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
       const int q = !nibbles ? raw : second ? raw >> 4 : raw & 15;
       const int zero_point = p.zero_points != nullptr ? p.zero_points[g * p.scale_stride + r] : nibbles ? 8 : 128;
       const uint8_t* scales = p.scales + g * p.scale_stride;
-      const float scale = f.group == 0 ? reinterpret_cast<const float*>(scales)[r]
+      const float scale = p.wide_scales ? reinterpret_cast<const float*>(scales)[r]
                                        : bf16_to_float(reinterpret_cast<const bf16_t*>(scales)[r]);
       out[c] = static_cast<float>(q - zero_point) * scale;
     }

@@ -5,15 +5,15 @@ namespace {
 
 using Bytes = ffi::Buffer<ffi::U8>;
 
-WeightFormat format_of(int32_t type, int64_t k, int64_t group, bool has_zero_points) {
-  return {static_cast<WeightType>(type), k, group, has_zero_points};
+WeightFormat format_of(int32_t type, int64_t k, int64_t group, bool has_zero_points, bool has_wide_scales) {
+  return {static_cast<WeightType>(type), k, group, has_zero_points, has_wide_scales};
 }
 
 // Operands: x [rows, k], then one packed matrix for each entry of `n`. Results: one for each matrix, or one in all
 // with an activation.
 ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t type,
-                      int64_t group, bool has_zero_points, bool quantize_activations, int32_t activation,
-                      ffi::Span<const int64_t> n) {
+                      int64_t group, bool has_zero_points, bool has_wide_scales, bool quantize_activations,
+                      int32_t activation, ffi::Span<const int64_t> n) {
   const auto x = operands.get<ffi::Buffer<ffi::F32>>(0);
   if (!x.has_value() || n.size() > kMaxMatrices || operands.size() != n.size() + 1) {
     return ffi::Error::InvalidArgument("matmul: operands do not fit its attributes");
@@ -23,7 +23,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
   Matmul a{};
   a.x = x->typed_data();
   a.rows = k == 0 ? 0 : static_cast<int64_t>(x->element_count()) / k;
-  a.format = format_of(type, k, group, has_zero_points);
+  a.format = format_of(type, k, group, has_zero_points, has_wide_scales);
   a.quantize_activations = quantize_activations;
   a.activation = static_cast<Activation>(activation);
   a.num_matrices = static_cast<int>(n.size());
@@ -45,10 +45,11 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
 }
 
 ffi::Error run_packed_rows(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, Bytes weight, int32_t type,
-                           int64_t group, bool has_zero_points, int64_t n, ffi::ResultBuffer<ffi::F32> out) {
+                           int64_t group, bool has_zero_points, bool has_wide_scales, int64_t n,
+                           ffi::ResultBuffer<ffi::F32> out) {
   const int64_t count = ids.element_count();
   const int64_t k = out->dimensions().back();
-  const WeightFormat format = format_of(type, k, group, has_zero_points);
+  const WeightFormat format = format_of(type, k, group, has_zero_points, has_wide_scales);
   if (static_cast<int64_t>(weight.element_count()) != num_panels(n) * panel_bytes(format)) {
     return ffi::Error::InvalidArgument("packed_rows: the packed weight has not the size that its shape needs");
   }
@@ -70,6 +71,7 @@ JAXIS_HANDLER(jaxis_matmul, run_matmul,
                   .Attr<int32_t>("type")
                   .Attr<int64_t>("group")
                   .Attr<bool>("has_zero_points")
+                  .Attr<bool>("has_wide_scales")
                   .Attr<bool>("quantize_activations")
                   .Attr<int32_t>("activation")
                   .Attr<ffi::Span<const int64_t>>("n"));
@@ -82,5 +84,6 @@ JAXIS_HANDLER(jaxis_packed_rows, run_packed_rows,
                   .Attr<int32_t>("type")
                   .Attr<int64_t>("group")
                   .Attr<bool>("has_zero_points")
+                  .Attr<bool>("has_wide_scales")
                   .Attr<int64_t>("n")
                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -120,12 +120,17 @@ struct QuantizedPanel {
   const uint8_t* scales;
   const uint8_t* zero_points;  // or null
   int64_t scale_stride;        // bytes from group to group, of scales and zero points both
+  bool wide_scales;            // float32, not bfloat16
   int64_t groups;
   int64_t steps;  // of four columns in a group
 };
 
-// x times w -> c [R][32]. kNibbles: two values a byte. kGrouped: bfloat16 scales a group; otherwise float32 ones that
-// come once.
+JAXIS_INLINE F16 load_scales(const uint8_t* scales, int half, bool wide) {
+  return wide ? load(reinterpret_cast<const float*>(scales) + half * kLanes)
+              : load_bf16(reinterpret_cast<const bf16_t*>(scales) + half * kLanes);
+}
+
+// x times w -> c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32 ones that come once.
 template <int R, bool kNibbles, bool kGrouped>
 void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) {
   for (int half = 0; half < 2; half += kHalves) {
@@ -178,7 +183,7 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) 
       for (int h = 0; h < kHalves; ++h) {
         F16 weight_scales = zero(), zero_points = zero();
         if constexpr (kGrouped) {
-          weight_scales = load_bf16(reinterpret_cast<const bf16_t*>(scales) + (half + h) * kLanes);
+          weight_scales = load_scales(scales, half + h, w.wide_scales);
           if (w.zero_points != nullptr) {
             zero_points = load_u8(w.zero_points + g * w.scale_stride + (half + h) * kLanes);
           }

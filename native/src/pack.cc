@@ -48,6 +48,7 @@ void pack_quantized(const Pack& p, int64_t panel) {
   const WeightFormat& f = p.format;
   const int64_t group = f.group != 0 ? f.group : round_up(f.k, kActivationGroup);
   const int64_t num_groups = f.group != 0 ? f.k / f.group : 1;
+  const bool wide_scales = f.group == 0 || f.has_wide_scales;
   uint8_t* out = p.packed + panel * panel_bytes(f);
   for (int64_t g = 0; g < num_groups; ++g) {
     const int64_t data_bytes = (f.type == WeightType::kInt4 ? group / 2 : group) * kPanelRows;
@@ -68,15 +69,15 @@ void pack_quantized(const Pack& p, int64_t panel) {
     out += data_bytes;
     for (int64_t r = 0; r < kPanelRows; ++r) {
       const int64_t row = panel * kPanelRows + r;
-      if (f.group == 0) {
-        const float scale = row < p.n ? static_cast<const float*>(p.scales)[row] : 0.0f;
+      if (wide_scales) {
+        const float scale = row < p.n ? static_cast<const float*>(p.scales)[row * num_groups + g] : 0.0f;
         std::memcpy(out + 4 * r, &scale, 4);
       } else {
         const uint16_t scale = row < p.n ? static_cast<const uint16_t*>(p.scales)[row * num_groups + g] : 0;
         std::memcpy(out + 2 * r, &scale, 2);
       }
     }
-    out += kPanelRows * (f.group == 0 ? 4 : 2);
+    out += kPanelRows * (wide_scales ? 4 : 2);
     if (f.has_zero_points) {
       for (int64_t r = 0; r < kPanelRows; ++r) {
         const int64_t row = panel * kPanelRows + r;
@@ -101,7 +102,7 @@ int64_t panel_bytes(const WeightFormat& f) {
   }
   if (f.group == 0) return (round_up(f.k, kActivationGroup) + 4) * kPanelRows;
   const int64_t data_bytes = f.type == WeightType::kInt4 ? f.group / 2 : f.group;
-  return f.k / f.group * (data_bytes + 2 + (f.has_zero_points ? 1 : 0)) * kPanelRows;
+  return f.k / f.group * (data_bytes + (f.has_wide_scales ? 4 : 2) + (f.has_zero_points ? 1 : 0)) * kPanelRows;
 }
 
 void pack_panels(const Pack& p, int64_t first, int64_t last) {
@@ -125,14 +126,16 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
 
 // Packs panels [first, last); what Python's loader calls, from several threads. See Pack.
 extern "C" __attribute__((visibility("default"))) void jaxis_pack(int32_t type, int64_t n, int64_t k, int64_t group,
-                                                                  const void* data, const void* scales,
+                                                                  bool has_wide_scales, const void* data, const void* scales,
                                                                   const uint8_t* zero_points, uint8_t* packed,
                                                                   int64_t first, int64_t last) {
-  const jaxis::WeightFormat format = {static_cast<jaxis::WeightType>(type), k, group, zero_points != nullptr};
+  const jaxis::WeightFormat format = {static_cast<jaxis::WeightType>(type), k, group, zero_points != nullptr,
+                                      has_wide_scales};
   jaxis::pack_panels({format, n, data, scales, zero_points, packed}, first, last);
 }
 
 extern "C" __attribute__((visibility("default"))) int64_t jaxis_panel_bytes(int32_t type, int64_t k, int64_t group,
-                                                                            bool has_zero_points) {
-  return jaxis::panel_bytes({static_cast<jaxis::WeightType>(type), k, group, has_zero_points});
+                                                                            bool has_zero_points,
+                                                                            bool has_wide_scales) {
+  return jaxis::panel_bytes({static_cast<jaxis::WeightType>(type), k, group, has_zero_points, has_wide_scales});
 }

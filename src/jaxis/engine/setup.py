@@ -25,12 +25,15 @@ from jaxis.engine.programs import enable_disk_cache
 from jaxis.engine.runner import ForwardKey
 from jaxis.errors import ConfigError, RequestError
 from jaxis.hf_config import HFConfig, load_generation_defaults
+from jaxis.kernels import native
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.progress import ProgressDisplay
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.config import QuantizationConfig
+from jaxis.quantization.native import NativeQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.rope_config import rope_config
 from jaxis.sampling_params import SamplingParams
@@ -187,8 +190,15 @@ def _vllm_config(
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),
         load_config=LoadConfig(args.load_format),
-        quant_config=rules if args.load_format == "dummy" else quantization_of_checkpoint(hf_config, rules),
+        quant_config=_quant_config(args, hf_config, rules),
     )
+
+
+def _quant_config(
+    args: EngineArgs, hf_config: HFConfig, rules: RuleQuantizationConfig | None
+) -> QuantizationConfig | None:
+    config = rules if args.load_format == "dummy" else quantization_of_checkpoint(hf_config, rules)
+    return NativeQuantizationConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.linear import JaxLinear
+from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
@@ -105,9 +105,10 @@ class GroupedQueryAttention(JaxModule):
     ) -> tuple[jax.Array | None, jax.Array]:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         num_tokens = x.shape[0]
-        q = self.q_proj(x).reshape(num_tokens, self.num_heads, self.head_dim)
-        k = self.k_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q, k, v = apply_together(x, self.q_proj, self.k_proj, self.v_proj)
+        q = q.reshape(num_tokens, self.num_heads, self.head_dim)
+        k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         kv_cache, out = attention(

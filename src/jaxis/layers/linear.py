@@ -62,6 +62,19 @@ class JaxLinear(JaxModule):
         return y if self.bias is None else y + self.bias[...]
 
 
+def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
+    """What each of the layers makes of x [..., in]; in one kernel where their method has one for that."""
+    methods = [layer.quant_method for layer in layers]
+    together = getattr(methods[0], "apply_together", None)
+    if together is None or any(method != methods[0] for method in methods):
+        return [layer(x) for layer in layers]
+    results = together(layers, x)
+    if results is None:
+        return [layer(x) for layer in layers]
+    biased = zip(layers, results, strict=True)
+    return [y if layer.bias is None else y + layer.bias[...] for layer, y in biased]
+
+
 class JaxEinsum(JaxModule):
     """`y = einsum(einsum_str, x, weight) + bias`, for weights with more than two axes, such as [heads, head_dim, in].
 

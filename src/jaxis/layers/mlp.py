@@ -9,19 +9,30 @@ import jax
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.layers.linear import JaxLinear
+from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.module import JaxModule
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
 
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": _gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
     "relu": jax.nn.relu,
 }
+# Those that a method's `apply_gated` knows, by its names.
+GATED_KERNELS = {jax.nn.silu: "silu", _gelu_tanh: "gelu_tanh"}
 
 
 def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
@@ -74,4 +85,18 @@ class GatedMLP(JaxModule):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gated = self._gated_in_one_kernel(x)
+        if gated is None:
+            gate, up = apply_together(x, self.gate_proj, self.up_proj)
+            gated = self.activation(gate) * up
+        return self.down_proj(gated)
+
+    def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
+        gate, up = self.gate_proj, self.up_proj
+        apply_gated = getattr(gate.quant_method, "apply_gated", None)
+        kernel = GATED_KERNELS.get(self.activation)
+        if apply_gated is None or kernel is None or gate.quant_method != up.quant_method:
+            return None
+        if gate.bias is not None or up.bias is not None:
+            return None
+        return apply_gated(gate, up, x, kernel)

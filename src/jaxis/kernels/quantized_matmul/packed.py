@@ -1,0 +1,182 @@
+"""Weights packed for the native kernels on CPU, and the products with them.
+
+The layout is described in native/src/matmul.h. Packed weights are for inference: their products have no derivatives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels import native, native_memory
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+
+PANEL_ROWS = 32
+MOST_MATRICES = 4  # of one product
+GROUP_SIZES = (32, 64, 128)
+_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
+_PANELS_PER_TASK_BYTES = 1 << 20
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight [out, in].
+
+    Attributes:
+      data: uint8 [panels, panel's bytes]: 32 rows a panel.
+      shape: (out, in).
+      qtype: "float32", "bfloat16", "int8" or "int4".
+      group_size: Columns that share a scale; 0 if a row has one scale, or none.
+      has_zero_points: Whether each group has one.
+      has_wide_scales: Whether groups have float32 scales, not bfloat16.
+    """
+
+    data: jax.Array
+    shape: tuple[int, int] = field(metadata={"static": True})
+    qtype: str = field(metadata={"static": True})
+    group_size: int = field(default=0, metadata={"static": True})
+    has_zero_points: bool = field(default=False, metadata={"static": True})
+    has_wide_scales: bool = field(default=False, metadata={"static": True})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.data.nbytes
+
+    @property
+    def format(self) -> tuple:
+        """What weights must share to be multiplied in one call."""
+        return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales
+
+    def _attributes(self) -> dict[str, np.generic | bool]:
+        return {
+            "type": np.int32(_TYPES[self.qtype]),
+            "group": np.int64(self.group_size),
+            "has_zero_points": self.has_zero_points,
+            "has_wide_scales": self.has_wide_scales,
+        }
+
+
+def pack(weight: np.ndarray) -> PackedWeight:
+    """Packs a weight [out, in]: bfloat16 stays so, every other type becomes float32."""
+    qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
+    if qtype == "float32":
+        weight = weight.astype(np.float32, copy=False)
+    return _pack(weight.shape, qtype, 0, weight, None, None)
+
+
+def can_pack(weight: QuantizedWeight) -> bool:
+    """Whether the kernels take this weight."""
+    return weight.group_size in GROUP_SIZES or (weight.qtype == "int8" and weight.scale.shape[1] == 1)
+
+
+def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
+    """Packs a weight that `can_pack`; numbers, scales and zero points are kept as they are."""
+    scale = np.asarray(weight.scale)
+    group_size = 0 if weight.qtype == "int8" and scale.shape[1] == 1 else weight.group_size
+    if scale.dtype != ml_dtypes.bfloat16:
+        scale = scale.astype(np.float32, copy=False)
+    zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
+    return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point)
+
+
+def matmul(
+    x: jax.Array, weights: Sequence[PackedWeight], *, act_qtype: str | None = None, activation: str | None = None
+) -> list[jax.Array]:
+    """Products of one x with up to four weights of one format, x read (and quantized) once.
+
+    Args:
+      x: float32 [..., in].
+      weights: Each of [out, in].
+      act_qtype: "int8" quantizes x on the way, as for `quantized_matmul`; None leaves it as it is.
+      activation: "silu" or "gelu_tanh": `activation(x w0^T) * (x w1^T)` is the only result.
+
+    Returns:
+      float32 [..., out] for each.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    sizes = [weight.shape[0] for weight in weights]
+    outputs = [jax.ShapeDtypeStruct((rows.shape[0], size), jnp.float32) for size in sizes]
+    results = native.call(
+        "matmul",
+        outputs if activation is None else outputs[:1],
+        rows,
+        *(weight.data for weight in weights),
+        n=np.asarray(sizes, np.int64),
+        quantize_activations=act_qtype is not None,
+        activation=np.int32(_ACTIVATIONS[activation]),
+        **weights[0]._attributes(),
+    )
+    return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
+
+
+def lookup(ids: jax.Array, weight: PackedWeight) -> jax.Array:
+    """Rows of a weight: ids i32 [T] -> float32 [T, in]; an id past an end is the end."""
+    output = jax.ShapeDtypeStruct((*ids.shape, weight.shape[1]), jnp.float32)
+    return native.call("packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), **weight._attributes())
+
+
+def _pack(
+    shape: tuple[int, ...],
+    qtype: str,
+    group_size: int,
+    data: np.ndarray,
+    scale: np.ndarray | None,
+    zero_point: np.ndarray | None,
+) -> PackedWeight:
+    library = native.library()
+    assert library is not None
+    rows, columns = shape
+    has_zero_points = zero_point is not None
+    has_wide_scales = group_size != 0 and scale is not None and scale.dtype == np.float32
+    panel_bytes = _panel_bytes(_TYPES[qtype], columns, group_size, has_zero_points, has_wide_scales)
+    num_panels = -(-rows // PANEL_ROWS)
+    packed = native_memory.empty(num_panels * panel_bytes).reshape(num_panels, panel_bytes)
+    # Kept by name, so that what ascontiguousarray copied lives until it is packed.
+    sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
+    pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in sources]
+
+    def pack_panels(first: int) -> None:
+        library.jaxis_pack(
+            ctypes.c_int32(_TYPES[qtype]),
+            ctypes.c_int64(rows),
+            ctypes.c_int64(columns),
+            ctypes.c_int64(group_size),
+            ctypes.c_bool(has_wide_scales),
+            *pointers,
+            ctypes.c_void_p(packed.ctypes.data),
+            ctypes.c_int64(first),
+            ctypes.c_int64(min(first + step, num_panels)),
+        )
+
+    step = max(1, _PANELS_PER_TASK_BYTES // panel_bytes)
+    list(_threads().map(pack_panels, range(0, num_panels, step)))
+    return PackedWeight(jnp.asarray(packed), (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="jaxis-pack")
+
+
+def _panel_bytes(qtype: int, columns: int, group_size: int, has_zero_points: bool, has_wide_scales: bool) -> int:
+    function = native.library().jaxis_panel_bytes
+    function.restype = ctypes.c_int64
+    return function(
+        ctypes.c_int32(qtype),
+        ctypes.c_int64(columns),
+        ctypes.c_int64(group_size),
+        ctypes.c_bool(has_zero_points),
+        ctypes.c_bool(has_wide_scales),
+    )
