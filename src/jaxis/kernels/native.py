@@ -72,12 +72,20 @@ def call(
     return function(*operands, **attributes)
 
 
-def differentiable(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose derivatives are those of `definition`: both take and return the same arrays."""
-    wrapped = jax.custom_vjp(function)
+def transformable(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which differentiates and vectorises as `definition`: both take and return the same arrays."""
+    vectorised = jax.custom_batching.custom_vmap(function)
+
+    @vectorised.def_vmap
+    def vmap(axis_size: int, is_batched: Sequence[bool], *operands: jax.Array) -> tuple[Any, Any]:
+        axes = [0 if batched else None for batched in is_batched]
+        outputs = jax.vmap(definition, in_axes=axes, axis_size=axis_size)(*operands)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    wrapped = jax.custom_vjp(vectorised)
 
     def forward(*operands: jax.Array) -> tuple[Any, Sequence[jax.Array]]:
-        return function(*operands), operands
+        return vectorised(*operands), operands
 
     def backward(operands: Sequence[jax.Array], cotangents: Any) -> Any:
         return jax.vjp(definition, *operands)[1](cotangents)

@@ -27,4 +27,4 @@ def _rms_norm(epsilon: float):  # noqa: ANN202
     def kernel(x: jax.Array, weight: jax.Array) -> jax.Array:
         return native.call("rms_norm", jax.ShapeDtypeStruct(x.shape, x.dtype), x, weight, epsilon=np.float32(epsilon))
 
-    return native.differentiable(kernel, functools.partial(reference.rms_norm, epsilon=epsilon))
+    return native.transformable(kernel, functools.partial(reference.rms_norm, epsilon=epsilon))
