@@ -34,7 +34,7 @@ demo: $(VENV)/.installed
 test: lint $(if $(COMPILER),test-native)
 	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
 
-test-native: $(VENV)/.installed-test
+test-native: $(VENV)/.installed
 	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
 		-DJAXIS_FFI=OFF -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
 	$(VENV)/bin/cmake --build $(NATIVE_TESTS)
