@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "matmul.h"
 #include "norm.h"
 #include "team.h"
 
@@ -11,6 +12,8 @@ namespace jaxis {
 
 struct Kernels {
   const char* name;
+  void (*matmul)(const Matmul&, const Pool&);
+  void (*packed_rows)(const PackedRows&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
 };
 
