@@ -7,11 +7,19 @@ QUESTION ?= What is the capital of France?
 # Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker.
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow lint format bench clean
+# What an installation builds: changed, it is installed again.
+BUILT_FROM := pyproject.toml $(shell find native/CMakeLists.txt native/src -type f)
+# What test-native looks for errors with: nothing, address,undefined (memory, undefined behaviour) or thread (data races).
+SANITIZE ?=
+NATIVE_TESTS := build/native-tests$(if $(SANITIZE),-$(SANITIZE))
+COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
+
+.PHONY: help demo test test-native test-slow lint format bench clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
 	@echo "make test       install what the tests need, then lint and test"
+	@echo "make test-native  the C++ tests alone; SANITIZE=address,undefined or SANITIZE=thread to run them under a sanitizer"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make lint       ruff check and ruff format --check"
 	@echo "make format     let ruff correct and format the code"
@@ -23,8 +31,14 @@ demo: $(VENV)/.installed
 	@printf 'Answer:   '
 	@$(VENV)/bin/jaxis generate "$(QUESTION)" --temperature 0
 
-test: lint
+test: lint $(if $(COMPILER),test-native)
 	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+
+test-native: $(VENV)/.installed
+	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+		-DJAXIS_FFI=OFF -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
+	$(VENV)/bin/cmake --build $(NATIVE_TESTS)
+	$(VENV)/bin/ctest --test-dir $(NATIVE_TESTS) --output-on-failure
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)
@@ -44,14 +58,18 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml
+# The build's requirements go into the environment, not into one of their own that pip would make for the build alone: the
+# largest, jaxlib, is needed anyway.
+$(VENV)/.installed: $(BUILT_FROM)
 	@test -n "$(PYTHON)" || { echo "jaxis needs Python 3.11 or newer and found none: install it, or give PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Installing jaxis into $(VENV), once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet --editable .
+	@$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], 'cmake', 'ninja', sep='\n')" > $(VENV)/build-requirements.txt
+	@$(VENV)/bin/python -m pip install --quiet --requirement $(VENV)/build-requirements.txt
+	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV), once"
-	@$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
 	@touch $@

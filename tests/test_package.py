@@ -1,6 +1,8 @@
 """What an installed jaxis holds, from a wheel and an sdist that are built here. Needs no network."""
 
 import email
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,23 +15,48 @@ import jaxis
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "src" / "jaxis" / "assets"
-TOP_LEVEL = {"src", "tests", "examples", "benchmarks", "docs"}
+TOP_LEVEL = {"src", "native", "tests", "examples", "benchmarks", "docs"}
 TOP_LEVEL |= {"Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
 TOP_LEVEL |= {"PKG-INFO", ".gitignore"}
-JUNK = (".pyc", ".so", ".log", ".tmp", "~")
+JUNK = (".pyc", ".log", ".tmp", "~")
+LIBRARY = "jaxis/native/libjaxis.so"
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")), reason="no C++ compiler"
+)
+
+
+def build(folder, *hooks, **environment):
+    """Runs hooks of the build backend as pip does, without an environment of its own."""
+    # Where an editable installation has compiled the library already.
+    settings = {"build-dir": str(ROOT / "build" / "native")} if not environment else {}
+    calls = "; ".join(f"backend.{hook}({str(folder)!r}, {settings!r})" for hook in hooks)
+    subprocess.run(
+        [sys.executable, "-c", f"import scikit_build_core.build as backend; {calls}"],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | environment,
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+def install(wheel, folder):
+    """Installs a wheel, without what it requires, into a folder."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """Folder with a wheel and an sdist."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    return folder
+    return build(tmp_path_factory.mktemp("dist"), "build_wheel", "build_sdist")
+
+
+@pytest.fixture(scope="session")
+def plain_wheel(tmp_path_factory):
+    """A wheel built where there is no compiler."""
+    [path] = build(tmp_path_factory.mktemp("plain"), "build_wheel", CXX="/nonexistent/c++").glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +96,13 @@ def test_the_wheel_holds_the_embedded_model(wheel, wheel_names):
 def test_the_wheel_holds_nothing_but_the_package(wheel_names):
     assert {PurePosixPath(name).parts[0] for name in wheel_names} == {"jaxis", f"jaxis-{jaxis.__version__}.dist-info"}
     assert not [name for name in wheel_names if name.endswith(JUNK) or "__pycache__" in name]
+    assert {name for name in wheel_names if name.endswith(".so")} <= {LIBRARY}
+
+
+@needs_compiler
+def test_the_wheel_holds_the_native_library_and_is_of_this_platform(wheel, wheel_names):
+    assert LIBRARY in wheel_names
+    assert wheel.name.startswith(f"jaxis-{jaxis.__version__}-py3-none-linux_")  # ctypes loads it: any Python 3
 
 
 def test_the_wheel_requires_no_torch_unless_an_extra_asks_for_it(metadata):
@@ -86,12 +120,37 @@ def test_the_wheel_states_version_licence_and_python(metadata):
 
 
 def test_the_wheel_installs_and_imports(wheel, tmp_path):
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    install(wheel, tmp_path)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jaxis; print(jaxis.__file__, jaxis.__version__)"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert result.stdout.split() == [str(tmp_path / "jaxis" / "__init__.py"), jaxis.__version__]
     assert (tmp_path / "bin" / "jaxis").exists()
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent/c++", "false"])
+def test_without_a_compiler_or_with_one_that_fails_the_wheel_is_pure_python(compiler, tmp_path):
+    [wheel] = build(tmp_path, "build_wheel", CXX=compiler).glob("*.whl")
+    assert wheel.name == f"jaxis-{jaxis.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        assert "jaxis/llm.py" in archive.namelist()
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+
+
+def test_an_installation_without_native_kernels_says_so_and_answers(plain_wheel, tmp_path):
+    install(plain_wheel, tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from jaxis.cli.main import main; main()"
+    question = ["generate", "What is the capital of France?", "--temperature", "0"]
+    output = {
+        command[0]: subprocess.run(
+            [sys.executable, "-c", code, *command], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+        for command in (["env"], question)
+    }
+    [line] = [line for line in output["env"].splitlines() if line.startswith("native_kernels:")]
+    assert "none: " in line
+    assert str(tmp_path / LIBRARY) in line
+    assert "C++17 compiler" in line
+    assert output["generate"].strip() == "The capital of France is Paris."
 
 
 def test_the_sdist_holds_the_sources_and_no_junk(built):
@@ -99,5 +158,6 @@ def test_the_sdist_holds_the_sources_and_no_junk(built):
     with tarfile.open(path) as archive:
         names = [PurePosixPath(*PurePosixPath(name).parts[1:]) for name in archive.getnames()]
     assert {name.parts[0] for name in names} <= TOP_LEVEL
-    assert {PurePosixPath("src/jaxis/llm.py"), PurePosixPath("tests/test_package.py")} <= set(names)
-    assert not [name for name in names if name.name.endswith(JUNK) or "__pycache__" in name.parts]
+    sources = ("src/jaxis/llm.py", "tests/test_package.py", "native/CMakeLists.txt", "native/src/team.cc")
+    assert {PurePosixPath(source) for source in sources} <= set(names)
+    assert not [name for name in names if name.name.endswith((*JUNK, ".so")) or "__pycache__" in name.parts]

@@ -17,7 +17,11 @@ struct Kernels {
   void (*rms_norm)(const RmsNorm&, const Pool&);
 };
 
-// The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name.
+// The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name. Null for a
+// name that is unknown or that this processor does not run.
+const Kernels* find_kernels();
+
+// The same, where it is known not to be null.
 const Kernels& kernels();
 
 // Names of the tables that this processor runs, best first, separated by spaces.

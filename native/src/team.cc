@@ -3,7 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <new>
+#include <thread>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,6 +18,9 @@ namespace {
 constexpr int kMaxWorkers = 256;
 // How long a helper without work keeps its thread. The gaps between a step's kernels are a few microseconds.
 constexpr auto kSpinTime = std::chrono::microseconds(100);
+// How many pauses a caller waits for the last helpers before it offers them its processor. They may have lost theirs,
+// where there are more threads than processors.
+constexpr int kPausesBeforeYield = 1000;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -41,6 +47,8 @@ struct Team {
   void* data = nullptr;
   int num_workers = 0;
   std::atomic<int> arrived{0};  // helpers that joined the open job, to give each a range to begin with
+  std::atomic<bool> failed{false};  // a task threw
+  std::exception_ptr error;         // what it threw; written by whoever set `failed`
   Range ranges[kMaxWorkers];
 };
 
@@ -49,16 +57,21 @@ Team& team() {
   return *instance;
 }
 
-void work(Team& t, int worker) {
-  for (int i = 0; i < t.num_workers; ++i) {
-    int victim = worker + i;
-    if (victim >= t.num_workers) victim -= t.num_workers;
-    Range& range = t.ranges[victim];
-    while (range.next.load(std::memory_order_relaxed) < range.end) {
-      const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= range.end) break;
-      t.task(t.data, index);
+// What a task throws is kept for the caller: it must not leave a helper's thread, nor the caller while helpers work.
+void work(Team& t, int worker) noexcept {
+  try {
+    for (int i = 0; i < t.num_workers; ++i) {
+      int victim = worker + i;
+      if (victim >= t.num_workers) victim -= t.num_workers;
+      Range& range = t.ranges[victim];
+      while (range.next.load(std::memory_order_relaxed) < range.end) {
+        const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= range.end) break;
+        t.task(t.data, index);
+      }
     }
+  } catch (...) {
+    if (!t.failed.exchange(true, std::memory_order_relaxed)) t.error = std::current_exception();
   }
 }
 
@@ -66,7 +79,7 @@ void help(void*) {
   Team& t = team();
   uint64_t last_job = 0;
   auto idle_since = std::chrono::steady_clock::now();
-  for (int spins = 0;; ++spins) {
+  for (unsigned spins = 0;; ++spins) {
     const uint64_t job = t.job.load(std::memory_order_acquire);
     if ((job & 1) != 0 && job != last_job) {
       t.inside.fetch_add(1, std::memory_order_seq_cst);
@@ -81,9 +94,15 @@ void help(void*) {
       continue;
     }
     pause();
-    if ((spins & 63) == 0 && std::chrono::steady_clock::now() - idle_since > kSpinTime) break;
+    if ((spins & 63) != 0 || std::chrono::steady_clock::now() - idle_since <= kSpinTime) continue;
+    t.helpers.fetch_sub(1, std::memory_order_seq_cst);
+    // Whoever opens a job looks at `helpers` afterwards, so one of the two sees the other: a job that counted on this
+    // helper finds it still here.
+    const uint64_t latest = t.job.load(std::memory_order_seq_cst);
+    if ((latest & 1) == 0 || latest == last_job) return;
+    t.helpers.fetch_add(1, std::memory_order_relaxed);
+    idle_since = std::chrono::steady_clock::now();
   }
-  t.helpers.fetch_sub(1, std::memory_order_release);
 }
 
 }  // namespace
@@ -107,14 +126,27 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data) {
     t.ranges[i].end = num_tasks * (i + 1) / num_workers;
   }
   t.job.fetch_add(1, std::memory_order_seq_cst);  // open
-  for (int missing = num_workers - 1 - t.helpers.load(std::memory_order_acquire); missing > 0; --missing) {
+  for (int missing = num_workers - 1 - t.helpers.load(std::memory_order_seq_cst); missing > 0; --missing) {
     t.helpers.fetch_add(1, std::memory_order_relaxed);
     pool.schedule(pool.context, help, nullptr);
   }
   work(t, 0);
   t.job.fetch_add(1, std::memory_order_seq_cst);  // closed
-  while (t.inside.load(std::memory_order_seq_cst) != 0) pause();
+  for (int pauses = 0; t.inside.load(std::memory_order_seq_cst) != 0;) {
+    if (pauses < kPausesBeforeYield) {
+      ++pauses;
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  std::exception_ptr error;
+  if (t.failed.load(std::memory_order_relaxed)) {
+    error = std::exchange(t.error, nullptr);
+    t.failed.store(false, std::memory_order_relaxed);
+  }
   t.busy.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
 }
 
 void* scratch(int slot, int64_t bytes) {

@@ -20,7 +20,8 @@ struct Pool {
 using Task = void (*)(void* data, int64_t index);
 
 // Calls task(data, i) for each i in [0, num_tasks) and returns when all are done. Neighbouring tasks tend to run on
-// one thread. Nested and concurrent calls are allowed; they run on the calling thread alone.
+// one thread. Nested and concurrent calls are allowed; they run on the calling thread alone. What a task throws is
+// thrown here, once no thread is at work any more; which tasks have run is then unknown.
 void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data);
 
 // parallel_for with any callable.

@@ -56,3 +56,23 @@ def test_simd_flags_are_the_kernels(invoke, name):
     with open("/proc/cpuinfo") as info:
         expected = f" {name} " in info.read()
     assert (name in json.loads(invoke("env", "--json").stdout)["simd"]) == expected
+
+
+def test_native_kernels_are_stated(run_jaxis, cli_environment, monkeypatch):
+    line = json.loads(run_jaxis("env", "--json").stdout)["native_kernels"]
+    if line.startswith("none: "):  # not built here
+        assert line.endswith("install jaxis again")
+        return
+    used, names = line.removesuffix(")").split(" (of ")
+    names = names.split(", ")
+    assert used == names[0]
+    assert names[-1] in ("portable", "neon")
+    monkeypatch.setitem(cli_environment, "JAXIS_CPU_ISA", names[-1])
+    assert json.loads(run_jaxis("env", "--json").stdout)["native_kernels"].startswith(f"{names[-1]} (of ")
+
+
+@pytest.mark.parametrize(("isa", "expected"), [("none", "none: JAXIS_CPU_ISA=none"), ("sse9", "cannot run here")])
+def test_why_there_are_no_native_kernels_is_stated(run_jaxis, cli_environment, monkeypatch, isa, expected):
+    monkeypatch.setitem(cli_environment, "JAXIS_CPU_ISA", isa)
+    line = json.loads(run_jaxis("env", "--json").stdout)["native_kernels"]
+    assert expected in line or line.endswith("install jaxis again")

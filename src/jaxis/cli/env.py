@@ -33,7 +33,7 @@ def env(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show versions, devices, CPU and the cache of compiled programs.
+    """Show versions, devices, CPU, native kernels and the cache of compiled programs.
 
     \b
     [bold]Examples[/bold]
@@ -53,6 +53,8 @@ def collect() -> dict[str, Any]:
     """Everything that `jaxis env` shows, as JSON values; sizes in bytes."""
     import psutil
 
+    from jaxis.kernels import native
+
     return {
         "jaxis": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -62,6 +64,7 @@ def collect() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical, {_usable_cores()} usable",
         "simd": [flag for flag in _cpu_flags() if _SIMD_FLAG.match(flag)],
+        "native_kernels": native.status(),
         "memory_bytes": {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available},
         "devices": _devices(),
         "program_cache": _program_cache(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,30 +22,30 @@ from jaxis.errors import EngineError
 LIBRARY = Path("native", "libjaxis.so")
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None if it was not built, or if `JAXIS_CPU_ISA=none`.
+    """The loaded library; None if it was not built or does not load here, or if `JAXIS_CPU_ISA=none`.
 
     Raises:
       EngineError: `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have.
     """
-    wanted = os.environ.get("JAXIS_CPU_ISA")
-    # An editable installation has the sources in one folder and what was built in another.
-    paths = [path for folder in jaxis.__path__ if (path := Path(folder, LIBRARY)).exists()]
-    if wanted == "none" or not paths:
-        return None
-    lib = ctypes.CDLL(str(paths[0]))
-    lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
-    if lib.jaxis_isa() is None:
-        names = lib.jaxis_supported_isas().decode().replace(" ", ", ")
-        raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {names}, or none")
-    return lib
+    return _find()[0]
 
 
 def isa() -> str | None:
     """The instruction set in use; None without native kernels."""
     lib = library()
     return None if lib is None else lib.jaxis_isa().decode()
+
+
+def status() -> str:
+    """In a line: the instruction set in use and those there are, or why there are no native kernels."""
+    try:
+        lib, why_none = _find()
+    except EngineError as error:
+        return f"none: {error}"
+    if lib is None:
+        return f"none: {why_none}"
+    return f"{lib.jaxis_isa().decode()} (of {_names(lib)})"
 
 
 def usable() -> bool:
@@ -92,6 +93,46 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
 
     wrapped.defvjp(forward, backward)
     return wrapped
+
+
+@functools.cache
+def _find() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or None and why."""
+    wanted = os.environ.get("JAXIS_CPU_ISA")
+    if wanted == "none":
+        return None, "JAXIS_CPU_ISA=none"
+    # An editable installation has the sources in one folder and what was built in another.
+    paths = [path for folder in jaxis.__path__ if (path := Path(folder, LIBRARY)).exists()]
+    if not paths:
+        missing = Path(jaxis.__path__[0], LIBRARY)
+        return None, f"{missing} was not built; install a C++17 compiler (g++ or clang++), then install jaxis again"
+    try:
+        lib = ctypes.CDLL(str(paths[0]))
+    except OSError as error:
+        return None, f"{error}; install jaxis again"
+    built, runs = (lib.jaxis_ffi_major(), lib.jaxis_ffi_minor()), _xla_ffi_version()
+    # XLA takes older kernels, never newer ones: the whole backend would not start.
+    if built > runs:
+        return None, (
+            f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]} and the installed jaxlib has {runs[0]}.{runs[1]}; "
+            f"install jaxis again"
+        )
+    lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
+    if lib.jaxis_isa() is None:
+        raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
+    return lib, ""
+
+
+def _names(lib: ctypes.CDLL) -> str:
+    return lib.jaxis_supported_isas().decode().replace(" ", ", ")
+
+
+def _xla_ffi_version() -> tuple[int, int]:
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    major, minor = (re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR"))
+    assert major is not None
+    assert minor is not None
+    return int(major[1]), int(minor[1])
 
 
 @functools.cache

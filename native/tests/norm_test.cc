@@ -1,0 +1,47 @@
+#include "testing.h"
+
+using namespace jaxis;
+using namespace jaxis::testing;
+
+namespace {
+
+constexpr float kEpsilon = 1e-6f;
+
+std::vector<float> run(const std::vector<float>& x, const std::vector<float>& weight, const Pool& pool) {
+  std::vector<float> out(x.size());
+  const int64_t size = static_cast<int64_t>(weight.size());
+  const int64_t rows = size == 0 ? 0 : static_cast<int64_t>(x.size()) / size;
+  kernels().rms_norm({x.data(), weight.data(), out.data(), rows, size, kEpsilon}, pool);
+  return out;
+}
+
+}  // namespace
+
+TEST(norm, equals_the_formula) {
+  ThreadPool threads(3);
+  for (const int size : {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 1000, 1024, 4099}) {
+    for (const int rows : {0, 1, 2, 7, 40}) {
+      const std::vector<float> x = normal(static_cast<size_t>(rows) * size, 1), weight = normal(size, 2);
+      std::vector<double> expected(x.size());
+      for (int row = 0; row < rows; ++row) {
+        double squares = 0.0;
+        for (int i = 0; i < size; ++i) squares += static_cast<double>(x[row * size + i]) * x[row * size + i];
+        const double root = std::sqrt(squares / size + kEpsilon);
+        for (int i = 0; i < size; ++i) expected[row * size + i] = x[row * size + i] / root * weight[i];
+      }
+      check_close(run(x, weight, threads.pool()), expected, 2e-6, 0.0);
+    }
+  }
+}
+
+TEST(norm, of_a_row_does_not_depend_on_rows_or_threads) {
+  ThreadPool threads(4);
+  constexpr int kSize = 1027;
+  const std::vector<float> x = normal(50 * kSize, 3), weight = normal(kSize, 4);
+  const std::vector<float> together = run(x, weight, threads.pool());
+  for (int row = 0; row < 50; ++row) {
+    const std::vector<float> alone(x.begin() + row * kSize, x.begin() + (row + 1) * kSize);
+    const std::vector<float> out = run(alone, weight, no_pool());
+    CHECK(std::equal(out.begin(), out.end(), together.begin() + row * kSize), row);
+  }
+}
