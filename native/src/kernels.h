@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "norm.h"
+#include "rope.h"
 #include "team.h"
 
 namespace jaxis {
@@ -12,6 +13,7 @@ namespace jaxis {
 struct Kernels {
   const char* name;
   void (*rms_norm)(const RmsNorm&, const Pool&);
+  void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name.

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "norm.inc.cc"
+#include "rope.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
 #define JAXIS_TEXT(x) JAXIS_TEXT_(x)
@@ -9,6 +10,6 @@
 namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
-const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm};
+const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm, rotary_embedding};
 
 }  // namespace jaxis::JAXIS_ISA
