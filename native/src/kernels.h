@@ -6,6 +6,7 @@
 
 #include "norm.h"
 #include "rope.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace jaxis {
@@ -14,6 +15,10 @@ struct Kernels {
   const char* name;
   void (*rms_norm)(const RmsNorm&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
+  void (*argmax)(const Argmax&, const Pool&);
+  void (*tile_weights)(const TileWeights&, const Pool&);
+  void (*filter_tokens)(const TokenFilters&, const Pool&);
+  void (*top_tokens)(const TopTokens&, const Pool&);
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name.

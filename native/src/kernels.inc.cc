@@ -3,6 +3,9 @@
 
 #include "norm.inc.cc"
 #include "rope.inc.cc"
+#include "sampling.inc.cc"
+#include "filters.inc.cc"
+#include "top_tokens.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
 #define JAXIS_TEXT(x) JAXIS_TEXT_(x)
@@ -10,6 +13,7 @@
 namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
-const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm, rotary_embedding};
+const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm,   rotary_embedding, argmax,
+                       tile_weights, filter_tokens,    top_tokens};
 
 }  // namespace jaxis::JAXIS_ISA
