@@ -64,21 +64,35 @@ struct FilterRow {
   F16 scaled(F16 x) const { return (x - broadcast(max)) * broadcast(inverse_temperature); }
   F16 mass(F16 x) const { return round_even(exp(scaled(x)) * broadcast(units)); }
 
-  // Not below 0; logits without mass are in buckets up to the last.
+  // A logit's bucket, and what comes behind the point; the last bucket has all that is further away.
+  F16 place(F16 x) const { return min(scaled(x) * broadcast(-kBucketsPerUnit), broadcast(kBuckets - 1)); }
   int bucket(float x) const {
-    const float place = (max - x) * inverse_temperature * kBucketsPerUnit;
+    const float place = (x - max) * inverse_temperature * -kBucketsPerUnit;
     return place < kBuckets - 1 ? static_cast<int>(place) : kBuckets - 1;
   }
 
   // Gathers in `values` the logits that `keep` accepts, out of tiles whose maximum is at least `lowest`.
-  template <typename Keep>
-  int64_t collect(float lowest, Keep&& keep) const {
-    constexpr int64_t kMaxTasks = 4096;
-    int64_t counts[kMaxTasks];
+  // `may_keep` says of sixteen at a time whether there may be one among them.
+  template <typename MayKeep, typename Keep>
+  int64_t collect(float lowest, MayKeep&& may_keep, Keep&& keep) const {
     const int64_t tasks = tasks_per_row(a.vocab);
-    if (tasks > kMaxTasks) return gather(lowest, keep, 0, num_tiles(a.vocab));
+    int64_t* counts = static_cast<int64_t*>(scratch(3, tasks * 8));
     for_each_run_of_tiles(pool, 1, a.vocab, [&](int64_t, int64_t first, int64_t end) {
-      counts[first / kTilesPerTask] = gather(lowest, keep, first, end);
+      float* out = values + first * kTile;
+      int64_t n = 0;
+      for (int64_t tile = first; tile < end; ++tile) {
+        if (tile_max[tile] < lowest) continue;
+        for_each_lanes(logits + tile * kTile, tile_size(a.vocab, tile), [&](F16 x) {
+          if (!may_keep(x)) return;
+          float lanes[kLanes];
+          store(lanes, x);
+          for (int j = 0; j < kLanes; ++j) {
+            out[n] = lanes[j];
+            n += keep(lanes[j]) ? 1 : 0;
+          }
+        });
+      }
+      counts[first / kTilesPerTask] = n;
     });
     int64_t n = counts[0];
     for (int64_t task = 1; task < tasks; ++task) {
@@ -88,27 +102,12 @@ struct FilterRow {
     return n;
   }
 
-  template <typename Keep>
-  int64_t gather(float lowest, Keep&& keep, int64_t first, int64_t end) const {
-    float* out = values + first * kTile;
-    int64_t n = 0;
-    for (int64_t tile = first; tile < end; ++tile) {
-      if (tile_max[tile] < lowest) continue;
-      const float* x = logits + tile * kTile;
-      for (int64_t i = 0; i < tile_size(a.vocab, tile); ++i) {
-        const float value = x[i];
-        out[n] = value;
-        n += keep(value) ? 1 : 0;
-      }
-    }
-    return n;
-  }
-
   float kth_largest(int32_t k) const {
     // k tiles have a token at least as large as the k-th largest of the tiles' maxima.
     const int64_t tiles = num_tiles(a.vocab);
     const float lowest = k <= tiles ? largest_value_reaching(tile_max, nullptr, tiles, k, max) : -kInfinity;
-    const int64_t n = collect(lowest, [&](float x) { return x >= lowest; });
+    const int64_t n = collect(
+        lowest, [&](F16 x) { return any_at_least(x, broadcast(lowest)); }, [&](float x) { return x >= lowest; });
     return largest_value_reaching(values, nullptr, n, k, max);
   }
 
@@ -124,8 +123,10 @@ struct FilterRow {
     int wanted = 0;
     while (wanted < kBuckets && histogram[wanted] < target) target -= histogram[wanted++];
     if (wanted == kBuckets) return -kInfinity;
-    // The bucket's tokens lie in tiles whose maximum is in it or in one before.
-    const int64_t n = collect(-kInfinity, [&](float x) { return x >= lowest && bucket(x) == wanted; });
+    const F16 middle = broadcast(static_cast<float>(wanted) + 0.5f), half = broadcast(0.5f);
+    const int64_t n = collect(
+        lowest, [&](F16 x) { return any_at_least(half - abs(place(x) - middle), zero()); },
+        [&](float x) { return x >= lowest && bucket(x) == wanted; });
     for (int64_t i = 0; i < n; i += kLanes) {
       float lanes[kLanes], mass_lanes[kLanes];
       for (int j = 0; j < kLanes; ++j) lanes[j] = i + j < n ? values[i + j] : -kInfinity;
@@ -145,21 +146,24 @@ struct FilterRow {
       for (int64_t tile = first; tile < end; ++tile) {
         if (tile_max[tile] < lowest || bucket(tile_max[tile]) == kBuckets - 1) continue;
         for_each_lanes(logits + tile * kTile, tile_size(a.vocab, tile), [&](F16 x) {
-          float lanes[kLanes], mass_lanes[kLanes];
-          store(lanes, x);
-          store(mass_lanes, mass(x));
-          for (int j = 0; j < kLanes; ++j) {
-            if (mass_lanes[j] > 0.0f && lanes[j] >= lowest) part[bucket(lanes[j])] += static_cast<int32_t>(mass_lanes[j]);
-          }
+          const F16 kept = keep_at_least(x, broadcast(lowest), mass(x));
+          if (!any_at_least(kept, broadcast(1.0f))) return;
+          float mass_lanes[kLanes], bucket_lanes[kLanes];
+          store(mass_lanes, kept);
+          store(bucket_lanes, place(x));
+          int32_t masses16[kLanes], buckets16[kLanes];
+          for (int j = 0; j < kLanes; ++j) masses16[j] = static_cast<int32_t>(mass_lanes[j]);
+          for (int j = 0; j < kLanes; ++j) buckets16[j] = static_cast<int32_t>(bucket_lanes[j]);
+          for (int j = 0; j < kLanes; ++j) part[buckets16[j]] += masses16[j];
         });
       }
     });
-    int32_t sum = 0;
-    for (int i = 0; i < kBuckets; ++i) {
-      histogram[i] = 0;
-      for (int64_t task = 0; task < tasks; ++task) histogram[i] += parts[task * kBuckets + i];
-      sum += histogram[i];
+    std::memcpy(histogram, parts, kBuckets * 4);
+    for (int64_t task = 1; task < tasks; ++task) {
+      for (int i = 0; i < kBuckets; ++i) histogram[i] += parts[task * kBuckets + i];
     }
+    int32_t sum = 0;
+    for (int i = 0; i < kBuckets; ++i) sum += histogram[i];
     return sum;
   }
 

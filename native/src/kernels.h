@@ -19,6 +19,7 @@ struct Kernels {
   void (*tile_weights)(const TileWeights&, const Pool&);
   void (*filter_tokens)(const TokenFilters&, const Pool&);
   void (*top_tokens)(const TopTokens&, const Pool&);
+  void (*token_ranks)(const TokenRanks&, const Pool&);
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name.

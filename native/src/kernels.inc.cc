@@ -14,6 +14,7 @@ namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
 const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm,   rotary_embedding, argmax,
-                       tile_weights, filter_tokens,    top_tokens};
+                       tile_weights, filter_tokens,    top_tokens,
+                       token_ranks};
 
 }  // namespace jaxis::JAXIS_ISA

@@ -58,4 +58,13 @@ struct TopTokens {
   int64_t k;  // 1 to vocab
 };
 
+// 1 plus the number of logits above the row's given one.
+struct TokenRanks {
+  const float* logits;  // [rows, vocab]
+  const float* chosen;  // [rows]
+  int32_t* ranks;       // [rows]
+  int64_t rows;
+  int64_t vocab;
+};
+
 }  // namespace jaxis

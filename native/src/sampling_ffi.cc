@@ -43,6 +43,12 @@ ffi::Error run_top_tokens(ffi::ThreadPool threads, F32 logits, F32Result values,
   return guarded(threads, [&](const Pool& pool) { kernels().top_tokens(a, pool); });
 }
 
+ffi::Error run_token_ranks(ffi::ThreadPool threads, F32 logits, F32 chosen, I32Result ranks) {
+  const auto shape = logits.dimensions();
+  const TokenRanks a{logits.typed_data(), chosen.typed_data(), ranks->typed_data(), shape[0], shape[1]};
+  return guarded(threads, [&](const Pool& pool) { kernels().token_ranks(a, pool); });
+}
+
 }  // namespace
 }  // namespace jaxis
 
@@ -78,3 +84,5 @@ JAXIS_HANDLER(jaxis_filter_tokens, run_filter_tokens,
 
 JAXIS_HANDLER(jaxis_top_tokens, run_top_tokens,
               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Ret<F32>().Ret<I32>());
+
+JAXIS_HANDLER(jaxis_token_ranks, run_token_ranks, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Ret<I32>());

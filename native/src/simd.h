@@ -58,6 +58,8 @@ JAXIS_INLINE F16 abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
 JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), a.v)};
 }
+// Whether x >= bound in some lane.
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ) != 0; }
 JAXIS_INLINE F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // 2 ** n for integral n in [-126, 127].
 JAXIS_INLINE F16 exp2_integral(F16 n) {
@@ -112,6 +114,10 @@ JAXIS_INLINE F16 abs(F16 x) {
 JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 y) {
   return {_mm256_and_ps(y.a, _mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ)),
           _mm256_and_ps(y.b, _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))};
+}
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ),
+                                         _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))) != 0;
 }
 JAXIS_INLINE F16 round_even(F16 x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -175,6 +181,11 @@ JAXIS_INLINE F16 abs(F16 a) { JAXIS_EACH(vabsq_f32(a.v[i])); }
 JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) {
   JAXIS_EACH(vbslq_f32(vcgeq_f32(x.v[i], bound.v[i]), a.v[i], vdupq_n_f32(0.0f)));
 }
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  uint32x4_t any = vcgeq_f32(x.v[0], bound.v[0]);
+  for (int i = 1; i < 4; ++i) any = vorrq_u32(any, vcgeq_f32(x.v[i], bound.v[i]));
+  return vmaxvq_u32(any) != 0;
+}
 JAXIS_INLINE F16 round_even(F16 a) { JAXIS_EACH(vrndnq_f32(a.v[i])); }
 JAXIS_INLINE F16 exp2_integral(F16 n) {
   JAXIS_EACH(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23)));
@@ -236,6 +247,11 @@ JAXIS_INLINE F16 max(F16 a, F16 b) { JAXIS_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i
 JAXIS_INLINE F16 min(F16 a, F16 b) { JAXIS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 JAXIS_INLINE F16 abs(F16 a) { JAXIS_EACH(a.v[i] < 0.0f ? -a.v[i] : a.v[i]); }
 JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) { JAXIS_EACH(x.v[i] >= bound.v[i] ? a.v[i] : 0.0f); }
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= x.v[i] >= bound.v[i];
+  return any;
+}
 JAXIS_INLINE F16 round_even(F16 a) { JAXIS_EACH(round_even_scalar(a.v[i])); }
 JAXIS_INLINE F16 exp2_integral(F16 n) {
   F16 out;

@@ -49,4 +49,21 @@ void top_tokens(const TopTokens& a, const Pool& pool) {
   parallel_for(pool, a.rows, [&](int64_t row) { top_of_row(a, row, tile_max + row * tiles); });
 }
 
+void token_ranks(const TokenRanks& a, const Pool& pool) {
+  const int64_t tasks = tasks_per_row(a.vocab);
+  int32_t* counts = static_cast<int32_t*>(scratch(0, a.rows * tasks * 4));
+  for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
+    const float* x = a.logits + row * a.vocab;
+    const float chosen = a.chosen[row];
+    const int64_t stop = end * kTile < a.vocab ? end * kTile : a.vocab;
+    int32_t count = 0;
+    for (int64_t id = first * kTile; id < stop; ++id) count += x[id] > chosen ? 1 : 0;
+    counts[row * tasks + first / kTilesPerTask] = count;
+  });
+  for (int64_t row = 0; row < a.rows; ++row) {
+    a.ranks[row] = 1;
+    for (int64_t task = 0; task < tasks; ++task) a.ranks[row] += counts[row * tasks + task];
+  }
+}
+
 }  // namespace jaxis::JAXIS_ISA

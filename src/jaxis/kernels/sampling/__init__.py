@@ -8,7 +8,7 @@ from jaxis.kernels.sampling import cpu, tiles
 from jaxis.kernels.sampling.categorical import sample_categorical
 from jaxis.kernels.sampling.filters import TokenFilters
 
-__all__ = ["TokenFilters", "argmax", "logsumexp", "sample_categorical", "top_tokens"]
+__all__ = ["TokenFilters", "argmax", "logsumexp", "sample_categorical", "token_ranks", "top_tokens"]
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -39,3 +39,8 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
       Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
     """
     return (cpu if cpu.supports(logits) else tiles).top_tokens(logits, k)
+
+
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """1 plus the number of more likely tokens: logits float32 [R, V], one chosen a row float32 [R] -> int32 [R]."""
+    return (cpu if cpu.supports(logits) else tiles).token_ranks(logits, chosen)

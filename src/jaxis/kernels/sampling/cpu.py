@@ -37,6 +37,11 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, ids
 
 
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    return native.call("token_ranks", _array(jnp.int32, logits.shape[0]), logits, chosen)
+
+
 def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
     """Args, result: As for `jaxis.kernels.sampling.filters.weigh_tokens`."""
     tile_max, tile_mass, row_max, total = _tile_weights(logits, inverse_temperature)

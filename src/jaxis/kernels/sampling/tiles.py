@@ -65,3 +65,8 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, positions = jax.lax.top_k(candidates, min(k, logits.shape[1]))
     token_ids = jnp.take_along_axis(tile_ids, positions // TILE, axis=-1) * TILE + positions % TILE
     return values, token_ids.astype(jnp.int32)
+
+
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    return 1 + jnp.sum(logits > chosen[:, None], axis=-1, dtype=jnp.int32)
