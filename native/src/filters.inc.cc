@@ -1,4 +1,9 @@
+#pragma once
+
+#include <cmath>
+
 #include "sampling.h"
+#include "sampling.inc.cc"
 #include "simd.h"
 #include "team.h"
 

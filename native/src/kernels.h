@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "matmul.h"
 #include "norm.h"
 #include "rope.h"
 #include "sampling.h"
@@ -13,6 +14,8 @@ namespace jaxis {
 
 struct Kernels {
   const char* name;
+  void (*matmul)(const Matmul&, const Pool&);
+  void (*packed_rows)(const PackedRows&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
   void (*argmax)(const Argmax&, const Pool&);

@@ -1,3 +1,6 @@
+#pragma once
+
+#include "norm.inc.cc"
 #include "rope.h"
 #include "simd.h"
 #include "team.h"

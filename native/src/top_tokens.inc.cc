@@ -1,4 +1,8 @@
+#pragma once
+
+#include "filters.inc.cc"
 #include "sampling.h"
+#include "sampling.inc.cc"
 #include "simd.h"
 #include "team.h"
 
