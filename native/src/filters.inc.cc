@@ -16,11 +16,13 @@ constexpr int kMassBits = 30;
 constexpr int kBuckets = 2048;
 constexpr float kBucketsPerUnit = 64.0f;
 
-int32_t float_to_key(float x) {
+// Orders as the floats do. Subnormal numbers count as 0: whether the processor's comparisons see them depends on the
+// thread's mode.
+JAXIS_INLINE int32_t float_to_key(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, 4);
-  if (x == 0.0f) bits = 0;
-  return bits < 0 ? bits ^ 0x7fffffff : bits;
+  const int32_t key = bits < 0 ? bits ^ 0x7fffffff : bits;
+  return (bits & 0x7f800000) == 0 ? 0 : key;
 }
 
 float key_to_float(int32_t key) {
@@ -30,14 +32,14 @@ float key_to_float(int32_t key) {
   return x;
 }
 
-int32_t mass_from(const float* values, const int32_t* masses, int64_t n, float lowest) {
+int32_t mass_from(const float* values, const int32_t* masses, int64_t n, int32_t lowest_key) {
   int32_t sum = 0;
   if (masses == nullptr) {
-    for (int64_t i = 0; i < n; ++i) sum += values[i] >= lowest ? 1 : 0;
+    for (int64_t i = 0; i < n; ++i) sum += float_to_key(values[i]) >= lowest_key ? 1 : 0;
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const int32_t mass = masses[i];
-      sum += values[i] >= lowest ? mass : 0;
+      sum += float_to_key(values[i]) >= lowest_key ? mass : 0;
     }
   }
   return sum;
@@ -49,7 +51,7 @@ float largest_value_reaching(const float* values, const int32_t* masses, int64_t
   int32_t low = float_to_key(-kInfinity), high = float_to_key(maximum) + 1;
   while (low + 1 < high) {
     const int32_t middle = static_cast<int32_t>((static_cast<int64_t>(low) + high) >> 1);
-    (mass_from(values, masses, n, key_to_float(middle)) >= target ? low : high) = middle;
+    (mass_from(values, masses, n, middle) >= target ? low : high) = middle;
   }
   return key_to_float(low);
 }
@@ -204,8 +206,8 @@ void filter_row(const TokenFilters& a, int64_t row, const Pool& pool) {
   const int64_t padded = tiles * kTile;
   float* values = static_cast<float*>(scratch(0, padded * 4));
   int32_t* masses = static_cast<int32_t*>(scratch(1, padded * 4));
-  const FilterRow r{a,          pool,  a.logits + row * a.vocab, a.tile_max + row * tiles, a.max[row], a.inverse_temperature[row],
-                    units, values, masses};
+  const FilterRow r{a,          pool,  a.logits + row * a.vocab, a.tile_max + row * tiles,
+                    a.max[row], a.inverse_temperature[row], units, values, masses};
   float cutoff = has_min_p ? (a.min_p_logit[row] < r.max ? a.min_p_logit[row] : r.max) : -kInfinity;
   if (has_k) {
     const float k_logit = r.kth_largest(a.top_k[row]);

@@ -6,7 +6,8 @@
 namespace jaxis {
 
 // Turns the first 2 * pairs of each head's head_dim numbers: pair i by the angle whose cosine and sine, for token t,
-// are cos[t, i] and sin[t, i]. Before that each head gets its RMS norm if there are weights for it. In place is allowed.
+// are cos[t, i] and sin[t, i]. Before that each head gets its RMS norm if there are weights for it. It may be done in
+// place.
 struct RotaryEmbedding {
   const float* q;  // [tokens, q_heads, head_dim]
   const float* k;  // [tokens, k_heads, head_dim]

@@ -85,4 +85,5 @@ JAXIS_HANDLER(jaxis_filter_tokens, run_filter_tokens,
 JAXIS_HANDLER(jaxis_top_tokens, run_top_tokens,
               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Ret<F32>().Ret<I32>());
 
-JAXIS_HANDLER(jaxis_token_ranks, run_token_ranks, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Ret<I32>());
+JAXIS_HANDLER(jaxis_token_ranks, run_token_ranks,
+              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Ret<I32>());

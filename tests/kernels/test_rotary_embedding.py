@@ -1,15 +1,16 @@
 """The rotary embedding against complex multiplication in float64, on every instruction set."""
 
+import isa
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import isa
+from jaxis.kernels import native
 from jaxis.kernels.rotary_embedding import HeadNorms, reference, rotary_embedding
 
 # Tokens, heads, kv heads, head size, pairs turned: more than one task; partial; pairs that are no multiple of 16.
-SHAPES = [(1, 16, 8, 128, 64), (300, 4, 2, 128, 64), (7, 3, 1, 80, 20), (5, 2, 2, 66, 33), (2, 1, 1, 6, 3), (0, 2, 1, 8, 4)]
+SHAPES = [(300, 4, 2, 128, 64), (7, 3, 1, 80, 20), (2, 1, 1, 66, 33), (0, 2, 1, 8, 4)]
 EPSILON = 1e-6
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 interleavings = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
@@ -48,6 +49,7 @@ def test_equals_complex_multiplication(shape, interleaved, with_norms):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 @interleavings
 def test_a_token_does_not_depend_on_the_others(interleaved):
     q, k, cos, sin, norms = operands(300, 4, 2, 128, 64)
