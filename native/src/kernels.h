@@ -6,6 +6,8 @@
 
 #include "matmul.h"
 #include "norm.h"
+#include "rope.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace jaxis {
@@ -15,6 +17,12 @@ struct Kernels {
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
+  void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
+  void (*argmax)(const Argmax&, const Pool&);
+  void (*tile_weights)(const TileWeights&, const Pool&);
+  void (*filter_tokens)(const TokenFilters&, const Pool&);
+  void (*top_tokens)(const TopTokens&, const Pool&);
+  void (*token_ranks)(const TokenRanks&, const Pool&);
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name. Null for a

@@ -1,8 +1,12 @@
 // Compiled once per instruction set: everything it has, and its table.
 #include "kernels.h"
 
+#include "filters.inc.cc"
 #include "matmul.inc.cc"
 #include "norm.inc.cc"
+#include "rope.inc.cc"
+#include "sampling.inc.cc"
+#include "top_tokens.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
 #define JAXIS_TEXT(x) JAXIS_TEXT_(x)
@@ -10,6 +14,17 @@
 namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
-const Kernels table = {JAXIS_TEXT(JAXIS_ISA), matmul, packed_rows, rms_norm};
+const Kernels table = {
+    JAXIS_TEXT(JAXIS_ISA),
+    matmul,
+    packed_rows,
+    rms_norm,
+    rotary_embedding,
+    argmax,
+    tile_weights,
+    filter_tokens,
+    top_tokens,
+    token_ranks,
+};
 
 }  // namespace jaxis::JAXIS_ISA

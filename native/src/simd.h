@@ -54,6 +54,12 @@ JAXIS_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.
 JAXIS_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 JAXIS_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 JAXIS_INLINE F16 abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
+// a where x >= bound, else 0.
+JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), a.v)};
+}
+// Whether x >= bound in some lane.
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ) != 0; }
 JAXIS_INLINE F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // 2 ** n for integral n in [-126, 127].
 JAXIS_INLINE F16 exp2_integral(F16 n) {
@@ -104,6 +110,14 @@ JAXIS_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min
 JAXIS_INLINE F16 abs(F16 x) {
   const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 y) {
+  return {_mm256_and_ps(y.a, _mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ)),
+          _mm256_and_ps(y.b, _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))};
+}
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ),
+                                         _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))) != 0;
 }
 JAXIS_INLINE F16 round_even(F16 x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -164,6 +178,14 @@ JAXIS_INLINE F16 fma(F16 a, F16 b, F16 c) { JAXIS_EACH(vfmaq_f32(c.v[i], a.v[i],
 JAXIS_INLINE F16 max(F16 a, F16 b) { JAXIS_EACH(vmaxq_f32(a.v[i], b.v[i])); }
 JAXIS_INLINE F16 min(F16 a, F16 b) { JAXIS_EACH(vminq_f32(a.v[i], b.v[i])); }
 JAXIS_INLINE F16 abs(F16 a) { JAXIS_EACH(vabsq_f32(a.v[i])); }
+JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) {
+  JAXIS_EACH(vbslq_f32(vcgeq_f32(x.v[i], bound.v[i]), a.v[i], vdupq_n_f32(0.0f)));
+}
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  uint32x4_t any = vcgeq_f32(x.v[0], bound.v[0]);
+  for (int i = 1; i < 4; ++i) any = vorrq_u32(any, vcgeq_f32(x.v[i], bound.v[i]));
+  return vmaxvq_u32(any) != 0;
+}
 JAXIS_INLINE F16 round_even(F16 a) { JAXIS_EACH(vrndnq_f32(a.v[i])); }
 JAXIS_INLINE F16 exp2_integral(F16 n) {
   JAXIS_EACH(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23)));
@@ -224,6 +246,12 @@ JAXIS_INLINE F16 fma(F16 a, F16 b, F16 c) { JAXIS_EACH(a.v[i] * b.v[i] + c.v[i])
 JAXIS_INLINE F16 max(F16 a, F16 b) { JAXIS_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 JAXIS_INLINE F16 min(F16 a, F16 b) { JAXIS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 JAXIS_INLINE F16 abs(F16 a) { JAXIS_EACH(a.v[i] < 0.0f ? -a.v[i] : a.v[i]); }
+JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) { JAXIS_EACH(x.v[i] >= bound.v[i] ? a.v[i] : 0.0f); }
+JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
+  bool any = false;
+  for (int i = 0; i < 16; ++i) any |= x.v[i] >= bound.v[i];
+  return any;
+}
 JAXIS_INLINE F16 round_even(F16 a) { JAXIS_EACH(round_even_scalar(a.v[i])); }
 JAXIS_INLINE F16 exp2_integral(F16 n) {
   F16 out;

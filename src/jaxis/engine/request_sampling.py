@@ -10,6 +10,9 @@ import numpy as np
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
+# A temperature below this is greedy, as in vLLM: the quotient would only overflow.
+MIN_TEMPERATURE = 1e-5
+
 
 class RequestSampling:
     """What the sampler must know of one request, kept from step to step.
@@ -19,6 +22,7 @@ class RequestSampling:
       output_token_ids: The request's own list, which grows as tokens are generated.
       seed: 64-bit seed of its random numbers.
       allowed_ids: int32, the tokens it may generate; empty allows all.
+      takes_argmax: Whether every token is simply the most likely one, with nothing else asked for.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class RequestSampling:
         # Only the repetition penalty looks at the prompt.
         prompt = prompt_token_ids if params.repetition_penalty != 1.0 else []
         self._history = _TokenCounts(prompt, vocab_size) if params.has_penalties else None
+        changes_logits = bool(self._bias or self._held_back or bad_words or self.allowed_ids.size or self._history)
+        self.takes_argmax = params.temperature < MIN_TEMPERATURE and params.logprobs is None and not changes_logits
 
     def history(self) -> tuple[np.ndarray, np.ndarray]:
         """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty."""

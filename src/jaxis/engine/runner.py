@@ -142,6 +142,8 @@ class Runner:
 
         self._graphdef, state = nnx.split(model)
         self._params, self._treedef = jax.tree.flatten(state)
+        self._head_indices = self._read_by_head()
+        self._head_params = [self._params[i] for i in self._head_indices]
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
         self._forget_last_tokens()
@@ -210,7 +212,7 @@ class Runner:
     def close(self) -> None:
         """Gives the caches, weights and programs back."""
         self._programs.close()
-        self._caches, self._params = [], []
+        self._caches, self._params, self._head_params = [], [], []
 
     def _forget_last_tokens(self) -> None:
         self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
@@ -223,7 +225,7 @@ class Runner:
     def _forward(self, output: SchedulerOutput, shape: StepShape) -> tuple[jax.Array, jax.Array]:
         """Dispatches the model; returns the hidden states of the step's tokens [T, E] and of each request's last."""
         program = self._programs.get(ForwardKey(shape))
-        packed = jax.device_put(pack_step(output, shape, self._last_rows), self._replicated)
+        packed = pack_step(output, shape, self._last_rows)
         self._caches, hidden, rows = program(self._params, self._caches, self._last_tokens, packed)
         return hidden, rows
 
@@ -231,14 +233,15 @@ class Runner:
         self, output: SchedulerOutput, rows: jax.Array, sampling: Mapping[str, RequestSampling]
     ) -> SamplerOutput:
         requests = [sampling[entry.request.request_id] for entry in output.scheduled]
-        # The scheduler counts the token that this step samples as in flight already.
-        num_inflight = [max(entry.request.num_inflight_tokens - 1, 0) for entry in output.scheduled]
-        arrays, features = build_sampling_arrays(requests, rows.shape[0], self.vocab_size, num_inflight)
-        program = self._programs.get(SampleKey(rows.shape[0], features))
-        parameters = None
-        if features != SamplerFeatures():
-            parameters = jax.device_put(arrays.pack(), self._replicated)
-        sampled, self._last_tokens = program(self._params, rows, parameters)
+        num_rows, features, parameters = rows.shape[0], SamplerFeatures(), None
+        if not all(request.takes_argmax for request in requests):
+            # The scheduler counts the token that this step samples as in flight already.
+            num_inflight = [max(entry.request.num_inflight_tokens - 1, 0) for entry in output.scheduled]
+            arrays, features = build_sampling_arrays(requests, num_rows, self.vocab_size, num_inflight)
+            if features != SamplerFeatures():
+                parameters = arrays.pack()
+        program = self._programs.get(SampleKey(num_rows, features))
+        sampled, self._last_tokens = program(self._head_params, rows, parameters)
         self._last_rows = {entry.request.request_id: i for i, entry in enumerate(output.scheduled) if entry.samples}
         return sampled
 
@@ -248,7 +251,7 @@ class Runner:
         chunks = []
         for start in range(0, num_rows, LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(start, num_rows, dtype=np.int32))
-            chunks.append(np.asarray(program(self._params, hidden, rows)))
+            chunks.append(np.asarray(program(self._head_params, hidden, rows)))
         return np.concatenate(chunks)[:num_rows]
 
     def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs:
@@ -260,7 +263,7 @@ class Runner:
         chunks = []
         for start in range(0, len(targets), LOGITS_CHUNK_ROWS):
             rows = _chunk(np.arange(first_row + start, first_row + len(targets), dtype=np.int32))
-            chunks.append(program(self._params, hidden, rows, _chunk(np.asarray(targets[start:], np.int32))))
+            chunks.append(program(self._head_params, hidden, rows, _chunk(np.asarray(targets[start:], np.int32))))
         return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts])[: len(targets)], *chunks)
 
     # Programs. Each is traced over the flat list of the model's arrays, from which the model is put together inside.
@@ -277,6 +280,20 @@ class Runner:
 
     def _model(self, params: list[jax.Array]) -> JaxModule:
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, params))
+
+    def _read_by_head(self) -> list[int]:
+        """Which of the model's arrays `compute_logits` reads: a call takes longer for each array that it is given."""
+        with jax.set_mesh(self.mesh):
+            jaxpr = jax.make_jaxpr(lambda params, rows: self._model(params).compute_logits(rows))(
+                self._params, self._hidden(1)
+            )
+        read = {id(operand) for equation in jaxpr.eqns for operand in equation.invars}
+        return [i for i in range(len(self._params)) if id(jaxpr.jaxpr.invars[i]) in read]
+
+    def _head(self, head_params: list[jax.Array]) -> JaxModule:
+        """The model, for its `compute_logits` only."""
+        given = dict(zip(self._head_indices, head_params, strict=True))
+        return self._model([given.get(i) for i in range(self._treedef.num_leaves)])
 
     def _lower_forward(self, key: ForwardKey) -> Any:
         def forward(
@@ -301,24 +318,24 @@ class Runner:
         def run(
             params: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
         ) -> tuple[SamplerOutput, jax.Array]:
-            logits = self._replicate(self._model(params).compute_logits(rows))
+            logits = self._replicate(self._head(params).compute_logits(rows))
             arrays = greedy if parameters is None else SamplingArrays.unpack(parameters, num_requests, features)
             sampled = sample(logits, arrays, features=features)
             last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[:num_requests].set(sampled.token_ids)
             return sampled, last_tokens
 
         jitted = jax.jit(run, out_shardings=self._replicated)
-        return jitted.lower(self._params, self._hidden(num_requests), parameters)
+        return jitted.lower(self._head_params, self._hidden(num_requests), parameters)
 
     def _lower_logits(self, key: LogitsKey) -> Any:
         def logits(params: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
-            return self._replicate(self._model(params).compute_logits(hidden[rows]))
+            return self._replicate(self._head(params).compute_logits(hidden[rows]))
 
         def logprobs(params: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array) -> TokenLogprobs:
             return token_logprobs(logits(params, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
 
         rows = self._array((LOGITS_CHUNK_ROWS,), jnp.int32)
-        operands = (self._params, self._hidden(key.num_tokens), rows)
+        operands = (self._head_params, self._hidden(key.num_tokens), rows)
         if key.targets:
             return jax.jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
         return jax.jit(logits, out_shardings=self._replicated).lower(*operands)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays
-from jaxis.kernels.sampling import TokenFilters, argmax, logsumexp, sample_categorical, top_tokens
+from jaxis.kernels.sampling import TokenFilters, argmax, logsumexp, sample_categorical, token_ranks, top_tokens
 
 # Sampled where a row's logits hold a NaN or an infinity, or no token that is allowed.
 INVALID_TOKEN_ID = -1
@@ -82,10 +82,9 @@ def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int
     """
     logits = logits.astype(jnp.float32)
     normalizer = logsumexp(logits)
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1, mode="clip")
-    ranks = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1, mode="clip")[:, 0]
     top_logits, top_ids = top_tokens(logits, num_logprobs)
-    return TokenLogprobs(chosen[:, 0] - normalizer, ranks, top_logits - normalizer[:, None], top_ids)
+    return TokenLogprobs(chosen - normalizer, token_ranks(logits, chosen), top_logits - normalizer[:, None], top_ids)
 
 
 def adjust_logits(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.engine.request_sampling import RequestSampling
+from jaxis.engine.request_sampling import MIN_TEMPERATURE, RequestSampling
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Widths grow by large steps: a wider list costs microseconds, another program a second to compile.
 MIN_WIDTH = 64
 WIDTH_GROWTH = 4
-# A temperature below this is greedy, as in vLLM: the quotient would only overflow.
-MIN_TEMPERATURE = 1e-5
 # From here on all tokens are equally likely in float32, whose reciprocals soon vanish.
 MAX_TEMPERATURE = 1e30
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.module import JaxModule
@@ -109,10 +110,19 @@ class GroupedQueryAttention(JaxModule):
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
         v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            norms = HeadNorms(self.q_norm.weight[...], self.k_norm.weight[...], self.q_norm.epsilon)
         kv_cache, out = attention(
-            kv_cache, q, k, v, metadata, rope=self.rope, scale=self.scale, sliding_window=self.sliding_window
+            kv_cache,
+            q,
+            k,
+            v,
+            metadata,
+            rope=self.rope,
+            norms=norms,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
         )
         return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.head_dim))
 
@@ -126,17 +136,19 @@ def attention(
     *,
     rope: RotaryEmbedding,
     scale: float,
+    norms: HeadNorms | None = None,
     sliding_window: int | None = None,
 ) -> tuple[jax.Array | None, jax.Array]:
     """Rope, cache update and attention, for models whose projections are their own.
 
     Args:
       kv_cache: The layer's cache; None attends within whole sequences, each from its first token.
-      q: [T, H, D], before the rope.
-      k, v: [T, K, D], k before the rope.
+      q: [T, H, D], before norms and rope.
+      k, v: [T, K, D], k before norms and rope.
       metadata: Of the step.
       rope: Turns queries and keys.
       scale: Multiplies the scores.
+      norms: Of each query and key head, before the rope; None for none.
       sliding_window: A token sees itself and this many - 1 before it; None sees all.
 
     Returns:
@@ -146,9 +158,9 @@ def attention(
         request, valid = request_of_token(
             metadata.query_start_loc, metadata.request_distribution[2], metadata.input_positions.shape[0]
         )
-        q, k = rope(q, k, metadata.input_positions, metadata.seq_lens[request])
+        q, k = rope(q, k, metadata.input_positions, metadata.seq_lens[request], norms)
         return None, _whole_sequence_attention(q, k, v, request, valid, scale, sliding_window)
-    q, k = rope(q, k, metadata.input_positions)
+    q, k = rope(q, k, metadata.input_positions, norms=norms)
     return _sharded_paged_attention(kv_cache, q, k, v, metadata, scale, sliding_window)
 
 

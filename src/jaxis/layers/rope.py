@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.rotary_embedding import HeadNorms, rotary_embedding
 from jaxis.rope_config import RopeConfig
 
 
@@ -44,7 +45,12 @@ class RotaryEmbedding:
         return None
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, positions: jax.Array, sequence_lens: jax.Array | None = None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        positions: jax.Array,
+        sequence_lens: jax.Array | None = None,
+        norms: HeadNorms | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Turns queries and keys.
 
@@ -54,31 +60,17 @@ class RotaryEmbedding:
           positions: i32 [T].
           sequence_lens: i32 [T], the whole length of each token's sequence where that is known (unpaged); the
             variants whose frequencies depend on it use it.
+          norms: Applied to each head first; None for none.
         """
         angles = positions.astype(jnp.float32)[:, None] * self.frequencies(sequence_lens)
         cos = jnp.cos(angles) * self.attention_scaling
         sin = jnp.sin(angles) * self.attention_scaling
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        return rotary_embedding(q, k, cos, sin, interleaved=self.interleaved, norms=norms)
 
     def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
         """Angle a position: f32 [1 or T, rotary_dim / 2]."""
         del sequence_lens
         return jnp.asarray(np.asarray(self.inv_freq, np.float32))[None]
-
-    def _rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """x [T, N, D]; cos and sin [T, rotary_dim / 2]."""
-        cos, sin = cos[:, None], sin[:, None]
-        turned, rest = x[..., : self.rotary_dim].astype(jnp.float32), x[..., self.rotary_dim :]
-        if self.interleaved:
-            first, second = turned[..., 0::2], turned[..., 1::2]
-        else:
-            first, second = jnp.split(turned, 2, axis=-1)
-        pair = (first * cos - second * sin, second * cos + first * sin)
-        if self.interleaved:
-            turned = jnp.stack(pair, axis=-1).reshape(turned.shape)
-        else:
-            turned = jnp.concatenate(pair, axis=-1)
-        return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)

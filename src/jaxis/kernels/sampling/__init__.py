@@ -1,7 +1,46 @@
 """Choosing tokens from logits on device: arg-max, top tokens, filtered categorical sampling, log-probabilities."""
 
+from __future__ import annotations
+
+import jax
+
+from jaxis.kernels.sampling import cpu, tiles
 from jaxis.kernels.sampling.categorical import sample_categorical
 from jaxis.kernels.sampling.filters import TokenFilters
-from jaxis.kernels.sampling.tiles import argmax, logsumexp, top_tokens
 
-__all__ = ["TokenFilters", "argmax", "logsumexp", "sample_categorical", "top_tokens"]
+__all__ = ["TokenFilters", "argmax", "logsumexp", "sample_categorical", "token_ranks", "top_tokens"]
+
+
+def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first most likely token of each row, and its logit.
+
+    Args:
+      logits: float32 [R, V].
+
+    Returns:
+      Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN).
+    """
+    return (cpu if cpu.supports(logits) else tiles).argmax(logits)
+
+
+def logsumexp(logits: jax.Array) -> jax.Array:
+    """The logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
+    return (cpu if cpu.supports(logits) else tiles).logsumexp(logits)
+
+
+def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k most likely tokens of each row, most likely first and lowest id first among equals, as `lax.top_k`.
+
+    Args:
+      logits: float32 [R, V].
+      k: How many; fewer are returned where the vocabulary is smaller.
+
+    Returns:
+      Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
+    """
+    return (cpu if cpu.supports(logits) else tiles).top_tokens(logits, k)
+
+
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """1 plus the number of more likely tokens: logits float32 [R, V], one chosen a row float32 [R] -> int32 [R]."""
+    return (cpu if cpu.supports(logits) else tiles).token_ranks(logits, chosen)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.sampling.filters import LogitScale, TokenFilters, apply_filters
-from jaxis.kernels.sampling.tiles import TILE, split_into_tiles, take_tiles
+from jaxis.kernels.sampling import cpu
+from jaxis.kernels.sampling.filters import TokenFilters, weigh_tokens
+from jaxis.kernels.sampling.tiles import TILE
 
 
 def sample_categorical(
@@ -30,19 +31,13 @@ def sample_categorical(
     Returns:
       Token ids int32 [R].
     """
-    tiles = split_into_tiles(logits)
-    tile_max = jnp.max(tiles, axis=-1)
-    scale = LogitScale(jnp.max(tile_max, axis=-1), 1.0 / temperature)
-    tile_mass = jnp.sum(scale.weights(tiles), axis=-1)
-    num_tiles = tiles.shape[1]
-
-    cutoff = None
-    if filters is not None:
-        cutoff, tile_mass = apply_filters(tiles, tile_mass, scale, filters, logits.shape[1])
-
+    weigh = cpu.weigh_tokens if cpu.supports(logits) else weigh_tokens
+    scale, tile_mass, cutoff = weigh(logits, 1.0 / temperature, filters)
+    num_tiles = tile_mass.shape[1]
     noise = jax.vmap(lambda seed, step: _gumbel(seed, step, num_tiles + TILE))(seed, step)
     tile_id = jnp.argmax(jnp.log(tile_mass) + noise[:, :num_tiles], axis=-1).astype(jnp.int32)
-    tile = take_tiles(tiles, tile_id[:, None])[:, 0]
+    token_ids = tile_id[:, None] * TILE + jnp.arange(TILE)
+    tile = logits.at[jnp.arange(logits.shape[0])[:, None], token_ids].get(mode="fill", fill_value=-jnp.inf)
     score = scale.scaled(tile) + noise[:, num_tiles:]
     if cutoff is not None:
         score = jnp.where(tile >= cutoff[:, None], score, -jnp.inf)

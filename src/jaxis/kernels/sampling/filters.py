@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.sampling.bisection import largest_value_reaching
-from jaxis.kernels.sampling.tiles import take_tiles
+from jaxis.kernels.sampling.tiles import split_into_tiles, take_tiles
 
 # The most likely tokens that are sorted, and the tiles they are taken from. A row whose top-k and top-p keep fewer,
 # and no tile outside these, is settled with them.
@@ -54,6 +54,37 @@ class LogitScale(NamedTuple):
 
     def weights(self, logits: jax.Array) -> jax.Array:
         return jnp.exp(self.scaled(logits))
+
+
+class TokenWeights(NamedTuple):
+    """What is drawn from.
+
+    Attributes:
+      scale: Turns logits into weights.
+      tile_mass: Each tile's weight in tokens that are kept, float32 [R, N].
+      cutoff: The smallest logit kept, float32 [R] (-inf in rows without a filter); None where nothing is filtered.
+    """
+
+    scale: LogitScale
+    tile_mass: jax.Array
+    cutoff: jax.Array | None
+
+
+def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
+    """Weighs and filters tokens.
+
+    Args:
+      logits: float32 [R, V].
+      inverse_temperature: float32 [R], positive.
+      filters: None keeps every token.
+    """
+    tiles = split_into_tiles(logits)
+    scale = LogitScale(jnp.max(jnp.max(tiles, axis=-1), axis=-1), inverse_temperature)
+    tile_mass = jnp.sum(scale.weights(tiles), axis=-1)
+    if filters is None:
+        return TokenWeights(scale, tile_mass, None)
+    cutoff, tile_mass = apply_filters(tiles, tile_mass, scale, filters, logits.shape[1])
+    return TokenWeights(scale, tile_mass, cutoff)
 
 
 def apply_filters(

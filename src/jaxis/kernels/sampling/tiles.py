@@ -36,14 +36,7 @@ def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first most likely token of each row, and its logit.
-
-    Args:
-      logits: float32 [R, V].
-
-    Returns:
-      Token ids int32 [R] and logits float32 [R] (NaN if the row holds a NaN).
-    """
+    """Args, result: As for `jaxis.kernels.sampling.argmax`."""
     tiles = split_into_tiles(logits)
     tile_max = jnp.max(tiles, axis=-1)
     tile_id = jnp.argmax(tile_max, axis=-1).astype(jnp.int32)
@@ -52,7 +45,7 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """The logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
+    """Args, result: As for `jaxis.kernels.sampling.logsumexp`."""
     tiles = split_into_tiles(logits)
     row_max = jnp.max(jnp.max(tiles, axis=-1), axis=-1)
     tile_sums = jnp.sum(jnp.exp(tiles - row_max[:, None, None]), axis=-1)
@@ -60,16 +53,9 @@ def logsumexp(logits: jax.Array) -> jax.Array:
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k most likely tokens of each row, most likely first and lowest id first among equals, as `lax.top_k`.
+    """Args, result: As for `jaxis.kernels.sampling.top_tokens`.
 
     Each of them lies in one of the k tiles with the largest maxima: a token of any other tile has k better ones.
-
-    Args:
-      logits: float32 [R, V].
-      k: How many; fewer are returned where the vocabulary is smaller.
-
-    Returns:
-      Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
     """
     tiles = split_into_tiles(logits)
     rows, num_tiles, _ = tiles.shape
@@ -79,3 +65,8 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, positions = jax.lax.top_k(candidates, min(k, logits.shape[1]))
     token_ids = jnp.take_along_axis(tile_ids, positions // TILE, axis=-1) * TILE + positions % TILE
     return values, token_ids.astype(jnp.int32)
+
+
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    return 1 + jnp.sum(logits > chosen[:, None], axis=-1, dtype=jnp.int32)

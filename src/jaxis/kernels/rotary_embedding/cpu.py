@@ -1,0 +1,57 @@
+"""Rotary embedding on CPU: the native kernel, in place."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.kernels import native
+from jaxis.kernels.rotary_embedding import reference
+from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
+
+
+def supports(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, norms: HeadNorms | None) -> bool:
+    """Whether the kernel takes these types."""
+    arrays = (q, k, cos, sin) if norms is None else (q, k, cos, sin, norms.q_weight, norms.k_weight)
+    return native.usable() and all(array.dtype == jnp.float32 for array in arrays)
+
+
+def rotary_embedding(
+    q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
+) -> tuple[jax.Array, jax.Array]:
+    """Args, result: As for `jaxis.kernels.rotary_embedding.rotary_embedding`."""
+    if norms is None:
+        return _plain(interleaved)(q, k, cos, sin)
+    return _with_norms(interleaved, norms.epsilon)(q, k, cos, sin, norms.q_weight, norms.k_weight)
+
+
+@functools.cache
+def _plain(interleaved: bool):  # noqa: ANN202
+    def kernel(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _call("rotary_embedding", q, k, cos, sin, interleaved=interleaved)
+
+    return native.differentiable(
+        kernel, functools.partial(reference.rotary_embedding, interleaved=interleaved, norms=None)
+    )
+
+
+@functools.cache
+def _with_norms(interleaved: bool, epsilon: float):  # noqa: ANN202
+    def kernel(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _call("norm_rotary_embedding", *operands, interleaved=interleaved, epsilon=np.float32(epsilon))
+
+    def definition(
+        q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, q_weight: jax.Array, k_weight: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        norms = HeadNorms(q_weight, k_weight, epsilon)
+        return reference.rotary_embedding(q, k, cos, sin, interleaved=interleaved, norms=norms)
+
+    return native.differentiable(kernel, definition)
+
+
+def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: object) -> tuple:
+    outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k)]
+    return tuple(native.call(name, outputs, q, k, *operands, aliases={0: 0, 1: 1}, **attributes))

@@ -1,0 +1,36 @@
+"""The definition: rotary embedding in plain JAX, computed in float32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.rms_norm import reference as rms_norm_reference
+from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
+
+
+def rotary_embedding(
+    q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
+) -> tuple[jax.Array, jax.Array]:
+    """Args, result: As for `jaxis.kernels.rotary_embedding.rotary_embedding`."""
+    if norms is not None:
+        q = rms_norm_reference.rms_norm(q, norms.q_weight, epsilon=norms.epsilon)
+        k = rms_norm_reference.rms_norm(k, norms.k_weight, epsilon=norms.epsilon)
+    return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
+
+
+def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool) -> jax.Array:
+    """x [T, N, D]; cos and sin [T, P]."""
+    rotary_dim = 2 * cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    turned, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = jnp.split(turned, 2, axis=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    if interleaved:
+        turned = jnp.stack(pair, axis=-1).reshape(turned.shape)
+    else:
+        turned = jnp.concatenate(pair, axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)

@@ -1,0 +1,76 @@
+"""The reductions over the vocabulary on CPU: native kernels."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels import native
+from jaxis.kernels.sampling.filters import LogitScale, TokenFilters, TokenWeights
+from jaxis.kernels.sampling.tiles import TILE
+
+
+def supports(logits: jax.Array) -> bool:
+    """Whether the kernels take these logits."""
+    return native.usable() and logits.dtype == jnp.float32 and logits.size > 0
+
+
+def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Args, result: As for `jaxis.kernels.sampling.argmax`."""
+    rows = logits.shape[0]
+    ids, maxima = native.call("argmax", [_array(jnp.int32, rows), _array(jnp.float32, rows)], logits)
+    return ids, maxima
+
+
+def logsumexp(logits: jax.Array) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.sampling.logsumexp`."""
+    _, _, row_max, total = _tile_weights(logits, jnp.ones(logits.shape[0], jnp.float32))
+    return row_max + jnp.log(total)
+
+
+def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Args, result: As for `jaxis.kernels.sampling.top_tokens`."""
+    shape = (logits.shape[0], min(k, logits.shape[1]))
+    if k == 0:
+        return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
+    values, ids = native.call("top_tokens", [_array(jnp.float32, *shape), _array(jnp.int32, *shape)], logits)
+    return values, ids
+
+
+def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    return native.call("token_ranks", _array(jnp.int32, logits.shape[0]), logits, chosen)
+
+
+def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
+    """Args, result: As for `jaxis.kernels.sampling.filters.weigh_tokens`."""
+    tile_max, tile_mass, row_max, total = _tile_weights(logits, inverse_temperature)
+    scale = LogitScale(row_max, inverse_temperature)
+    if filters is None:
+        return TokenWeights(scale, tile_mass, None)
+    cutoff, tile_mass = native.call(
+        "filter_tokens",
+        [_array(jnp.float32, logits.shape[0]), _array(jnp.float32, *tile_mass.shape)],
+        logits,
+        inverse_temperature,
+        tile_max,
+        tile_mass,
+        row_max,
+        total,
+        filters.top_k,
+        filters.top_p,
+        row_max + jnp.log(filters.min_p) / inverse_temperature,
+        aliases={3: 1},
+    )
+    return TokenWeights(scale, tile_mass, cutoff)
+
+
+def _tile_weights(logits: jax.Array, inverse_temperature: jax.Array) -> list[jax.Array]:
+    """Each tile's maximum and total weight, float32 [R, N]; each row's, float32 [R]."""
+    rows, num_tiles = logits.shape[0], -(-logits.shape[1] // TILE)
+    outputs = [_array(jnp.float32, rows, num_tiles)] * 2 + [_array(jnp.float32, rows)] * 2
+    return native.call("tile_weights", outputs, logits, inverse_temperature)
+
+
+def _array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)

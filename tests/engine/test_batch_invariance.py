@@ -1,0 +1,149 @@
+"""With native kernels, a request's numbers do not depend, bit for bit, on its company, on chunking, caching or threads.
+
+Each run is a process of its own, with as many processors as it may use and with XLA's usual optimizations.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from jaxis.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+
+NUM_TOKENS = 12
+NUM_PROCESSORS = sorted({1, min(2, len(os.sched_getaffinity(0))), len(os.sched_getaffinity(0))})
+PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 40, 61, 17, 90])]
+
+
+class Recorder:
+    """Records the hidden state of every token and the log-probabilities of every sampled one."""
+
+    def __init__(self, llm):
+        from jaxis import SamplingParams
+
+        self.engine, self.llm = llm._engine, llm
+        self.params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20)
+        self.states = defaultdict(lambda: defaultdict(set))
+        forward = self.engine.runner._forward
+
+        def recording(output, shape):
+            hidden, rows = forward(output, shape)
+            self.record(output, np.asarray(hidden), np.asarray(rows))
+            return hidden, rows
+
+        self.engine.runner._forward = recording
+
+    def record(self, output, hidden, rows):
+        row = 0
+        for index, entry in enumerate(output.scheduled):
+            states = self.states[tuple(entry.request.prompt_token_ids)]
+            for position in range(entry.start, entry.start + entry.num_tokens):
+                states[position].add(digest(hidden[row]))
+                row += 1
+            assert digest(rows[index]) == digest(hidden[row - 1])
+
+    def run(self, prompts, *others):
+        """Generates for the prompts together, and for `others` (prompt, parameters) beside them; what came of each."""
+        self.states.clear()
+        outputs = self.llm.generate(
+            [*prompts, *(prompt for prompt, _ in others)], [self.params] * len(prompts) + [params for _, params in others]
+        )
+        return {
+            str(PROMPTS.index(prompt)): {
+                "hidden": {str(at): sorted(states) for at, states in self.states[tuple(prompt)].items()},
+                "logprobs": [
+                    {str(token): value.logprob.hex() for token, value in entry.items()}
+                    for entry in output.outputs[0].logprobs
+                ],
+            }
+            for prompt, output in zip(prompts, outputs, strict=False)
+        }
+
+
+def digest(row):
+    return hashlib.sha256(row.tobytes()).hexdigest()[:16]
+
+
+def main(num_processors):
+    """Prints, as JSON, what each kind of run gave for each prompt."""
+    from jaxis import LLM, SamplingParams
+    from jaxis.engine.block_manager import BlockManager
+
+    runs = {}
+    with LLM(max_num_seqs=8, max_num_batched_tokens=64, kv_cache_memory="8MiB", max_model_len=256, show_progress=False) as llm:
+        recorder = Recorder(llm)
+        engine = llm._engine
+        runs["alone"] = {}
+        for prompt in PROMPTS:
+            engine.reset()
+            runs["alone"] |= recorder.run([prompt])
+        if num_processors == max(NUM_PROCESSORS):
+            engine.reset()
+            runs["together"] = recorder.run(PROMPTS)
+            runs["prefix cache hit"] = recorder.run(PROMPTS)
+            engine.reset()
+            drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True, top_p=0.9)
+            runs["beside others"] = recorder.run(PROMPTS[2:4], (PROMPTS[0], drawn), (PROMPTS[1] + PROMPTS[4], drawn))
+            for chunk in (8, 23):
+                engine.reset()
+                engine.scheduler.max_num_batched_tokens = chunk
+                runs[f"chunks of {chunk}"] = recorder.run(PROMPTS)
+            engine.reset()
+            engine.scheduler.block_manager = BlockManager(16, 16, enable_prefix_caching=False)
+            preempted = []
+            preempt = engine.scheduler._preempt
+            engine.scheduler._preempt = lambda request: (preempted.append(request), preempt(request))
+            runs["preempted"] = recorder.run(PROMPTS)
+            assert preempted
+    print(json.dumps(runs))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Number of processors -> kind of run -> prompt -> what it gave."""
+    found = {}
+    for count in NUM_PROCESSORS:
+        script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
+        script += f"from test_batch_invariance import main; main({count})"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
+        process = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 0, process.stderr[-2000:]
+        found[count] = json.loads(process.stdout.splitlines()[-1])
+    return found
+
+
+def assert_same(run, alone):
+    for prompt, found in run.items():
+        for position, states in found["hidden"].items():
+            assert states == alone[prompt]["hidden"][position], f"prompt {prompt}, position {position}"
+        assert found["logprobs"] == alone[prompt]["logprobs"], f"prompt {prompt}"
+
+
+@pytest.mark.parametrize(
+    "kind", ["together", "prefix cache hit", "beside others", "chunks of 8", "chunks of 23", "preempted"]
+)
+def test_in_any_company_and_in_any_steps(runs, kind):
+    most = runs[max(runs)]
+    assert_same(most[kind], most["alone"])
+
+
+@pytest.mark.parametrize("count", NUM_PROCESSORS)
+def test_with_any_number_of_threads(runs, count):
+    assert_same(runs[count]["alone"], runs[max(runs)]["alone"])
+
+
+def test_the_prompts_differ(runs):
+    alone = runs[max(runs)]["alone"]
+    states = [state for found in alone.values() for [state] in found["hidden"].values()]
+    # The last token of a generation is not computed any more.
+    assert len(states) == sum(len(prompt) + NUM_TOKENS - 1 for prompt in PROMPTS)
+    assert len(set(states)) == len(states)

@@ -1,0 +1,89 @@
+"""The rotary embedding against complex multiplication in float64, on every instruction set."""
+
+import isa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxis.kernels import native
+from jaxis.kernels.rotary_embedding import HeadNorms, reference, rotary_embedding
+
+# Tokens, heads, kv heads, head size, pairs turned: more than one task; partial; pairs that are no multiple of 16.
+SHAPES = [(300, 4, 2, 128, 64), (7, 3, 1, 80, 20), (2, 1, 1, 66, 33), (0, 2, 1, 8, 4)]
+EPSILON = 1e-6
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+interleavings = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+
+
+def operands(tokens, heads, kv_heads, head_dim, pairs):
+    rng = np.random.default_rng(0)
+    q, k = (rng.normal(size=(tokens, n, head_dim)).astype(np.float32) for n in (heads, kv_heads))
+    angles = rng.uniform(0, 100, (tokens, pairs))
+    norms = HeadNorms(*(rng.normal(size=head_dim).astype(np.float32) for _ in range(2)), EPSILON)
+    return q, k, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), norms
+
+
+def turned_in_float64(x, weight, cos, sin, interleaved):
+    x = x.astype(np.float64)
+    if weight is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
+    pairs = cos.shape[1]
+    first = slice(0, 2 * pairs, 2) if interleaved else slice(0, pairs)
+    second = slice(1, 2 * pairs, 2) if interleaved else slice(pairs, 2 * pairs)
+    product = (x[..., first] + 1j * x[..., second]) * (cos + 1j * sin.astype(np.float64))[:, None]
+    x[..., first], x[..., second] = product.real, product.imag
+    return x
+
+
+@shapes
+@interleavings
+@pytest.mark.parametrize("with_norms", [False, True], ids=["plain", "norms"])
+def test_equals_complex_multiplication(shape, interleaved, with_norms):
+    q, k, cos, sin, norms = operands(*shape)
+    turned = rotary_embedding(
+        *map(jnp.asarray, (q, k, cos, sin)), interleaved=interleaved, norms=norms if with_norms else None
+    )
+    for x, weight, ours in zip((q, k), norms, turned, strict=False):
+        expected = turned_in_float64(x, weight if with_norms else None, cos, sin, interleaved)
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
+@interleavings
+def test_a_token_does_not_depend_on_the_others(interleaved):
+    q, k, cos, sin, norms = operands(300, 4, 2, 128, 64)
+    turn = jax.jit(lambda *args: rotary_embedding(*args, interleaved=interleaved, norms=norms))
+    together = turn(q, k, cos, sin)
+    for start, stop in ((0, 1), (299, 300), (17, 82)):
+        alone = turn(*(x[start:stop] for x in (q, k, cos, sin)))
+        for part, whole in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(part, whole[start:stop])
+
+
+def test_derivatives_are_the_definitions():
+    q, k, cos, sin, norms = operands(5, 2, 2, 66, 33)
+
+    def loss(function):
+        def of(q, k, q_weight, k_weight):
+            turned = function(q, k, cos, sin, interleaved=False, norms=HeadNorms(q_weight, k_weight, EPSILON))
+            return sum(jnp.sum(jnp.sin(x)) for x in turned)
+
+        return jax.jit(jax.grad(of, argnums=(0, 1, 2, 3)))
+
+    arguments = (q, k, norms.q_weight, norms.k_weight)
+    ours, expected = loss(rotary_embedding)(*arguments), loss(reference.rotary_embedding)(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, expected)
+
+
+def test_leaves_its_operands_as_they_were():
+    q, k, cos, sin, _ = (jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in operands(3, 2, 1, 8, 4))
+    before = np.array(q)
+    turned, _ = jax.jit(rotary_embedding)(q, k, cos, sin)
+    assert not np.array_equal(turned, before)
+    np.testing.assert_array_equal(q, before)
+
+
+@pytest.mark.parametrize("name", isa.others())
+def test_on_every_instruction_set(name):
+    isa.run_again(__file__, name)
