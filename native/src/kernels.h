@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "norm.h"
 #include "team.h"
 
@@ -11,6 +12,7 @@ namespace jaxis {
 
 struct Kernels {
   const char* name;
+  void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
 };
 

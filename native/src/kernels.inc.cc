@@ -1,6 +1,7 @@
 // Compiled once per instruction set: everything it has, and its table.
 #include "kernels.h"
 
+#include "attention.inc.cc"
 #include "norm.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
@@ -9,6 +10,6 @@
 namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
-const Kernels table = {JAXIS_TEXT(JAXIS_ISA), rms_norm};
+const Kernels table = {JAXIS_TEXT(JAXIS_ISA), paged_attention, rms_norm};
 
 }  // namespace jaxis::JAXIS_ISA
