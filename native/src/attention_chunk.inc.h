@@ -14,6 +14,7 @@ constexpr int64_t kChunk = 256;
 constexpr int64_t kTilesPerChunk = kChunk / kTile;
 // Values that stay in the first-level cache while all queries of a tile take them.
 constexpr int64_t kTilesAtOnce = 4;
+constexpr int64_t kRowsToPrefetch = 16;
 // Distance of score rows; no power of two, so that they do not fall into the same cache sets.
 constexpr int64_t kScoreStride = kChunk + kLanes;
 constexpr float kMinusInfinity = -__builtin_inff();
@@ -132,21 +133,16 @@ void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64
   for (; i < end; i += kLanes) store(scores + i, zero());
 }
 
-template <typename T>
-void widen(const T* in, int64_t size, float* out) {
-  for (int64_t i = 0; i < size; i += kLanes) store(out + i, load_entry(in + i));
-}
-
-// One block of rows or several: entries that several would widen are widened once.
+// Calls `product` with the tiles as they are, or, for many rows, with float32 copies, so as to widen entries once.
 template <typename T, typename Product>
-void for_tiles(const T* const* tiles, int64_t count, int64_t tile_size, bool widened, float* memory, Product&& product) {
-  if (!widened) return product(tiles);
+void with_tiles(Tiles<T> tiles, int64_t count, int64_t tile_size, bool many_rows, float* memory, Product&& product) {
+  if (sizeof(T) == sizeof(float) || !many_rows) return product(tiles);
   const float* wide[kTilesAtOnce];
   for (int64_t t = 0; t < count; ++t) {
-    widen(tiles[t], tile_size, memory + t * tile_size);
     wide[t] = memory + t * tile_size;
+    for (int64_t i = 0; i < tile_size; i += kLanes) store(memory + t * tile_size + i, load_entry(tiles.data[t] + i));
   }
-  product(static_cast<const float* const*>(wide));
+  product(Tiles<float>{wide, 0});
 }
 
 // Attends to tokens [chunk * kChunk, + kChunk) as far as the tile's queries see them.
@@ -160,8 +156,10 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   const int64_t first_tile = first / kTile, last_tile = (last + kTile - 1) / kTile;
   constexpr bool quantized = IsQuantized<T>::value;
 
-  const T* keys[kTilesPerChunk];
-  const T* values[kTilesPerChunk];
+  // Keys, values, and the next chunk's keys as far as they are fetched ahead: in the order of reading.
+  const T* order[2 * kTilesPerChunk + kTilesAtOnce];
+  const T** const keys = order - first_tile;
+  const T** const values = keys + (last_tile - first_tile);
   for (int64_t t = first_tile; t < last_tile; ++t) {
     const CacheTile<T> found = find_tile<T>(a, tile.block_table, tile.kv_head, origin / kTile + t);
     keys[t] = found.keys;
@@ -172,11 +170,19 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
     }
   }
 
+  for (int64_t t = 0; t < kTilesAtOnce; ++t) {
+    const int64_t next = (origin + kChunk) / kTile + t;
+    values[last_tile + t] = next * kTile <= last_position ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
+                                                          : values[last_tile - 1];
+  }
+  // Many rows are computed for longer than memory takes.
+  const int64_t ahead = tile.rows <= kRowsToPrefetch ? kTilesAtOnce : 0;
+
   const int64_t tile_size = kTile * a.head_dim;
   const int64_t score_blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
   for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
-    for_tiles(keys + t, count, tile_size, sizeof(T) < 4 && score_blocks > 2, w.widened, [&](auto* tiles) {
+    with_tiles(Tiles<T>{keys + t, ahead}, count, tile_size, score_blocks > 2, w.widened, [&](auto tiles) {
       for (int64_t b = 0; b < score_blocks; ++b) {
         const int64_t row = block_start(tile.rows, score_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, score_blocks, b + 1) - row);
@@ -200,7 +206,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
     const int64_t begin = t * kTile > first ? 0 : first - t * kTile;
     const int64_t end = (t + count) * kTile < last ? count * kTile : last - t * kTile;
-    for_tiles(values + t, count, tile_size, sizeof(T) < 4 && value_blocks > 2, w.widened, [&](auto* tiles) {
+    with_tiles(Tiles<T>{values + t, ahead}, count, tile_size, value_blocks > 2, w.widened, [&](auto tiles) {
       for (int64_t b = 0; b < value_blocks; ++b) {
         const int64_t row = block_start(tile.rows, value_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, value_blocks, b + 1) - row);

@@ -21,17 +21,38 @@ constexpr int score_vectors(int rows) { return rows <= 1 ? 4 : rows <= 3 ? 2 : 1
 constexpr int value_vectors(int rows) { return rows <= 1 ? 4 : 2; }
 #endif
 
+// Tiles of entries in the order of reading. While one is read, the one `ahead` places further on is fetched from memory
+// (0: none): blocks are scattered, so that the processor cannot foresee where the next one lies.
+template <typename T>
+struct Tiles {
+  const T* const* data;
+  int64_t ahead;
+
+  Tiles operator+(int64_t i) const { return {data + i, ahead}; }
+};
+
+constexpr int64_t kCacheLine = 64;
+
+// Fetches the line at p + offset, if a new one begins there.
+template <typename T>
+JAXIS_INLINE void prefetch(const T* p, int64_t offset) {
+  constexpr int64_t line = kCacheLine / static_cast<int64_t>(sizeof(T));
+  if (offset % line == 0) __builtin_prefetch(p + offset);
+}
+
 // Scores of R queries against V tiles of 16 keys.
 //   q       [D][R], scaled
 //   keys    V tiles
 //   scores  R rows of [V * 16], `stride` apart
 template <int R, int V, typename T>
-void score_block(const float* q, const T* const* keys, int64_t head_dim, float* scores, int64_t stride) {
+void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores, int64_t stride) {
   F16 sums[R][V];
   const T* key_tiles[V];
+  const T* ahead[V];
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) {
-    key_tiles[v] = keys[v];
+    key_tiles[v] = keys.data[v];
+    ahead[v] = keys.data[v + keys.ahead];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sums[r][v] = zero();
   }
@@ -39,6 +60,10 @@ void score_block(const float* q, const T* const* keys, int64_t head_dim, float* 
     F16 key[V];
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) key[v] = load_entry(key_tiles[v] + d * kTile);
+    if (keys.ahead != 0) {
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) prefetch(ahead[v], d * kTile);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const F16 query = broadcast(q[d * R + r]);
@@ -54,7 +79,7 @@ void score_block(const float* q, const T* const* keys, int64_t head_dim, float* 
 }
 
 template <int R, typename T>
-void score_tiles(const float* q, const T* const* keys, int64_t num_tiles, int64_t head_dim, float* scores,
+void score_tiles(const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_dim, float* scores,
                  int64_t stride) {
   constexpr int V = score_vectors(R);
   int64_t t = 0;
@@ -64,7 +89,7 @@ void score_tiles(const float* q, const T* const* keys, int64_t num_tiles, int64_
 
 // Scores of `rows` (at most kScoreRows) queries against `num_tiles` tiles; see score_block.
 template <typename T>
-void score(int rows, const float* q, const T* const* keys, int64_t num_tiles, int64_t head_dim, float* scores,
+void score(int rows, const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_dim, float* scores,
            int64_t stride) {
   switch (rows) {
 #define JAXIS_CASE(R) \
@@ -93,7 +118,7 @@ void score(int rows, const float* q, const T* const* keys, int64_t num_tiles, in
 //   values   tiles of [16][D], indexed by token / 16
 //   sums     R rows of [D]
 template <int R, int V, typename T>
-void weigh_block(const float* weights, int64_t stride, const T* const* values, int64_t first, int64_t last,
+void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
                  int64_t head_dim, int64_t d, float* sums) {
   F16 sum[R][V];
 #pragma GCC unroll 16
@@ -103,11 +128,15 @@ void weigh_block(const float* weights, int64_t stride, const T* const* values, i
   }
   for (int64_t token = first; token < last;) {
     const int64_t end = (token / kTile + 1) * kTile < last ? (token / kTile + 1) * kTile : last;
-    const T* value = values[token / kTile] + token % kTile * head_dim + d;
-    for (; token < end; ++token, value += head_dim) {
+    const T* const* tile = values.data + token / kTile;
+    for (int64_t i = token % kTile * head_dim + d; token < end; ++token, i += head_dim) {
       F16 terms[V];
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) terms[v] = load_entry(value + v * kLanes);
+      for (int v = 0; v < V; ++v) terms[v] = load_entry(tile[0] + i + v * kLanes);
+      if (values.ahead != 0) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) prefetch(tile[values.ahead], i + v * kLanes);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const F16 weight = broadcast(weights[r * stride + token]);
@@ -125,7 +154,7 @@ void weigh_block(const float* weights, int64_t stride, const T* const* values, i
 
 // As many vectors of D at once as registers hold, then the rest in smaller pieces.
 template <int R, int V, typename T>
-void weigh_rows(const float* weights, int64_t stride, const T* const* values, int64_t first, int64_t last,
+void weigh_rows(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
                 int64_t head_dim, int64_t d, float* sums) {
   for (; d + V * kLanes <= head_dim; d += V * kLanes) {
     weigh_block<R, V>(weights, stride, values, first, last, head_dim, d, sums);
@@ -135,7 +164,7 @@ void weigh_rows(const float* weights, int64_t stride, const T* const* values, in
 
 // For `rows` (at most kValueRows) queries; see weigh_block.
 template <typename T>
-void weigh(int rows, const float* weights, int64_t stride, const T* const* values, int64_t first, int64_t last,
+void weigh(int rows, const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
            int64_t head_dim, float* sums) {
   switch (rows) {
 #define JAXIS_CASE(R) \
