@@ -114,7 +114,7 @@ def test_device_without_the_memory(start_llm, monkeypatch):
     ("arguments", "message"),
     [
         ({"dtype": "float8"}, "dtype='float8' must be one of auto, float32, bfloat16, float16"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' must be one of"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4' must be one of auto, float32, bfloat16, float16, int8"),
         ({"load_format": "pt"}, "load_format='pt' must be one of auto, dummy"),
         ({"max_model_len": 0}, "max_model_len=0 must be an integer of at least 1"),
         ({"max_model_len": 1025}, "max_model_len=1025 is more than the 1024 positions"),
