@@ -33,11 +33,13 @@ def main() -> None:
     parser.add_argument("--model", help="folder or hub id (default: the embedded model)")
     parser.add_argument("--questions", type=Path, default=QUESTIONS, help="JSON lines (default: the embedded model's)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and activations (default: %(default)s)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of cached keys and values (default: %(default)s)")
     parser.add_argument("--path", choices=MAX_NUM_SEQS, action="append", help="default: all, one after the other")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines()]
     for path in arguments.path or MAX_NUM_SEQS:
-        with LLM(arguments.model, dtype=arguments.dtype, max_num_seqs=MAX_NUM_SEQS[path], show_progress=False) as llm:
+        settings = {"dtype": arguments.dtype, "kv_cache_dtype": arguments.kv_cache_dtype}
+        with LLM(arguments.model, **settings, max_num_seqs=MAX_NUM_SEQS[path], show_progress=False) as llm:
             start = time.perf_counter()
             right = is_likeliest(llm, rows) if path == "whole" else is_generated(llm, rows)
             seconds = time.perf_counter() - start

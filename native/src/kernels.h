@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "matmul.h"
 #include "norm.h"
 #include "rope.h"
@@ -14,6 +15,7 @@ namespace jaxis {
 
 struct Kernels {
   const char* name;
+  void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);

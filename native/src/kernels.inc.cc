@@ -1,6 +1,7 @@
 // Compiled once per instruction set: everything it has, and its table.
 #include "kernels.h"
 
+#include "attention.inc.cc"
 #include "filters.inc.cc"
 #include "matmul.inc.cc"
 #include "norm.inc.cc"
@@ -16,6 +17,7 @@ namespace jaxis::JAXIS_ISA {
 extern const Kernels table;
 const Kernels table = {
     JAXIS_TEXT(JAXIS_ISA),
+    paged_attention,
     matmul,
     packed_rows,
     rms_norm,

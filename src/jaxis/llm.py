@@ -72,7 +72,8 @@ class LLM:
       kv_cache_memory: Bytes for the KV cache, or a text such as "2GiB"; None sizes it from the memory there is.
       enable_prefix_caching: Compute equal prompt prefixes once.
       block_size: Tokens of a KV cache block.
-      kv_cache_dtype: Type of the cached keys and values; "auto" is `dtype`.
+      kv_cache_dtype: Type of the cached keys and values: "float32", "bfloat16", "float16", "int8" (with a float32 scale
+        for each token and head), or "auto", which is `dtype`.
       tensor_parallel_size: Devices to spread the model over.
       load_format: "auto", or "dummy" for random weights.
       seed: For requests that bring none, and for random weights.

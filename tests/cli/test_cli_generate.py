@@ -75,13 +75,24 @@ def test_a_lone_checkpoint_folder_names_the_model(invoke, chat_model, monkeypatc
 
 def test_options_become_engine_arguments(invoke):
     options = ("--dtype", "bfloat16", "--max-model-len", "64", "--max-num-seqs", "2", "--kv-cache-memory", "1GiB")
-    more = ("--no-prefix-caching", "--hf-overrides", '{"a": 1}', "--revision", "v1", "--load-format", "dummy")
+    more = (
+        "--kv-cache-dtype",
+        "int8",
+        "--no-prefix-caching",
+        "--hf-overrides",
+        '{"a": 1}',
+        "--revision",
+        "v1",
+        "--load-format",
+        "dummy",
+    )
     invoke("generate", "x", *options, *more, *GREEDY)
     assert invoke.opened[0][1] == {
         "dtype": "bfloat16",
         "max_model_len": 64,
         "max_num_seqs": 2,
         "kv_cache_memory": "1GiB",
+        "kv_cache_dtype": "int8",
         "enable_prefix_caching": False,
         "hf_overrides": {"a": 1},
         "revision": "v1",

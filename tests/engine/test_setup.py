@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxis import LLM, SamplingParams
@@ -14,6 +15,7 @@ from jaxis.engine.setup import EngineArgs, parse_bytes
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from tiny_checkpoints import variant, write_checkpoint
 
+PROMPT = list(range(100))
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, 2 heads of 16, 2 layers, 16 tokens, float32
 
 
@@ -67,14 +69,26 @@ def test_default_cache(start_llm):
         assert num_blocks(llm) == 64  # 512 tokens for each
 
 
-def test_narrower_cache_entries_and_other_blocks(start_llm):
-    with start_llm(kv_cache_memory=100 * BLOCK_BYTES, kv_cache_dtype="bfloat16", block_size=32, max_num_seqs=8) as llm:
-        assert num_blocks(llm) == 100
-        assert llm._engine.runner._caches[0].dtype == jnp.bfloat16
+@pytest.mark.parametrize(
+    # An int8 entry of 16 numbers has 20 bytes. 24: blocks that the native kernel does not take.
+    ("dtype", "block_size", "blocks"),
+    [("bfloat16", 32, 100), ("int8", 32, 160), ("int8", 24, 213), ("float16", 32, 100)],
+)
+def test_narrower_cache_entries_and_other_blocks(start_llm, dtype, block_size, blocks):
+    settings = {"kv_cache_dtype": dtype, "block_size": block_size, "max_num_seqs": 8}
+    with start_llm() as llm:
+        expected = llm.compute_logits(PROMPT, path="paged")
+    with start_llm(kv_cache_memory=100 * BLOCK_BYTES, **settings) as llm:
+        assert num_blocks(llm) == blocks
+        assert llm._engine.runner._caches[0].dtype == jnp.dtype(dtype)
+        logits = llm.compute_logits(PROMPT, path="paged")
+        assert 0 < np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
         assert len(llm.generate([1, 2], SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
 
 
-def test_max_model_len_shrinks_to_the_cache_and_says_so(start_llm, capsys):
+def test_max_model_len_shrinks_to_the_cache_and_says_so(start_llm, checkpoint, capsys):
+    checkpoint()  # what makes the checkpoint may print
+    capsys.readouterr()
     with start_llm(kv_cache_memory=10 * BLOCK_BYTES, show_progress=True) as llm:
         assert llm.max_model_len == 160
         [line] = capsys.readouterr().err.splitlines()
@@ -114,7 +128,7 @@ def test_device_without_the_memory(start_llm, monkeypatch):
     ("arguments", "message"),
     [
         ({"dtype": "float8"}, "dtype='float8' must be one of auto, float32, bfloat16, float16"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' must be one of"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4' must be one of auto, float32, bfloat16, float16, int8"),
         ({"load_format": "pt"}, "load_format='pt' must be one of auto, dummy"),
         ({"max_model_len": 0}, "max_model_len=0 must be an integer of at least 1"),
         ({"max_model_len": 1025}, "max_model_len=1025 is more than the 1024 positions"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from attention_steps import MIX, Step, make_step, with_cache_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as pallas_kernel
@@ -23,113 +24,12 @@ IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": b
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
-@dataclass
-class Step:
-    """A step's operands, and each request's keys and values laid out densely, [S, K, D]."""
-
-    q: np.ndarray
-    kv_cache: np.ndarray
-    seq_lens: np.ndarray
-    block_tables: np.ndarray
-    query_start_loc: np.ndarray
-    request_distribution: np.ndarray
-    keys: list[np.ndarray]
-    values: list[np.ndarray]
-
-    @property
-    def operands(self) -> tuple[jax.Array, ...]:
-        return tuple(
-            jnp.asarray(x)
-            for x in (
-                self.q,
-                self.kv_cache,
-                self.seq_lens,
-                self.block_tables,
-                self.query_start_loc,
-                self.request_distribution,
-            )
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.query_start_loc[self.request_distribution[2]])
-
-    def expected(self, scale: float, sliding_window: int | None = None, soft_cap: float | None = None) -> np.ndarray:
-        """[num_tokens, H, D] in float64."""
-        out = np.zeros((self.num_tokens, *self.q.shape[1:]))
-        for r, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            begin, end = self.query_start_loc[r], self.query_start_loc[r + 1]
-            for row in range(begin, end):
-                position = self.seq_lens[r] - (end - row)
-                first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-                for head in range(self.q.shape[1]):
-                    kv_head = head // (self.q.shape[1] // keys.shape[1])
-                    k, v = (x[first : position + 1, kv_head].astype(np.float64) for x in (keys, values))
-                    scores = k @ self.q[row, head].astype(np.float64) * scale
-                    if soft_cap is not None:
-                        scores = soft_cap * np.tanh(scores / soft_cap)
-                    weights = np.exp(scores - scores.max())
-                    out[row, head] = weights @ v / weights.sum()
-        return out
-
-
-def make_step(
-    requests: list[tuple[int, int]],
-    *,
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    head_dim: int = 64,
-    block_size: int = 16,
-    max_blocks: int | None = None,
-    pad_tokens: int = 0,
-    pad_requests: int = 0,
-    dtype: np.dtype = np.float32,
-    seed: int = 0,
-) -> Step:
-    """A step of requests (history, query tokens) whose blocks are scattered and whose unowned slots are NaN.
-
-    Leading requests of one token are declared decodes.
-    """
-    rng = np.random.default_rng(seed)
-    seq_lens = np.array([history + queries for history, queries in requests])
-    needed = -(-seq_lens // block_size)
-    max_blocks = max_blocks or max(1, needed.max())
-    blocks = rng.permutation(np.arange(1, needed.sum() + 4))
-    kv_cache = np.full((needed.sum() + 4, block_size, 2 * num_kv_heads, head_dim), np.nan, dtype)
-    # Entries past a request's own name block 0, full of NaN, as do the padding requests.
-    block_tables = np.zeros((len(requests) + pad_requests, max_blocks), np.int32)
-    keys, values, used = [], [], 0
-    for r, length in enumerate(seq_lens):
-        own = blocks[used : used + needed[r]]
-        used += needed[r]
-        block_tables[r, : len(own)] = own
-        kv = rng.standard_normal((2, length, num_kv_heads, head_dim)).astype(dtype)
-        keys.append(kv[0])
-        values.append(kv[1])
-        for position in range(length):
-            slot = kv_cache[own[position // block_size], position % block_size]
-            slot[0::2], slot[1::2] = kv[0, position], kv[1, position]
-    starts = np.concatenate([[0], np.cumsum([queries for _, queries in requests])])
-    num_decodes = next((i for i, (_, queries) in enumerate(requests) if queries != 1), len(requests))
-    q = rng.standard_normal((int(starts[-1]) + pad_tokens, num_heads, head_dim)).astype(dtype)
-    return Step(
-        q,
-        kv_cache,
-        np.concatenate([seq_lens, np.zeros(pad_requests)]).astype(np.int32),
-        block_tables,
-        np.concatenate([starts, np.full(pad_requests, starts[-1])]).astype(np.int32),
-        np.array([num_decodes, num_decodes, len(requests)], np.int32),
-        keys,
-        values,
-    )
-
-
 @functools.cache
 def jitted(implementation: str) -> jax.stages.Wrapped:
     return jax.jit(IMPLEMENTATIONS[implementation], static_argnames=("scale", "sliding_window", "soft_cap"))
 
 
-def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: float | None) -> None:
+def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: Any) -> None:
     scale = step.q.shape[-1] ** -0.5
     out = jitted(implementation)(*step.operands, scale=scale, **options)
     assert out.shape == step.q.shape
@@ -137,10 +37,6 @@ def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: flo
     rows = np.asarray(out, np.float64)
     assert np.isfinite(rows).all()
     np.testing.assert_allclose(rows[: step.num_tokens], step.expected(scale, **options), rtol=0, atol=atol)
-
-
-# (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
-MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
 
 
 @implementations
@@ -206,6 +102,19 @@ def test_decodes_not_declared_as_such_are_computed_all_the_same(implementation):
     step = make_step([(40, 1), (130, 1), (0, 5)])
     step.request_distribution[:2] = [0, 3]
     check(implementation, step)
+
+
+@implementations
+def test_sinks_take_their_share(implementation):
+    sinks = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
+    step = make_step(MIX, pad_tokens=3, pad_requests=1)
+    check(implementation, step, sinks=sinks)
+    check(implementation, step, sinks=sinks, sliding_window=9)
+
+
+@implementations
+def test_int8_cache(implementation):
+    check(implementation, with_cache_type(make_step(MIX, pad_tokens=3, pad_requests=1), np.int8))
 
 
 @implementations

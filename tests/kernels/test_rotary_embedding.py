@@ -1,6 +1,6 @@
 """The rotary embedding against complex multiplication in float64, on every instruction set."""
 
-import isa
+import isa_processes as isa
 import jax
 import jax.numpy as jnp
 import numpy as np

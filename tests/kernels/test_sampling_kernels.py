@@ -1,6 +1,6 @@
 """The sampling kernels against numpy, lax.top_k and transformers' logits warpers."""
 
-import isa
+import isa_processes as isa
 import jax
 import jax.numpy as jnp
 import numpy as np

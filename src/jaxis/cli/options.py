@@ -77,6 +77,9 @@ class EngineOptions:
         str | None,
         _engine("Memory for the KV cache, in bytes or as 2GiB (default: from what is free).", metavar="SIZE"),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"], _engine("Type of cached keys and values.")
+    ] = "auto"
     prefix_caching: Annotated[bool, _engine("Compute equal beginnings of prompts once.", show_default=False)] = True
     tensor_parallel_size: Annotated[int, _engine("Devices to spread the model over.", min=1, metavar="NUMBER")] = 1
     load_format: Annotated[Literal["auto", "dummy"], _engine("Where weights come from; dummy makes random ones.")] = (

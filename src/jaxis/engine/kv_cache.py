@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 
 from jaxis.errors import ConfigError, EngineError
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape
 from jaxis.layers.attention import KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.parallel.mesh import logical_sharding
@@ -64,7 +66,8 @@ def replicate_kv_heads(specs: list[KVCacheSpec], tensor_parallel_size: int) -> l
 
 def block_bytes(specs: list[KVCacheSpec], block_size: int, dtype: Any) -> int:
     """Bytes of one block in all layers together."""
-    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * np.dtype(dtype).itemsize
+    shapes = [kv_cache_shape(1, block_size, spec.num_kv_heads, spec.head_dim, dtype) for spec in specs]
+    return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int:
@@ -118,15 +121,17 @@ def num_cache_blocks(vllm_config: VllmConfig, bytes_per_block: int, mesh: jax.sh
 def make_kv_caches(
     specs: list[KVCacheSpec], num_blocks: int, block_size: int, dtype: Any, mesh: jax.sharding.Mesh
 ) -> list[jax.Array]:
-    """One array [num_blocks, block_size, 2 * K, D] a layer, its heads spread over the mesh.
+    """One array a layer, its heads spread over the mesh.
 
     Raises:
       EngineError: A device has not the memory.
     """
-    axes = (None, None, "kv_heads", None)
     caches = []
     for spec in specs:
-        shape = (num_blocks, block_size, 2 * spec.num_kv_heads, spec.head_dim)
+        with jax.set_mesh(mesh):
+            shape = kv_cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
+        # The heads are the last axis but one in every layout.
+        axes = (*[None] * (len(shape) - 2), "kv_heads", None)
         try:
             caches.append(jnp.zeros(shape, dtype, device=logical_sharding(mesh, axes, shape)))
         except jax.errors.JaxRuntimeError as error:

@@ -41,6 +41,7 @@ from jaxis.tokenizer import Tokenizer
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+KV_CACHE_DTYPES = {**DTYPES, "int8": jnp.int8}
 LOAD_FORMATS = ("auto", "dummy")
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -82,7 +83,7 @@ class EngineArgs:
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
         for name, known in (
             ("dtype", ("auto", *DTYPES)),
-            ("kv_cache_dtype", ("auto", *DTYPES)),
+            ("kv_cache_dtype", ("auto", *KV_CACHE_DTYPES)),
             ("load_format", LOAD_FORMATS),
         ):
             if getattr(self, name) not in known:
@@ -183,7 +184,7 @@ def _vllm_config(
         ),
         cache_config=CacheConfig(
             block_size=args.block_size,
-            cache_dtype=DTYPES.get(args.kv_cache_dtype),
+            cache_dtype=KV_CACHE_DTYPES.get(args.kv_cache_dtype),
             enable_prefix_caching=args.enable_prefix_caching,
             kv_cache_memory_bytes=None if memory is None else parse_bytes(memory),
         ),

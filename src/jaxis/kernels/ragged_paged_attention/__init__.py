@@ -1,16 +1,31 @@
 """Attention of a flat batch of tokens over a paged KV cache: prefill, chunked prefill and decode in one call.
 
-`reference.py` is the definition; `blockwise.py` (any platform) and `tpu.py` compute the same faster.
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py` and `tpu.py` compute the same faster.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
-from jaxis.kernels.ragged_paged_attention import blockwise
-from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
+from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 
-__all__ = ["ragged_paged_attention"]
+__all__ = ["kv_cache_shape", "ragged_paged_attention"]
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of the cache that `ragged_paged_attention` takes, in a program traced under the current mesh.
+
+    Args:
+      num_blocks, block_size, num_kv_heads, head_dim: Blocks, B, K, D.
+      dtype: float32, bfloat16, float16, or int8 with a float32 scale for each key and value.
+
+    Returns:
+      Three axes [num_blocks, K, N] where the native CPU kernel serves (`cpu.py`), else four, as in `layout.py`.
+    """
+    chosen = cpu if cpu.supports(block_size, head_dim, dtype) else layout
+    return chosen.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
 
 def ragged_paged_attention(
@@ -27,13 +42,14 @@ def ragged_paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Writes this step's keys and values into the cache, then attends to it.
 
     Args:
       q: [T, H, D].
       k, v: [T, K, D].
-      kv_cache: [num_blocks, block_size, 2 * K, D]; see `layout.py`.
+      kv_cache: Of a shape that `kv_cache_shape` gave. Donate it: it is updated in place then.
       positions: i32 [T], each token's place in its own sequence.
       seq_lens: i32 [R], each request's tokens after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
@@ -43,26 +59,20 @@ def ragged_paged_attention(
       scale: Multiplies the scores.
       sliding_window: A token sees itself and this many - 1 before it; None sees all.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
+      sinks: float [H], for each head a score without a value, which takes its share of the softmax.
 
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
     """
-    kv_cache = write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
-    attend = blockwise.ragged_paged_attention
-    if jax.default_backend() == "tpu":
+    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
+    options: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap, "sinks": sinks}
+    if kv_cache.ndim == 3:
+        return cpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
+    kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
+    if jax.default_backend() == "tpu" and sinks is None:
         from jaxis.kernels.ragged_paged_attention import tpu
 
         if tpu.supports(q, kv_cache):
-            attend = tpu.ragged_paged_attention
-    out = attend(
-        q,
-        kv_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-    )
-    return kv_cache, out
+            del options["sinks"]
+            return kv_cache, tpu.ragged_paged_attention(q, kv_cache, *operands, **options)
+    return kv_cache, blockwise.ragged_paged_attention(q, kv_cache, *operands, **options)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
 # stay in cache. A decode reads less at once, because all requests read as much as the longest.
@@ -36,12 +36,13 @@ def ragged_paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of each query to its own request's cached tokens up to itself.
 
     Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
-    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, soft_cap)
+    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, soft_cap, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -62,6 +63,7 @@ class _Attention:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    sinks: jax.Array | None
 
     @property
     def num_kv_heads(self) -> int:
@@ -110,7 +112,7 @@ class _Attention:
         def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
             # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
-            context = self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
+            context = decode(self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)])
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
             # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)
@@ -128,7 +130,7 @@ class _Attention:
         first = self._first_visible(oldest) // chunk_tokens
         last = jnp.max(positions) // chunk_tokens
         result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty((num, num_heads), head_dim))
-        return result.output().astype(queries.dtype)
+        return result.output(self.sinks).astype(queries.dtype)
 
     def prefill(
         self,
@@ -184,7 +186,7 @@ class _Attention:
 
         def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
-            context = self.kv_cache[_chunk_of(block_table, chunk, chunk_tokens // block_size)]
+            context = decode(self.kv_cache[_chunk_of(block_table, chunk, chunk_tokens // block_size)])
             k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
             scores = jnp.einsum("kgqd,skd->kgqs", grouped, k, preferred_element_type=jnp.float32)
             carry, weights = carry.add_scores(self._masked(scores, visible))
@@ -197,7 +199,8 @@ class _Attention:
         last = jnp.max(positions) // chunk_tokens
         heads = (self.num_kv_heads, self.group_size, num_queries)
         result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty(heads, head_dim))
-        return result.output().transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
+        sinks = None if self.sinks is None else self.sinks.reshape(*heads[:2], 1)
+        return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
     def _first_visible(self, position: jax.Array) -> jax.Array:
         """The first context position that a query at `position` sees."""
@@ -252,9 +255,14 @@ class _Softmax(NamedTuple):
         """weighted [..., D], the sum of the chunk's values by the weights that `add_scores` gave."""
         return self._replace(values=self.values * self.correction[..., None] + weighted)
 
-    def output(self) -> jax.Array:
-        """[..., D]; 0 where nothing was visible."""
-        return self.values / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
+    def output(self, sinks: jax.Array | None) -> jax.Array:
+        """[..., D]; 0 where nothing was visible. `sinks` broadcast to [...]."""
+        values, total = self.values, self.total
+        if sinks is not None:
+            peak = jnp.maximum(self.peak, sinks)
+            correction = jnp.exp(self.peak - peak)
+            values, total = values * correction[..., None], total * correction + jnp.exp(sinks - peak)
+        return values / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
 
 
 def _chunked(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:

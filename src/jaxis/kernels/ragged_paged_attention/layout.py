@@ -2,17 +2,46 @@
 
 A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key stands before its
 value. That is the layout of JAX's own TPU kernel, and it keeps a head's keys and values on one device when kv heads
-are sharded.
+are sharded. In an int8 cache each key and value is followed by the four bytes of the float32 scale that its numbers
+are multiples of: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a layout of its own: `cpu.py`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+SCALE_BYTES = 4
+INT8_MAX = 127
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of a layer's cache."""
+    return (num_blocks, block_size, 2 * num_kv_heads, head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0))
+
+
+def encode(x: jax.Array, dtype: Any) -> jax.Array:
+    """Keys or values [..., D] -> cache entries of this type, [..., D] or [..., D + 4]."""
+    if dtype != jnp.int8:
+        return x.astype(dtype)
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / INT8_MAX
+    numbers = jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
+    return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8)], axis=-1)
+
+
+def decode(entries: jax.Array) -> jax.Array:
+    """Cache entries, [..., D] or [..., D + 4], -> keys or values [..., D]: int8 ones as float32."""
+    if entries.dtype != jnp.int8:
+        return entries
+    numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
+    return numbers.astype(jnp.float32) * jax.lax.bitcast_convert_type(scale, jnp.float32)[..., None]
+
 
 def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cached entries [..., 2 * K, D] -> keys and values, each [..., K, D]."""
+    """Keys and values [..., 2 * K, D] as the cache has them -> keys and values, each [..., K, D]."""
     *lead, combined, head_dim = context.shape
     pairs = context.reshape(*lead, combined // 2, 2, head_dim)
     return pairs[..., 0, :], pairs[..., 1, :]
@@ -41,12 +70,13 @@ def write_kv_cache(
     request_distribution: jax.Array,
 ) -> jax.Array:
     """Writes this step's keys and values [T, K, D] where their positions [T] fall; padding tokens write nothing."""
-    num_blocks, block_size, combined, head_dim = kv_cache.shape
+    num_blocks, block_size, combined, entry_size = kv_cache.shape
     num_tokens = k.shape[0]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
     block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
     num_slots = num_blocks * block_size
     slot = jnp.where(valid, block * block_size + positions % block_size, num_slots)
-    entries = jnp.stack([k, v], axis=2).reshape(num_tokens, combined, head_dim).astype(kv_cache.dtype)
-    flat = kv_cache.reshape(num_slots, combined, head_dim)
+    entries = jnp.stack([encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)], axis=2)
+    entries = entries.reshape(num_tokens, combined, entry_size)
+    flat = kv_cache.reshape(num_slots, combined, entry_size)
     return flat.at[slot].set(entries, mode="drop", unique_indices=False).reshape(kv_cache.shape)

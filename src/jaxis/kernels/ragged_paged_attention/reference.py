@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
 
 
 def ragged_paged_attention(
@@ -23,6 +23,7 @@ def ragged_paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of each query to its own request's cached tokens up to itself.
 
@@ -34,7 +35,7 @@ def ragged_paged_attention(
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
     context_len = block_tables.shape[1] * block_size
 
-    context = kv_cache[block_tables[request]].reshape(num_tokens, context_len, combined_heads, head_dim)
+    context = decode(kv_cache[block_tables[request]]).reshape(num_tokens, context_len, combined_heads, head_dim)
     k, v = split_kv(context)
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = jnp.einsum("tkgd,tskd->tkgs", grouped, k, preferred_element_type=jnp.float32) * scale
@@ -49,7 +50,13 @@ def ragged_paged_attention(
         visible &= context_position > position[:, None] - sliding_window
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     peak = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
-    weights /= jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+    if sinks is not None:
+        peak = jnp.maximum(peak, sinks.reshape(num_kv_heads, -1, 1))
+    weights = jnp.exp(scores - peak)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total += jnp.exp(sinks.reshape(num_kv_heads, -1, 1) - peak)
+    weights /= jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     v = jnp.where(visible[:, :, None, None], v, 0).astype(jnp.float32)
     return jnp.einsum("tkgs,tskd->tkgd", weights, v).reshape(q.shape).astype(q.dtype)

@@ -1,0 +1,265 @@
+// Attention of a tile of queries to one chunk of the context, and how chunks are put together.
+//
+// The context is cut at multiples of kChunk tokens whoever asks. Each chunk's softmax is relative to the chunk's own
+// largest score; the chunks' sums are then merged in order (arXiv:2205.14135). So a query's arithmetic is a function of
+// its position alone, and chunks can be computed in any order, on any thread.
+#pragma once
+
+#include "attention_products.inc.h"
+
+namespace jaxis::JAXIS_ISA {
+namespace {
+
+constexpr int64_t kChunk = 256;
+constexpr int64_t kTilesPerChunk = kChunk / kTile;
+// Values that stay in the first-level cache while all queries of a tile take them.
+constexpr int64_t kTilesAtOnce = 4;
+constexpr int64_t kRowsToPrefetch = 16;
+// Distance of score rows; no power of two, so that they do not fall into the same cache sets.
+constexpr int64_t kScoreStride = kChunk + kLanes;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Consecutive queries of one request and the heads that share a key-value head: row i * group_size + g is query i's
+// g-th head.
+struct QueryTile {
+  const int32_t* block_table;
+  int64_t kv_head;
+  int64_t first_row;  // of the flat batch
+  int64_t num_queries;
+  int64_t position;  // the first query's
+  int64_t group_size;
+  int64_t rows;
+};
+
+// Weighted values of some context: sums of weights and of weighted values, both relative to exp(peak).
+struct Partial {
+  float* peak;    // [rows]
+  float* total;   // [rows]
+  float* values;  // [rows][D]
+
+  static int64_t size(int64_t rows, int64_t head_dim) { return rows * (head_dim + 2); }
+  static Partial at(float* memory, int64_t rows, int64_t head_dim) {
+    return {memory + rows * head_dim, memory + rows * (head_dim + 1), memory};
+  }
+};
+
+struct Workspace {
+  float* q;  // packed for score_block, block of rows by block
+  float* scores;
+  float* widened;       // [kTilesAtOnce * 16 * D]
+  float* key_scales;    // [kChunk]
+  float* value_scales;  // [kChunk]
+  Partial chunk;
+  Partial sum;
+
+  static int64_t size(int64_t rows, int64_t head_dim) {
+    return rows * head_dim + rows * kScoreStride + kTilesAtOnce * kTile * head_dim + 2 * kChunk +
+           2 * Partial::size(rows, head_dim) + 8 * kLanes;
+  }
+  static Workspace at(float* memory, int64_t rows, int64_t head_dim) {
+    Workspace w;
+    const auto take = [&](int64_t size) {
+      float* begin = memory;
+      memory += (size + kLanes - 1) / kLanes * kLanes;
+      return begin;
+    };
+    w.q = take(rows * head_dim);
+    w.scores = take(rows * kScoreStride);
+    w.widened = take(kTilesAtOnce * kTile * head_dim);
+    w.key_scales = take(kChunk);
+    w.value_scales = take(kChunk);
+    w.chunk = Partial::at(take(Partial::size(rows, head_dim)), rows, head_dim);
+    w.sum = Partial::at(take(Partial::size(rows, head_dim)), rows, head_dim);
+    return w;
+  }
+};
+
+// Row `index` of `count` nearly equal blocks of rows begins here.
+JAXIS_INLINE int64_t block_start(int64_t rows, int64_t count, int64_t index) { return rows * index / count; }
+
+JAXIS_INLINE float exp(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(broadcast(x)));
+  return lanes[0];
+}
+
+JAXIS_INLINE F16 cap(F16 x, float soft_cap) {
+  // tanh(y) = 1 - 2 / (exp(2 y) + 1)
+  const F16 power = exp(x * broadcast(2.0f / soft_cap)) + broadcast(1.0f);
+  return broadcast(soft_cap) * (broadcast(1.0f) - broadcast(2.0f) / power);
+}
+
+void pack_queries(const PagedAttention& a, const QueryTile& tile, float* packed) {
+  const int64_t blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t begin = block_start(tile.rows, blocks, b), size = block_start(tile.rows, blocks, b + 1) - begin;
+    for (int64_t r = 0; r < size; ++r) {
+      const int64_t row = begin + r, head = tile.kv_head * tile.group_size + row % tile.group_size;
+      const float* q = a.q + ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
+      for (int64_t d = 0; d < a.head_dim; ++d) packed[begin * a.head_dim + d * size + r] = q[d] * a.scale;
+    }
+  }
+}
+
+// Scores [begin, end) become weights, those outside of [first, last) being 0; begin and end are multiples of 16.
+void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64_t last, float soft_cap,
+                 const float* key_scales, const float* value_scales, float* peak, float* total) {
+  *peak = kMinusInfinity;
+  *total = 0.0f;
+  int64_t i = begin;
+  if (first < last) {
+    const int64_t from = first / kLanes * kLanes, to = (last + kLanes - 1) / kLanes * kLanes;
+    for (; i < from; i += kLanes) store(scores + i, zero());
+    if (key_scales != nullptr) {
+      for (i = from; i < to; i += kLanes) store(scores + i, load(scores + i) * load(key_scales + i));
+    }
+    if (soft_cap != 0.0f) {
+      for (i = from; i < to; i += kLanes) store(scores + i, cap(load(scores + i), soft_cap));
+    }
+    for (i = from; i < first; ++i) scores[i] = kMinusInfinity;
+    for (i = last; i < to; ++i) scores[i] = kMinusInfinity;
+    F16 peaks = load(scores + from);
+    for (i = from + kLanes; i < to; i += kLanes) peaks = max(peaks, load(scores + i));
+    *peak = reduce_max(peaks);
+    const F16 shift = broadcast(*peak == kMinusInfinity ? 0.0f : *peak);
+    F16 sum = zero();
+    for (i = from; i < to; i += kLanes) {
+      const F16 weight = exp(load(scores + i) - shift);
+      sum = sum + weight;
+      store(scores + i, value_scales == nullptr ? weight : weight * load(value_scales + i));
+    }
+    *total = reduce_add(sum);
+  }
+  for (; i < end; i += kLanes) store(scores + i, zero());
+}
+
+// Calls `product` with the tiles as they are, or, for many rows, with float32 copies, so as to widen entries once.
+template <typename T, typename Product>
+void with_tiles(Tiles<T> tiles, int64_t count, int64_t tile_size, bool many_rows, float* memory, Product&& product) {
+  if (sizeof(T) == sizeof(float) || !many_rows) return product(tiles);
+  const float* wide[kTilesAtOnce];
+  for (int64_t t = 0; t < count; ++t) {
+    wide[t] = memory + t * tile_size;
+    for (int64_t i = 0; i < tile_size; i += kLanes) store(memory + t * tile_size + i, load_entry(tiles.data[t] + i));
+  }
+  product(Tiles<float>{wide, 0});
+}
+
+// Attends to tokens [chunk * kChunk, + kChunk) as far as the tile's queries see them.
+template <typename T>
+void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk, const Workspace& w,
+                  const Partial& out) {
+  const int64_t origin = chunk * kChunk, last_position = tile.position + tile.num_queries - 1;
+  const int64_t oldest = tile.position - a.window + 1;
+  const int64_t first = oldest > origin ? oldest - origin : 0;
+  const int64_t last = last_position + 1 - origin < kChunk ? last_position + 1 - origin : kChunk;
+  const int64_t first_tile = first / kTile, last_tile = (last + kTile - 1) / kTile;
+  constexpr bool quantized = IsQuantized<T>::value;
+
+  // Keys, values, and the next chunk's keys as far as they are fetched ahead: in the order of reading.
+  const T* order[2 * kTilesPerChunk + kTilesAtOnce];
+  const T** const keys = order - first_tile;
+  const T** const values = keys + (last_tile - first_tile);
+  for (int64_t t = first_tile; t < last_tile; ++t) {
+    const CacheTile<T> found = find_tile<T>(a, tile.block_table, tile.kv_head, origin / kTile + t);
+    keys[t] = found.keys;
+    values[t] = found.values;
+    if (quantized) {
+      store(w.key_scales + t * kTile, load(found.key_scales));
+      store(w.value_scales + t * kTile, load(found.value_scales));
+    }
+  }
+
+  for (int64_t t = 0; t < kTilesAtOnce; ++t) {
+    const int64_t next = (origin + kChunk) / kTile + t;
+    values[last_tile + t] = next * kTile <= last_position ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
+                                                          : values[last_tile - 1];
+  }
+  // Many rows are computed for longer than memory takes.
+  const int64_t ahead = tile.rows <= kRowsToPrefetch ? kTilesAtOnce : 0;
+
+  const int64_t tile_size = kTile * a.head_dim;
+  const int64_t score_blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
+  for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
+    const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
+    with_tiles(Tiles<T>{keys + t, ahead}, count, tile_size, score_blocks > 2, w.widened, [&](auto tiles) {
+      for (int64_t b = 0; b < score_blocks; ++b) {
+        const int64_t row = block_start(tile.rows, score_blocks, b);
+        const int rows = static_cast<int>(block_start(tile.rows, score_blocks, b + 1) - row);
+        score(rows, w.q + row * a.head_dim, tiles, count, a.head_dim, w.scores + row * kScoreStride + t * kTile,
+              kScoreStride);
+      }
+    });
+  }
+
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const int64_t position = tile.position + row / tile.group_size;
+    const int64_t from = position - a.window + 1 - origin, to = position + 1 - origin;
+    softmax_row(w.scores + row * kScoreStride, first_tile * kTile, last_tile * kTile, from > 0 ? from : 0,
+                to < kChunk ? to : kChunk, a.soft_cap, quantized ? w.key_scales : nullptr,
+                quantized ? w.value_scales : nullptr, out.peak + row, out.total + row);
+  }
+
+  for (int64_t i = 0; i < tile.rows * a.head_dim; i += kLanes) store(out.values + i, zero());
+  const int64_t value_blocks = (tile.rows + kValueRows - 1) / kValueRows;
+  for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
+    const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
+    const int64_t begin = t * kTile > first ? 0 : first - t * kTile;
+    const int64_t end = (t + count) * kTile < last ? count * kTile : last - t * kTile;
+    with_tiles(Tiles<T>{values + t, ahead}, count, tile_size, value_blocks > 2, w.widened, [&](auto tiles) {
+      for (int64_t b = 0; b < value_blocks; ++b) {
+        const int64_t row = block_start(tile.rows, value_blocks, b);
+        const int rows = static_cast<int>(block_start(tile.rows, value_blocks, b + 1) - row);
+        weigh(rows, w.scores + row * kScoreStride + t * kTile, kScoreStride, tiles, begin, end, a.head_dim,
+              out.values + row * a.head_dim);
+      }
+    });
+  }
+}
+
+// Adds a chunk's result to the sum of those before it.
+void merge(const Partial& sum, const Partial& chunk, int64_t rows, int64_t head_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    // Nothing of the chunk was visible. (A sum without anything yet has a factor of 0.)
+    if (chunk.peak[r] == kMinusInfinity) continue;
+    const float peak = sum.peak[r] > chunk.peak[r] ? sum.peak[r] : chunk.peak[r];
+    const float old_factor = exp(sum.peak[r] - peak), new_factor = exp(chunk.peak[r] - peak);
+    sum.peak[r] = peak;
+    sum.total[r] = sum.total[r] * old_factor + chunk.total[r] * new_factor;
+    const F16 old_factors = broadcast(old_factor), new_factors = broadcast(new_factor);
+    float* to = sum.values + r * head_dim;
+    const float* from = chunk.values + r * head_dim;
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      store(to + d, fma(load(from + d), new_factors, load(to + d) * old_factors));
+    }
+  }
+}
+
+void clear(const Partial& sum, int64_t rows, int64_t head_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    sum.peak[r] = kMinusInfinity;
+    sum.total[r] = 0.0f;
+  }
+  for (int64_t i = 0; i < rows * head_dim; i += kLanes) store(sum.values + i, zero());
+}
+
+// Divides by the sums of weights, sinks among them, and writes the tile's rows of the output.
+void write_output(const PagedAttention& a, const QueryTile& tile, const Partial& sum) {
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const int64_t head = tile.kv_head * tile.group_size + row % tile.group_size;
+    float total = sum.total[row], factor = 1.0f;
+    if (a.sinks != nullptr) {
+      const float peak = sum.peak[row] > a.sinks[head] ? sum.peak[row] : a.sinks[head];
+      factor = exp(sum.peak[row] - peak);
+      total = total * factor + exp(a.sinks[head] - peak);
+    }
+    float* out = a.out + ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
+    const F16 factors = broadcast(factor), totals = broadcast(total);
+    for (int64_t d = 0; d < a.head_dim; d += kLanes) {
+      store(out + d, load(sum.values + row * a.head_dim + d) * factors / totals);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxis::JAXIS_ISA

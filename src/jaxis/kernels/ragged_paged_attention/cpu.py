@@ -1,0 +1,80 @@
+"""Ragged paged attention on CPU: the native kernel, and the layout of its cache.
+
+A layer's cache is `[num_blocks, K, N]`. The N entries of a block's head are its keys, transposed in tiles of 16 tokens
+`[block_size / 16, D, 16]`, and its values `[block_size, D]`; an int8 cache has after them the float32 scales of the
+keys `[block_size]` and of the values `[block_size]`. So the kernel reads each head in one piece, and a vector register
+holds one dimension of 16 keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.kernels import native
+
+LANES = 16
+MAX_HEAD_DIM = 256
+CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
+SCALE_BYTES = 4
+
+
+def supports(block_size: int, head_dim: int, dtype: Any) -> bool:
+    """Whether the kernel can serve a cache of such blocks."""
+    return (
+        native.usable()
+        and block_size % LANES == 0
+        and head_dim % LANES == 0
+        and head_dim <= MAX_HEAD_DIM
+        and dtype in CACHE_DTYPES
+    )
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of a layer's cache."""
+    scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
+    return (num_blocks, num_kv_heads, 2 * block_size * head_dim + scales)
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes keys and values into the cache, in place if it is donated, then attends to it.
+
+    Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`, but for the cache's layout.
+    """
+    head_dim = q.shape[-1]
+    entry_bytes = head_dim * kv_cache.dtype.itemsize + (SCALE_BYTES if kv_cache.dtype == jnp.int8 else 0)
+    block_size = kv_cache.shape[2] * kv_cache.dtype.itemsize // (2 * entry_bytes)
+    kv_cache, out = native.call(
+        "paged_attention",
+        (jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype), jax.ShapeDtypeStruct(q.shape, jnp.float32)),
+        *(x.astype(jnp.float32) for x in (q, k, v)),
+        kv_cache,
+        seq_lens,
+        block_tables,
+        query_start_loc,
+        request_distribution,
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        aliases={3: 0},
+        block_size=np.int64(block_size),
+        window=np.int64(sliding_window or 1 << 40),
+        scale=np.float32(scale),
+        soft_cap=np.float32(soft_cap or 0),
+    )
+    return kv_cache, out.astype(q.dtype)

@@ -1,0 +1,321 @@
+"""The native kernel, on every instruction set: against dense attention, and against itself in other company."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, quantize, with_cache_type
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
+
+from jaxis.kernels import native
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
+
+CACHE_TYPES = [np.float32, BFLOAT16, np.int8]
+cache_types = pytest.mark.parametrize("dtype", CACHE_TYPES, ids=["float32", "bfloat16", "int8"])
+
+
+def blocked(kv_cache: np.ndarray, head_dim: int) -> np.ndarray:
+    """A cache in the standard layout -> in the native kernel's."""
+    num_blocks, block_size, combined, _ = kv_cache.shape
+    entries = kv_cache.reshape(num_blocks, block_size, combined // 2, 2, -1).transpose(3, 0, 2, 1, 4)
+    keys, values = entries[..., :head_dim]
+    keys = keys.reshape(*keys.shape[:2], block_size // 16, 16, head_dim).swapaxes(-1, -2)
+    scales = [np.ascontiguousarray(part) for part in entries[..., head_dim:]]
+    parts = [part.reshape(num_blocks, combined // 2, -1) for part in (keys, values, *scales)]
+    return np.concatenate(parts, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What the public function takes: the cache is as it was before the step."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    kv_cache: np.ndarray
+    positions: np.ndarray
+    rest: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, step: Step, dtype: type) -> Operands:
+        """From a step with a float32 cache, in which its own tokens stand already: they are taken out."""
+        num_tokens, num_kv_heads, head_dim = len(step.q), step.keys[0].shape[1], step.q.shape[2]
+        block_size = step.kv_cache.shape[1]
+        k, v = np.zeros((2, num_tokens, num_kv_heads, head_dim), np.float32)
+        positions = np.zeros(num_tokens, np.int32)
+        before = step.kv_cache.copy()
+        for r, (keys, values) in enumerate(zip(step.keys, step.values, strict=True)):
+            rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
+            own = np.arange(step.seq_lens[r] - (rows.stop - rows.start), step.seq_lens[r])
+            k[rows], v[rows], positions[rows] = keys[own], values[own], own
+            before[step.block_tables[r, own // block_size], own % block_size] = np.nan
+        before = with_cache_type(dataclasses.replace(step, kv_cache=before), dtype).kv_cache
+        rest = (step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
+        return cls(step.q, k, v, blocked(before, head_dim), positions, rest)
+
+    def run(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The updated cache, and the output."""
+        sinks = options.pop("sinks", None)
+        options.setdefault("scale", self.q.shape[-1] ** -0.5)
+        operands = (self.q, self.k, self.v, self.kv_cache, self.positions, *self.rest)
+        attend = jitted(native.isa(), tuple(options.items()))
+        cache, out = attend(*map(jnp.asarray, operands), sinks=sinks)
+        return np.asarray(cache), np.asarray(out)
+
+
+@functools.cache
+def jitted(isa: str, options: tuple[tuple[str, Any], ...]) -> jax.stages.Wrapped:  # noqa: F811
+    """A program of its own for each instruction set: it names the kernel."""
+    return jax.jit(functools.partial(ragged_paged_attention, **dict(options)))
+
+
+def check(step: Step, dtype: type = np.float32, *, atol: float = 2e-5, **options: Any) -> None:
+    """The kernel's output is dense attention's to the keys and values as the cache has them; the cache is as it was
+    but for the step's tokens."""
+    before = Operands.of(step, dtype)
+    after = with_cache_type(step, dtype)
+    cache, out = before.run(**options)
+    assert np.isfinite(out).all()
+    expected = after.expected(step.q.shape[-1] ** -0.5, **options)
+    np.testing.assert_allclose(out[: step.num_tokens], expected, rtol=0, atol=atol)
+    written = blocked(after.kv_cache, step.q.shape[2])
+    np.testing.assert_array_equal(cache.view(np.uint8), written.view(np.uint8))
+
+
+@each_isa
+@cache_types
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(2, 2, 64, 16), (4, 2, 80, 16), (3, 1, 128, 32), (8, 2, 112, 16), (5, 1, 16, 48), (6, 1, 256, 16), (7, 1, 96, 64)],
+    ids=str,
+)
+def test_a_mix_equals_dense_attention(isa, dtype, num_heads, num_kv_heads, head_dim, block_size):  # noqa: F811
+    step = make_step(
+        MIX,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        pad_tokens=11,
+        pad_requests=3,
+    )
+    check(step, dtype)
+
+
+@each_isa
+@cache_types
+def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
+    step = make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)], num_heads=8, num_kv_heads=1)
+    sinks = np.linspace(-4, 4, 8, dtype=np.float32)
+    check(step, dtype, sliding_window=1)
+    check(step, dtype, sliding_window=37, soft_cap=3.0, sinks=sinks, atol=5e-5)
+    check(step, dtype, sliding_window=256, sinks=sinks)
+    check(step, dtype, soft_cap=3.0, atol=5e-5)
+
+
+@each_isa
+@pytest.mark.parametrize("num_heads", [9, 13, 71])
+def test_many_queries_to_a_key(isa, num_heads):  # noqa: F811
+    check(make_step(MIX, num_heads=num_heads, num_kv_heads=1, head_dim=64), np.int8)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [(20, 1)],
+        [(0, 1)],
+        [(255, 1)],
+        [(256, 1)],
+        [(9, 1), (8, 0), (7, 0)],
+        [(9, 0), (8, 0), (7, 1)],
+        [(9, 0), (8, 2)],
+        [(1, 64), (0, 65), (0, 127)],
+        [(40, 1)] * 9,
+        [(0, 257)],
+        [(509, 3), (1021, 11)],
+    ],
+    ids=str,
+)
+def test_extreme_steps(requests):
+    check(make_step(requests))
+
+
+@cache_types
+def test_a_context_of_16k_tokens(dtype):
+    check(make_step([(16383, 1), (100, 1), (15000, 3)], num_heads=4, num_kv_heads=2), dtype)
+
+
+def test_a_step_without_requests_is_finite():
+    step = make_step([(0, 0)], pad_tokens=8, pad_requests=3, max_blocks=2)
+    step.request_distribution[:] = 0
+    check(step)
+
+
+def test_bfloat16_activations():
+    step = make_step(MIX, pad_tokens=3)
+    operands = Operands.of(step, BFLOAT16)
+    narrow = [x.astype(BFLOAT16) for x in (operands.q, operands.k, operands.v)]
+    _, out = dataclasses.replace(operands, q=narrow[0], k=narrow[1], v=narrow[2]).run()
+    assert out.dtype == BFLOAT16
+    expected = with_cache_type(step, BFLOAT16).expected(step.q.shape[-1] ** -0.5)
+    np.testing.assert_allclose(out[: step.num_tokens].astype(np.float32), expected, rtol=0, atol=2e-2)
+
+
+def test_keys_and_values_of_zeros_and_of_extremes_survive_int8():
+    x = np.zeros((5, 1, 16), np.float32)
+    x[1], x[2], x[3, 0, 3], x[4] = 1e-30, -1e30, 1.0, np.linspace(-1, 1, 16)
+    step = make_step([(0, 5)], num_heads=1, num_kv_heads=1, head_dim=16)
+    step = dataclasses.replace(Operands.of(step, np.int8), k=x, v=x)
+    cache, _ = step.run()
+    entries = cache[step.rest[1][0, 0], 0]
+    keys, values = entries[:256].reshape(16, 16).T, entries[256:512].reshape(16, 16)
+    key_scales, value_scales = entries[512:].view(np.float32).reshape(2, 16)
+    numbers, scales = quantize(x[:, 0])
+    for got, got_scales in ((keys, key_scales), (values, value_scales)):
+        np.testing.assert_array_equal(got[:5], numbers)
+        np.testing.assert_array_equal(got_scales[:5], scales[:, 0])
+    np.testing.assert_allclose(values[4] * value_scales[4], x[4, 0], atol=0.5 / 127)
+    np.testing.assert_array_equal(as_cached(x[:1], np.int8), 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.integers(0, 50)), min_size=1, max_size=6),
+    st.sampled_from(CACHE_TYPES),
+    st.sampled_from([None, 1, 100]),
+    st.integers(0, 2**32 - 1),
+)
+def test_random_mixes_equal_dense_attention(requests, dtype, window, seed):
+    check(make_step(requests, pad_tokens=3, num_heads=2, num_kv_heads=1, seed=seed), dtype, sliding_window=window)
+
+
+class TestOneRequestsResultDependsOnNothingElse:
+    """Bit for bit: with others, in chunks, token by token, whatever the threads."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "sliding_window": 500,
+        "soft_cap": 20.0,
+        "sinks": np.array([0.5, -1.0, 2.0, 0.0], np.float32),
+    }
+
+    @each_isa
+    @cache_types
+    def test_alone_or_in_a_batch(self, isa, dtype):  # noqa: F811
+        requests = [(700, 1), (130, 1), (0, 13), (300, 71), (31, 1)]
+        step = make_step(requests, pad_tokens=5, pad_requests=2)
+        together = Operands.of(step, dtype)
+        _, expected = together.run(**self.OPTIONS)
+        for r in range(len(requests)):
+            rows = slice(step.query_start_loc[r], step.query_start_loc[r + 1])
+            size = rows.stop - rows.start
+            alone = dataclasses.replace(
+                together,
+                q=together.q[rows],
+                k=together.k[rows],
+                v=together.v[rows],
+                positions=together.positions[rows],
+                rest=(
+                    step.seq_lens[r : r + 1],
+                    step.block_tables[r : r + 1],
+                    np.array([0, size], np.int32),
+                    np.array([0, 1, 1], np.int32),
+                ),
+            )
+            np.testing.assert_array_equal(alone.run(**self.OPTIONS)[1], expected[rows])
+
+    @each_isa
+    @cache_types
+    @pytest.mark.parametrize("chunk", [1, 7, 64, 256])
+    def test_whole_or_in_chunks(self, isa, dtype, chunk):  # noqa: F811
+        length = 40 if chunk == 1 else 600
+        whole = Operands.of(make_step([(0, length)], max_blocks=40), dtype)
+        expected_cache, expected = whole.run(**self.OPTIONS)
+        cache, rows = whole.kv_cache, []
+        for start in range(0, length, chunk):
+            own = slice(start, min(start + chunk, length))
+            size = own.stop - own.start
+            part = dataclasses.replace(
+                whole,
+                q=whole.q[own],
+                k=whole.k[own],
+                v=whole.v[own],
+                positions=whole.positions[own],
+                kv_cache=cache,
+                rest=(
+                    np.array([own.stop], np.int32),
+                    whole.rest[1],
+                    np.array([0, size], np.int32),
+                    np.array([size == 1, 1, 1], np.int32),
+                ),
+            )
+            cache, out = part.run(**self.OPTIONS)
+            rows.append(out)
+        np.testing.assert_array_equal(cache.view(np.uint8), expected_cache.view(np.uint8))
+        np.testing.assert_array_equal(np.concatenate(rows), expected)
+
+    def test_on_any_number_of_threads(self):
+        script = "import test_ragged_paged_attention_cpu as t; print(t.digest())"
+        for num_threads in (1, 3):
+            environment = os.environ | {"NPROC": str(num_threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+            process = subprocess.run(
+                [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+            )
+            assert process.returncode == 0, process.stderr
+            assert process.stdout.split()[-1] == digest()
+
+
+def digest() -> str:
+    """Of the results of a step that is shared out differently among 1, 3 and 4 threads."""
+    step = make_step([(5000, 1), (300, 1), (2100, 40), (0, 300)], num_heads=4, num_kv_heads=1)
+    result = hashlib.sha256()
+    for dtype in CACHE_TYPES:
+        for array in Operands.of(step, dtype).run():
+            result.update(array.tobytes())
+    return result.hexdigest()
+
+
+def test_instruction_sets_agree():
+    """To rounding: the portable path has no fused multiply-add."""
+    operands = Operands.of(make_step(MIX), np.float32)
+    results = []
+    for name in native.library().jaxis_supported_isas().decode().split():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", functools.partial(library_for, name))
+            results.append(operands.run()[1])
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "dtype", "is_native"),
+    [
+        (16, 64, np.float32, True),
+        (32, 256, BFLOAT16, True),
+        (16, 128, np.int8, True),
+        (8, 64, np.float32, False),
+        (16, 72, np.float32, False),
+        (16, 288, np.float32, False),
+        (16, 64, np.float16, False),
+    ],
+)
+def test_shapes_and_types_that_the_kernel_does_not_take_have_the_standard_layout(
+    block_size, head_dim, dtype, is_native
+):
+    shape = kv_cache_shape(3, block_size, 2, head_dim, dtype)
+    assert len(shape) == (3 if is_native else 4)
+    entry_bytes = head_dim * np.dtype(dtype).itemsize + (4 if dtype == np.int8 else 0)
+    assert np.prod(shape) * np.dtype(dtype).itemsize == 3 * block_size * 2 * 2 * entry_bytes
