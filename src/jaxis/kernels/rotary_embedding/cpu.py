@@ -33,7 +33,7 @@ def _plain(interleaved: bool):  # noqa: ANN202
     def kernel(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _call("rotary_embedding", q, k, cos, sin, interleaved=interleaved)
 
-    return native.differentiable(
+    return native.transformable(
         kernel, functools.partial(reference.rotary_embedding, interleaved=interleaved, norms=None)
     )
 
@@ -49,7 +49,7 @@ def _with_norms(interleaved: bool, epsilon: float):  # noqa: ANN202
         norms = HeadNorms(q_weight, k_weight, epsilon)
         return reference.rotary_embedding(q, k, cos, sin, interleaved=interleaved, norms=norms)
 
-    return native.differentiable(kernel, definition)
+    return native.transformable(kernel, definition)
 
 
 def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: object) -> tuple:
