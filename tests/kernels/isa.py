@@ -1,29 +1,50 @@
-"""Runs a test file again with every other instruction set that the machine has, and without native kernels."""
+"""Runs native kernels on each instruction set that this machine has, in one process.
 
+The library picks its instruction set once, when it is first asked; a copy of the file is another library, which picks
+again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
 import os
-import subprocess
-import sys
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
 
 from jaxis.kernels import native
 
 
-def others() -> list[str]:
-    """Names of the paths beside the one in use; none in a run that was told its path, or without the library."""
+def _names() -> list[str]:
     library = native.library()
-    if "JAXIS_CPU_ISA" in os.environ or library is None:
-        return []
-    return [name for name in library.jaxis_supported_isas().decode().split() if name != native.isa()] + ["none"]
+    return [] if library is None else library.jaxis_supported_isas().decode().split()
 
 
-def run_again(test_file: str, isa: str) -> None:
-    """Runs the file's tests in a process of its own, on the path named."""
-    environment = os.environ | {"JAXIS_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("PYTEST_ADDOPTS", None)
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", test_file],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-1000:]
+@functools.cache
+def library_for(isa: str) -> ctypes.CDLL:
+    """The native library where it uses this instruction set, else a copy that does."""
+    if isa == native.isa():
+        return native.library()
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        copy = shutil.copy(native.library()._name, Path(folder, f"libjaxis-{isa}-{os.getpid()}.so"))
+        patch.setenv("JAXIS_CPU_ISA", isa)
+        library = ctypes.CDLL(copy)
+        library.jaxis_isa.restype = library.jaxis_supported_isas.restype = ctypes.c_char_p
+        assert library.jaxis_isa().decode() == isa
+    return library
+
+
+each_isa = pytest.mark.parametrize(
+    "isa", _names() or [pytest.param("none", marks=pytest.mark.skip("the native library is not built"))], indirect=True
+)
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The instruction set in use: parametrized by `each_isa`."""
+    library = library_for(request.param)
+    monkeypatch.setattr(native, "library", lambda: library)
+    return request.param

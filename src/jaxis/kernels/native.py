@@ -67,8 +67,9 @@ def call(
       aliases: Which operand's memory an output takes over.
       attributes: By name.
     """
-    _register(name)
-    function = jax.ffi.ffi_call(f"jaxis_{name}", outputs, input_output_aliases=aliases)
+    lib = library()
+    assert lib is not None
+    function = jax.ffi.ffi_call(_register(lib, name), outputs, input_output_aliases=aliases)
     return function(*operands, **attributes)
 
 
@@ -87,8 +88,8 @@ def differentiable(function: Callable[..., Any], definition: Callable[..., Any])
 
 
 @functools.cache
-def _register(name: str) -> None:
-    lib = library()
-    assert lib is not None
-    target = f"jaxis_{name}"
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, target)), platform="cpu")
+def _register(lib: ctypes.CDLL, name: str) -> str:
+    """Makes the kernel known to JAX and returns its name there, which says whose kernel it is."""
+    target = f"jaxis_{name}_{lib.jaxis_isa().decode()}"
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, f"jaxis_{name}")), platform="cpu")
+    return target
