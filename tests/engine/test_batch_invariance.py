@@ -53,7 +53,8 @@ class Recorder:
         """Generates for the prompts together, and for `others` (prompt, parameters) beside them; what came of each."""
         self.states.clear()
         outputs = self.llm.generate(
-            [*prompts, *(prompt for prompt, _ in others)], [self.params] * len(prompts) + [params for _, params in others]
+            [*prompts, *(prompt for prompt, _ in others)],
+            [self.params] * len(prompts) + [params for _, params in others],
         )
         return {
             str(PROMPTS.index(prompt)): {
@@ -77,7 +78,9 @@ def main(num_processors):
     from jaxis.engine.block_manager import BlockManager
 
     runs = {}
-    with LLM(max_num_seqs=8, max_num_batched_tokens=64, kv_cache_memory="8MiB", max_model_len=256, show_progress=False) as llm:
+    with LLM(
+        max_num_seqs=8, max_num_batched_tokens=64, kv_cache_memory="8MiB", max_model_len=256, show_progress=False
+    ) as llm:
         recorder = Recorder(llm)
         engine = llm._engine
         runs["alone"] = {}

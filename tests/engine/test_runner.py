@@ -72,3 +72,10 @@ def test_steps_are_padded_to_few_shapes(runner, num_tokens, padded):
 
     assert (shape.num_tokens, shape.num_requests) == (padded, min(padded, 1024))
     assert shape.max_blocks == 16
+
+
+def test_the_sampler_is_given_the_heads_arrays_only(runner):
+    """The model is untied: its head is an array of its own."""
+    [head] = runner._head_params
+    assert head.shape == (CONFIG["vocab_size"], CONFIG["hidden_size"])
+    assert len(runner._params) > 20

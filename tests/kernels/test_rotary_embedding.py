@@ -1,13 +1,14 @@
 """The rotary embedding against complex multiplication in float64, on every instruction set."""
 
-import isa_processes as isa
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import PLAIN, each_path, path  # noqa: F401
 
-from jaxis.kernels import native
 from jaxis.kernels.rotary_embedding import HeadNorms, reference, rotary_embedding
+
+pytestmark = [each_path, pytest.mark.usefixtures("path")]
 
 # Tokens, heads, kv heads, head size, pairs turned: more than one task; partial; pairs that are no multiple of 16.
 SHAPES = [(300, 4, 2, 128, 64), (7, 3, 1, 80, 20), (2, 1, 1, 66, 33), (0, 2, 1, 8, 4)]
@@ -49,9 +50,10 @@ def test_equals_complex_multiplication(shape, interleaved, with_norms):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 @interleavings
-def test_a_token_does_not_depend_on_the_others(interleaved):
+def test_a_token_does_not_depend_on_the_others(interleaved, path):  # noqa: F811
+    if path == PLAIN:
+        pytest.skip("XLA does not promise it")
     q, k, cos, sin, norms = operands(300, 4, 2, 128, 64)
     turn = jax.jit(lambda *args: rotary_embedding(*args, interleaved=interleaved, norms=norms))
     together = turn(q, k, cos, sin)
@@ -82,8 +84,3 @@ def test_leaves_its_operands_as_they_were():
     turned, _ = jax.jit(rotary_embedding)(q, k, cos, sin)
     assert not np.array_equal(turned, before)
     np.testing.assert_array_equal(q, before)
-
-
-@pytest.mark.parametrize("name", isa.others())
-def test_on_every_instruction_set(name):
-    isa.run_again(__file__, name)

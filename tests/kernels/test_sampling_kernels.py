@@ -1,11 +1,13 @@
 """The sampling kernels against numpy, lax.top_k and transformers' logits warpers."""
 
-import isa_processes as isa
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from paths import PLAIN, each_path, path  # noqa: F401
 from scipy.special import logsumexp as scipy_logsumexp
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -13,6 +15,8 @@ from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, token_ranks, top_tokens
 from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.filters import weigh_tokens
+
+pytestmark = [each_path, pytest.mark.usefixtures("path")]
 
 # Under one tile; a part of the last tile; more tiles than are sorted.
 VOCAB_SIZES = (11, 1000, 20001)
@@ -113,7 +117,13 @@ def find_cutoffs(logits, temperature, filters):
     return weights.cutoff, weights.tile_mass
 
 
-cutoffs = jax.jit(find_cutoffs)
+@functools.cache
+def jitted_for(library):
+    return jax.jit(lambda *args: find_cutoffs(*args))
+
+
+def cutoffs(*args):
+    return jitted_for(native.library())(*args)
 
 
 def filter_rows(vocab_size):
@@ -145,9 +155,10 @@ def test_searching_all_rows_at_once_finds_the_same_as_row_by_row(monkeypatch):
     np.testing.assert_allclose(row_by_row[1], at_once[1], rtol=1e-5)
 
 
-@pytest.mark.skipif(not native.usable(), reason="XLA does not promise it")
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size):
+def test_a_row_weighs_the_same_to_the_bit_alone_and_among_others(vocab_size, path):  # noqa: F811
+    if path == PLAIN:
+        pytest.skip("XLA does not promise it")
     logits = jnp.asarray(random_logits(len(FILTERS), vocab_size, seed=4))
     temperature, filters = filter_rows(vocab_size)
     together = cutoffs(logits, temperature, filters)
@@ -207,8 +218,3 @@ def test_top_k_over_banned_tokens_keeps_those_not_banned():
     _, tile_mass = cutoffs(logits, jnp.ones(1), TokenFilters(jnp.array([40]), jnp.ones(1), jnp.zeros(1)))
     np.testing.assert_allclose(tile_mass[0, [0, 7, 156]], np.exp([-2.0, -1.0, 0.0]), 1e-6)
     assert np.count_nonzero(tile_mass) == 3
-
-
-@pytest.mark.parametrize("name", isa.others())
-def test_on_every_instruction_set(name):
-    isa.run_again(__file__, name)

@@ -1,4 +1,4 @@
-"""Rotary embedding on CPU: the native kernel, in place."""
+"""Rotary embedding on CPU: the native kernel."""
 
 from __future__ import annotations
 
@@ -54,4 +54,5 @@ def _with_norms(interleaved: bool, epsilon: float):  # noqa: ANN202
 
 def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: object) -> tuple:
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k)]
-    return tuple(native.call(name, outputs, q, k, *operands, aliases={0: 0, 1: 1}, **attributes))
+    # Not in place: XLA would copy the operands first, which are parts of a product's outputs.
+    return tuple(native.call(name, outputs, q, k, *operands, **attributes))

@@ -60,7 +60,6 @@ def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: Tok
         filters.top_k,
         filters.top_p,
         row_max + jnp.log(filters.min_p) / inverse_temperature,
-        aliases={3: 1},
     )
     return TokenWeights(scale, tile_mass, cutoff)
 
