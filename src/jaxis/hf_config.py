@@ -145,6 +145,22 @@ class HFConfig(Mapping[str, Any]):
         value = self._values.get(key)
         return default if value is None else value
 
+    def read_object(self, key: str) -> dict[str, Any] | None:
+        """A nested object as a plain dict, all of it recorded as read; None where it is absent.
+
+        Raises:
+          ConfigError: If the key's value is no object.
+        """
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, HFConfig):
+            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, expected an object")
+        for nested in value:
+            if isinstance(value.get(nested), HFConfig):
+                value.read_object(nested)
+        return value.to_dict()
+
     def __contains__(self, key: object) -> bool:
         return self._values.get(key) is not None
 

@@ -78,6 +78,9 @@ class LLM:
       seed: For requests that bring none, and for random weights.
       revision, token, cache_dir: Of the hub.
       hf_overrides: Keys of config.json to set; None as a value removes the key.
+      quantization: Narrower weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or JSON
+        file with rules; see docs/quantization.md.
+      additional_config: The same as vLLM's TPU backend takes it: {"quantization": {"qwix": {"rules": [...]}}}.
       show_progress: Show loading, compiling and generating on stderr.
 
     Raises:
@@ -105,6 +108,8 @@ class LLM:
         token: str | None = None,
         cache_dir: str | Path | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
+        quantization: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
+        additional_config: Mapping[str, Any] | None = None,
         show_progress: bool = True,
     ) -> None:
         self._progress = ProgressDisplay(show_progress)
@@ -126,6 +131,8 @@ class LLM:
                 token=token,
                 cache_dir=cache_dir,
                 hf_overrides=hf_overrides or {},
+                quantization=quantization,
+                additional_config=additional_config,
             ),
             self._progress,
         )
@@ -142,6 +149,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
         return self._engine.max_model_len
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights as they are in memory, on all devices together."""
+        return self._engine.runner.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json recommends, generating until the model stops."""

@@ -30,8 +30,14 @@ class ProgressDisplay:
     @contextmanager
     def loading(self, what: str) -> Iterator[Any]:
         """A bar of bytes; yields `update(done, total)`."""
+        with self.working(f"Loading {what}") as update:
+            yield update
+
+    @contextmanager
+    def working(self, description: str) -> Iterator[Any]:
+        """A bar of bytes under any description; yields `update(done, total)`."""
         with self._progress(DownloadColumn()) as progress:
-            task = progress.add_task(f"Loading {what}", total=None)
+            task = progress.add_task(description, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @contextmanager

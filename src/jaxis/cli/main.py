@@ -11,6 +11,7 @@ import typer
 from jaxis.cli.chat import chat
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
+from jaxis.cli.quantize import quantize
 from jaxis.version import __version__
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
+app.command()(quantize)
 app.command()(env)
 
 
@@ -47,6 +49,7 @@ def jaxis(
       jaxis generate "What is the capital of France?"
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
+      jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis env
 
     \b

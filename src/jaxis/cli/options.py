@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from jaxis.cli.console import exit_on_interrupt
-from jaxis.errors import RequestError
+from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -88,6 +88,18 @@ class EngineOptions:
         _engine("Keys of config.json to set, such as '{\"rope_theta\": 1e6}'.", metavar="JSON"),
     ] = None
 
+    quantization: Annotated[
+        str | None,
+        _engine("Narrower weights: int8, int4, or a YAML or JSON file with rules.", metavar="NAME|FILE"),
+    ] = None
+    additional_config: Annotated[
+        str | None,
+        _engine(
+            'Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.',
+            metavar="JSON|FILE",
+        ),
+    ] = None
+
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments for `jaxis.LLM`.
 
@@ -98,7 +110,23 @@ class EngineOptions:
         arguments["enable_prefix_caching"] = arguments.pop("prefix_caching")
         if self.hf_overrides is not None:
             arguments["hf_overrides"] = parse_json_object(self.hf_overrides, "--hf-overrides")
+        if self.additional_config is not None:
+            arguments["additional_config"] = parse_additional_config(self.additional_config)
         return arguments
+
+
+def parse_additional_config(text: str) -> dict[str, Any]:
+    """Parses the option's JSON object, or reads the file that it names.
+
+    Raises:
+      typer.BadParameter: If it is neither.
+    """
+    from jaxis.quantization.arguments import read_mapping
+
+    try:
+        return read_mapping(text, "additional_config")
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--additional-config") from None
 
 
 def _sampling(help: str, **settings: Any) -> Any:

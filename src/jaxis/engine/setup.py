@@ -29,6 +29,9 @@ from jaxis.loading.hub import resolve_model
 from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.progress import ProgressDisplay
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.rope_config import rope_config
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -62,6 +65,8 @@ class EngineArgs:
     token: str | None = None
     cache_dir: str | os.PathLike[str] | None = None
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Any = None
+    additional_config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
@@ -96,6 +101,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
       ConfigError, CheckpointError, EngineError: As for `LLM`.
     """
     enable_disk_cache()
+    rules = parse_quantization(args.quantization, args.additional_config)
     if args.model is None:
         folder = EMBEDDED_MODEL
     else:
@@ -108,7 +114,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
             f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
         )
     mesh = make_mesh(args.tensor_parallel_size)
-    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform)
+    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform, rules)
     default_sampling_params = _default_sampling_params(generation, folder)
     tokenizer = Tokenizer.from_folder(folder)
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
@@ -156,13 +162,13 @@ def parse_bytes(size: int | str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
-    if args.load_format == "auto" and (quantization := hf_config.get("quantization_config")) is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ConfigError(
-            f"{folder} is quantized ({method or 'unknown method'}), which is not supported yet; "
-            "use the checkpoint's unquantized version"
-        )
+def _vllm_config(
+    args: EngineArgs,
+    folder: Path,
+    hf_config: HFConfig,
+    platform: str,
+    rules: RuleQuantizationConfig | None,
+) -> VllmConfig:
     memory = args.kv_cache_memory
     return VllmConfig(
         model_config=ModelConfig(
@@ -181,6 +187,7 @@ def _vllm_config(args: EngineArgs, folder: Path, hf_config: HFConfig, platform: 
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),
         load_config=LoadConfig(args.load_format),
+        quant_config=rules if args.load_format == "dummy" else quantization_of_checkpoint(hf_config, rules),
     )
 
 

@@ -9,14 +9,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
-from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.module import JaxModule
+from jaxis.quantization.methods import select_method
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
 
 
 class JaxEmbed(JaxModule):
-    """Token embeddings `weight` [V, E]; `decode` uses the same table as the output head (tied heads)."""
+    """Token embeddings `weight` [V, E]; `decode` uses the same table as the output head (tied heads).
+
+    Args:
+      num_embeddings: V.
+      features: E.
+      rngs: For the initial table.
+      dtype: Data type of the embeddings.
+      quant_config, prefix: As for `JaxLinear`.
+    """
 
     def __init__(
         self,
@@ -25,16 +34,26 @@ class JaxEmbed(JaxModule):
         rngs: nnx.Rngs,
         *,
         dtype: Any = jnp.float32,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "embed_tokens",
     ) -> None:
-        self.weight = make_parameter(rngs, DEFAULT_INIT, (num_embeddings, features), dtype, axes=("vocab", "embed"))
+        # As a linear layer that reads E features and writes V logits: what `decode` is.
+        self.input_size = features
+        self.output_size = num_embeddings
+        self.kernel_axes = ("vocab", "embed")
+        self.kernel_init = DEFAULT_INIT
+        self.dtype = dtype
+        method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
+        self.quant_method = method or select_method(self, None)
+        self.quant_method.create_weights(self, rngs, dtype)
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> [T, E]."""
-        return jnp.take(self.weight[...], input_ids, axis=0, mode="clip")
+        return self.quant_method.lookup(self, input_ids)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        return jnp.einsum("te,ve->tv", hidden_states, self.weight[...], preferred_element_type=jnp.float32)
+        return self.quant_method.apply(self, hidden_states, preferred_element_type=jnp.float32)
 
 
 class JaxLmHead(JaxLinear):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.layers.module import Initializer, JaxModule, make_parameter
-from jaxis.quantization.config import UnquantizedLinearMethod
+from jaxis.quantization.methods import select_method
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
@@ -50,7 +50,7 @@ class JaxLinear(JaxModule):
         self.kernel_axes = kernel_axes
         self.kernel_init = kernel_init
         method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
-        self.quant_method = method or UnquantizedLinearMethod()
+        self.quant_method = method or select_method(self, None)
         self.quant_method.create_weights(self, rngs, dtype)
         self.bias = None
         if use_bias:

@@ -72,6 +72,11 @@ def initializers_skipped() -> Iterator[None]:
         _skip_initializers.reset(token)
 
 
+def initializers_are_skipped() -> bool:
+    """Whether `initializers_skipped` is in force."""
+    return _skip_initializers.get()
+
+
 def make_parameter(
     rngs: nnx.Rngs,
     init: Initializer,

@@ -18,7 +18,7 @@ from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.loading.weight_loader import place_parameter
+from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
 MAX_NAMES_SHOWN = 5
@@ -43,12 +43,12 @@ def load_model(
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
             model = construct_model(model_class, vllm_config, mesh)
-            _check_config_was_read(vllm_config, model_class)
+            _check_config(vllm_config, model_class)
             _place_initial_values(model)
         else:
             with initializers_skipped():
                 model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
-            _check_config_was_read(vllm_config, model_class)
+            _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
         # A module may stand under two names.
         for module in {id(module): module for _, module in named_modules(model)}.values():
@@ -72,6 +72,19 @@ def construct_model(
         "mesh": mesh,
     }
     return model_class(**_arguments_named_by(model_class.__init__, offered))
+
+
+def construct_abstractly(vllm_config: VllmConfig) -> JaxModule:
+    """The checkpoint's model without any weights: parameters that have shapes and types only.
+
+    Raises:
+      ConfigError: An architecture, a config key or a quantization rule that is not supported.
+    """
+    model_class = get_model_class(list(vllm_config.model_config.hf_config["architectures"]))
+    with initializers_skipped():
+        model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
+    _check_config(vllm_config, model_class)
+    return model
 
 
 def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +117,10 @@ def _construct_abstractly(construct: Callable[[], nnx.Module]) -> nnx.Module:
     return nnx.merge(graph, parameters, constants)
 
 
-def _check_config_was_read(vllm_config: VllmConfig, model_class: type[Any]) -> None:
-    """A config key that the model never looked at may change the logits: it is an error, not a default."""
+def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
+    """What is asked for and the model never looked at is an error, not ignored: config keys, quantization rules."""
+    if vllm_config.quant_config is not None:
+        vllm_config.quant_config.check_all_used()
     unread = vllm_config.model_config.hf_config.unread_keys()
     if unread:
         raise ConfigError(
@@ -129,7 +144,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from None
-    missing = [n for n, p in named_parameters(model) if isinstance(p.get_value(), jax.ShapeDtypeStruct)]
+    missing = [n for n, p in named_parameters(model) if _is_abstract(p)]
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
         raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
@@ -146,6 +161,12 @@ def _tensors(
             on_progress(bytes_read, checkpoint.total_bytes)
 
 
+def _is_abstract(param: nnx.Param) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(param.get_value()))
+
+
 def _place_initial_values(model: JaxModule) -> None:
     for _, param in named_parameters(model):
-        param.set_value(place_parameter(param, np.asarray(param.get_value())))
+        # A quantized weight is several arrays, split alike.
+        axes = param.get_metadata().get("logical_axes")
+        param.set_value(jax.tree.map(lambda array, axes=axes: place_array(np.asarray(array), axes), param.get_value()))

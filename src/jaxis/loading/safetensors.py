@@ -25,8 +25,8 @@ MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64  # numpy's
 _MAX_ELEMENTS = 2**59  # of at most 8 bytes, so that every byte count fits in 63 bits
 
-# The format's name of an element type -> (numpy type, bits an element takes in the file).
-_DTYPES: dict[str, tuple[np.dtype, int]] = {
+# The format's name of an element type -> (numpy type, bits an element takes in the file). Public to the writer.
+DTYPES: dict[str, tuple[np.dtype, int]] = {
     "BOOL": (np.dtype(np.bool_), 8),
     "U8": (np.dtype("u1"), 8),
     "I8": (np.dtype("i1"), 8),
@@ -200,10 +200,10 @@ class SafetensorsFile:
         if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
             raise self._fault(f"tensor {name!r} lacks one of dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has the unknown dtype {dtype!r}; "
-                f"convert it to one of {', '.join(sorted(_DTYPES))}"
+                f"convert it to one of {', '.join(sorted(DTYPES))}"
             )
         if not _is_sizes(shape):
             raise self._fault(f"tensor {name!r} has the shape {shape!r}, expected a list of non-negative integers")
@@ -213,7 +213,7 @@ class SafetensorsFile:
         if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MAX_ELEMENTS:
             raise self._fault(f"tensor {name!r} has a shape of {len(shape)} dimensions too large to address")
         begin, end = offsets
-        numpy_dtype, element_bits = _DTYPES[dtype]
+        numpy_dtype, element_bits = DTYPES[dtype]
         if 8 * (end - begin) != math.prod(shape) * element_bits:
             raise self._fault(
                 f"tensor {name!r} of {dtype} {shape} takes {math.prod(shape) * element_bits / 8:.16g} bytes, "

@@ -27,6 +27,16 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
     Raises:
       CheckpointError: The shapes differ, or only a shard was given for a parameter that has none.
     """
+    check_loadable(param, tensor, shard_id)
+    param.set_value(place_parameter(param, tensor))
+
+
+def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+    """What every weight_loader of an unfused parameter must make sure of.
+
+    Raises:
+      CheckpointError: The shapes differ, or only a shard was given.
+    """
     if shard_id is not None:
         raise CheckpointError(
             f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader"
@@ -34,7 +44,6 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
     target = param.get_value()
     if tuple(tensor.shape) != tuple(target.shape):
         raise CheckpointError(f"has shape {list(tensor.shape)} in the checkpoint, {list(target.shape)} in the model")
-    param.set_value(place_parameter(param, tensor))
 
 
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
@@ -42,13 +51,15 @@ def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
 
     It travels in its own type and is cast where it arrives, in parallel and behind the reading of the next.
     """
+    return place_array(tensor, param.get_metadata().get("logical_axes")).astype(param.get_value().dtype)
+
+
+def place_array(tensor: np.ndarray, axes: tuple[str | None, ...] | None) -> jax.Array:
+    """The tensor on the current mesh, split as its logical axes say."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
-        placed = jax.device_put(tensor)
-    else:
-        sharding = logical_sharding(mesh, param.get_metadata().get("logical_axes"), tensor.shape)
-        placed = jax.device_put(tensor, sharding)
-    return placed.astype(param.get_value().dtype)
+        return jax.device_put(tensor)
+    return jax.device_put(tensor, logical_sharding(mesh, axes, tensor.shape))
 
 
 class JaxAutoWeightsLoader:

@@ -45,7 +45,14 @@ class DecoderModel(JaxModule):
         prefix: str,
     ) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        self.embed_tokens = JaxEmbed(config["vocab_size"], config["hidden_size"], rng, dtype=dtype)
+        self.embed_tokens = JaxEmbed(
+            config["vocab_size"],
+            config["hidden_size"],
+            rng,
+            dtype=dtype,
+            quant_config=quant_config,
+            prefix=f"{prefix}.embed_tokens",
+        )
         self.layers = [
             layer_class(vllm_config, rng, quant_config, layer_index=i, prefix=f"{prefix}.layers.{i}")
             for i in range(config["num_hidden_layers"])
@@ -145,9 +152,9 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return self.lm_head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        return super().load_weights(self._without_redundant_tensors(weights))
+        return super().load_weights(self.without_redundant_tensors(weights))
 
-    def _without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops what some checkpoints hold besides their parameters, after making sure that it says nothing new."""
         embedding = None
         tied_head = None

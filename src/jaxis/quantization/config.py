@@ -1,35 +1,35 @@
 """Which layer computes how: the seam through which quantized weights enter.
 
-A `QuantizationConfig` is asked for a method for each linear layer; the method creates the layer's parameters under the
-checkpoint's names, applies the product, and may repack the weights once they are loaded. Without a quantization
-config, layers use `UnquantizedLinearMethod`.
+A `QuantizationConfig` is asked for a method for each layer that has a weight matrix; the method creates the layer's
+parameters, applies the product, and may repack the weights once they are loaded. `methods.select_method` decides which
+methods there are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.layers.module import make_parameter
-
 if TYPE_CHECKING:
+    from jaxis.layers.embed import JaxEmbed
     from jaxis.layers.linear import JaxLinear
 
 
 class LinearMethod(Protocol):
-    """How a linear layer stores its weight and applies it."""
+    """How a linear layer, or a table of embeddings, stores its weight [out, in] and applies it."""
 
-    def create_weights(self, layer: JaxLinear, rngs: nnx.Rngs, dtype: Any) -> None:
+    def create_weights(self, layer: JaxLinear | JaxEmbed, rngs: nnx.Rngs, dtype: Any) -> None:
         """Sets the layer's parameters (`layer.weight`, scales, ...)."""
 
-    def apply(self, layer: JaxLinear, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+    def apply(self, layer: JaxLinear | JaxEmbed, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
         """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
 
-    def process_weights_after_loading(self, layer: JaxLinear) -> None:
+    def lookup(self, layer: JaxEmbed, input_ids: jax.Array) -> jax.Array:
+        """input_ids [T] -> those rows of the weight, [T, in], in the layer's type; an id past an end is the end."""
+
+    def process_weights_after_loading(self, layer: JaxLinear | JaxEmbed) -> None:
         """Repacks the loaded weights where that makes the product faster."""
 
 
@@ -37,20 +37,15 @@ class QuantizationConfig(Protocol):
     """One quantization scheme, read from a checkpoint's `quantization_config` or from a user's rules."""
 
     def get_quant_method(self, layer: nnx.Module, prefix: str) -> LinearMethod | None:
-        """The method for the layer of this dotted name; None leaves it unquantized."""
+        """The method for the layer of this dotted name; None leaves it unquantized.
 
+        Raises:
+          ConfigError: The layer cannot be quantized as the scheme says.
+        """
 
-@dataclass(frozen=True)
-class UnquantizedLinearMethod:
-    """The weight as it stands in the checkpoint: `[out, in]` in the model's data type."""
+    def check_all_used(self) -> None:
+        """Called once the whole model has asked.
 
-    def create_weights(self, layer: JaxLinear, rngs: nnx.Rngs, dtype: Any) -> None:
-        layer.weight = make_parameter(
-            rngs, layer.kernel_init, (layer.output_size, layer.input_size), dtype, axes=layer.kernel_axes
-        )
-
-    def apply(self, layer: JaxLinear, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
-        return jnp.einsum("...i,oi->...o", x, layer.weight[...], preferred_element_type=preferred_element_type)
-
-    def process_weights_after_loading(self, layer: JaxLinear) -> None:
-        """Nothing to repack."""
+        Raises:
+          ConfigError: A part of the scheme was for no layer of the model.
+        """

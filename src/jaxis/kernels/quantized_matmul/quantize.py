@@ -1,0 +1,161 @@
+"""Float weights -> QuantizedWeight, on the host, a part of the rows at a time."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.quantized_matmul.reference import divide
+from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight
+
+CALIBRATION_METHODS = ("absmax", "minmax", "mse")
+_ELEMENTS_AT_ONCE = 1 << 22
+# Of "mse": where a group's largest value comes to lie before rounding. -8 is the end of the range that has no positive
+# twin; with -8.8 that value is clipped, which pays where it stands far out.
+_INT4_EXTREMES = (-8.0, -8.8)
+
+
+def quantize(
+    weight: np.ndarray, qtype: str, tile_size: int | None = None, calibration_method: str = "absmax"
+) -> QuantizedWeight:
+    """Quantizes a weight, always on the CPU, so that every device gets the same bits.
+
+    A grouped scale is rounded to bfloat16 first and the integers are chosen for the rounded scale, so that the rounding
+    costs next to nothing.
+
+    Args:
+      weight: float32, float16 or bfloat16 [out, in].
+      qtype: "int8" or "int4".
+      tile_size: Columns of a group; None is one group a row.
+      calibration_method: How scales are chosen. "absmax": from the largest magnitude; "minmax": from the smallest and
+        the largest value, with a zero point (int4 only); "mse": of a few scales the one with the least squared error
+        (int4 only).
+
+    Returns:
+      A QuantizedWeight of numpy arrays.
+
+    Raises:
+      ValueError: The weight has values that are not finite, or the arguments do not go together.
+    """
+    out_size, in_size = weight.shape
+    check_quantizable(in_size, qtype, tile_size, calibration_method)
+    num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // max(in_size, 1)))
+    result: list[np.ndarray] | None = None
+    for first in range(0, out_size, num_rows):
+        # The last part reaches back, so that all have one shape and share a program.
+        rows = slice(min(first, out_size - num_rows), min(first, out_size - num_rows) + num_rows)
+        part = _quantize_on_cpu(weight[rows], qtype, tile_size, calibration_method)
+        result = result or [np.empty((out_size, *array.shape[1:]), array.dtype) for array in part]
+        for whole, array in zip(result, part, strict=True):
+            whole[rows] = array
+    if result is None:
+        raise ValueError("has no rows")
+    if not np.isfinite(result[1]).all():
+        raise ValueError("has values that are not finite")
+    return QuantizedWeight(*result)
+
+
+def check_quantizable(in_size: int, qtype: str, tile_size: int | None, calibration_method: str) -> None:
+    """Raises ValueError where a weight of `in_size` columns cannot be quantized so; the text goes after its name."""
+    if qtype not in QTYPES:
+        raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(QTYPES)}")
+    if calibration_method not in CALIBRATION_METHODS:
+        raise ValueError(f"cannot be calibrated by {calibration_method!r}; known: {', '.join(CALIBRATION_METHODS)}")
+    if qtype == "int8" and calibration_method != "absmax":
+        raise ValueError(f"cannot be quantized to int8 by {calibration_method!r}, which is for int4: use 'absmax'")
+    if tile_size is not None and in_size % tile_size:
+        raise ValueError(f"has {in_size} input features, which tile_size={tile_size} does not divide")
+    if qtype == "int4" and in_size % 2:
+        raise ValueError(f"has {in_size} input features; int4 needs an even number")
+
+
+def _quantize_on_cpu(
+    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
+) -> tuple[np.ndarray, ...]:
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        device = jax.local_devices()[0]
+    # A view: contiguous, and only the first axis is cut.
+    grouped = weight.reshape(len(weight), -1, tile_size or weight.shape[1])
+    scale_dtype = np.dtype(np.float32 if tile_size is None else ml_dtypes.bfloat16)
+    # The caller's mesh may be of other devices.
+    with jax.set_mesh(jax.sharding.Mesh([device], "host")):
+        arrays = _QUANTIZERS[qtype, calibration_method](jax.device_put(grouped, device), scale_dtype)
+    return tuple(np.asarray(array) for array in arrays)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
+    weight = weight.astype(jnp.float32)
+    scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 127), scale_dtype)
+    q = _divide_and_round(weight, scale, -127, 127)
+    return q.astype(jnp.int8).reshape(len(q), -1), scale[..., 0].astype(scale_dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _int4_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
+    weight = weight.astype(jnp.float32)
+    scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 7), scale_dtype)
+    return _pack(_divide_and_round(weight, scale, -8, 7) + INT4_OFFSET), scale[..., 0].astype(scale_dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
+    weight = weight.astype(jnp.float32)
+    low, high = jnp.min(weight, axis=-1, keepdims=True), jnp.max(weight, axis=-1, keepdims=True)
+    extreme = jnp.where(-low > high, low, high)
+    scales = [_rounded(divide(extreme, target), scale_dtype) for target in _INT4_EXTREMES]
+    errors = [_squared_error(weight, scale) for scale in scales]
+    scale, least_error = scales[0], errors[0]
+    for candidate, error in zip(scales[1:], errors[1:], strict=True):
+        scale = jnp.where(error < least_error, candidate, scale)
+        least_error = jnp.minimum(error, least_error)
+    return _pack(_divide_and_round(weight, scale, -8, 7) + INT4_OFFSET), scale[..., 0].astype(scale_dtype)
+
+
+def _squared_error(weight: jax.Array, scale: jax.Array) -> jax.Array:
+    """Of each group in int4, [out, groups, 1]."""
+    q = _divide_and_round(weight, scale, -8, 7)
+    return jnp.sum(jnp.square(q * scale - weight), axis=-1, keepdims=True)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _int4_minmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
+    weight = weight.astype(jnp.float32)
+    # The range includes 0, so that 0 is exact and the zero point fits.
+    low = jnp.minimum(jnp.min(weight, axis=-1, keepdims=True), 0)
+    high = jnp.maximum(jnp.max(weight, axis=-1, keepdims=True), 0)
+    scale = _rounded(divide(high - low, 15), scale_dtype)
+    zero_point = _divide_and_round(-low, scale, 0, 15)
+    q = jnp.clip(_divide_and_round(weight, scale, -15, 15) + zero_point, 0, 15)
+    return _pack(q), scale[..., 0].astype(scale_dtype), zero_point[..., 0].astype(jnp.uint8)
+
+
+_QUANTIZERS = {
+    ("int8", "absmax"): _int8_absmax,
+    ("int4", "absmax"): _int4_absmax,
+    ("int4", "mse"): _int4_mse,
+    ("int4", "minmax"): _int4_minmax,
+}
+
+
+def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:
+    """float32 values that `dtype`, float32 or bfloat16, holds."""
+    # XLA may leave a cast there and back out; not this.
+    return scale if dtype == np.float32 else jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
+
+
+def _divide_and_round(weight: jax.Array, scale: jax.Array, low: int, high: int) -> jax.Array:
+    """round-half-even(weight / scale), clipped; 0 where the scale is 0."""
+    return jnp.clip(jnp.rint(weight / jnp.where(scale == 0, jnp.inf, scale)), low, high)
+
+
+def _pack(q: jax.Array) -> jax.Array:
+    """[out, groups, tile] of 0 to 15 -> uint8 [out, in / 2]."""
+    pairs = q.astype(jnp.uint8).reshape(len(q), -1, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4

@@ -1,0 +1,36 @@
+"""The quantized product as one matrix product of XLA, on any device.
+
+Scales are folded into what they multiply, so that no sum per group is ever in memory: the activation's into the
+activation, the weight's into the result where a row has one scale, else into the weight. That rounds differently from
+the definition, by about the rounding error of x's type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.quantized_matmul.reference import activation_tile, dequantize, quantize_activations
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+
+
+def quantized_matmul(
+    x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None, preferred_element_type: Any
+) -> jax.Array:
+    """As the definition in `reference`."""
+    out_dtype = preferred_element_type or x.dtype
+    if act_qtype is not None:
+        x = _round_activations(x, activation_tile(weight))
+    if weight.qtype == "int8" and weight.scale.shape[1] == 1:
+        # An int8 is exact in every float type, and XLA widens it while it reads.
+        y = jnp.einsum("...i,oi->...o", x, weight.qvalue.astype(x.dtype), preferred_element_type=jnp.float32)
+        return (y * weight.scale[:, 0]).astype(out_dtype)
+    return jnp.einsum("...i,oi->...o", x, dequantize(weight, x.dtype), preferred_element_type=out_dtype)
+
+
+def _round_activations(x: jax.Array, tile: int) -> jax.Array:
+    """What the quantized activations stand for, in x's type."""
+    q, scale = quantize_activations(x, tile)
+    return (q.astype(jnp.float32) * jnp.repeat(scale, tile, axis=-1)[..., : x.shape[-1]]).astype(x.dtype)

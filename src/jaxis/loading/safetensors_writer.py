@@ -1,0 +1,79 @@
+"""A writer of the safetensors format that never holds more than one tensor.
+
+The header says where every tensor is, so names, types and shapes are given first, and the tensors then come one by one,
+in that order. See `safetensors` for the format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from jaxis.loading.safetensors import DTYPES
+
+_NAME_OF = {dtype: name for name, (dtype, _) in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of a tensor to come."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * DTYPES[_NAME_OF[self.dtype]][1] // 8
+
+
+class SafetensorsWriter:
+    """One safetensors file in the making. A context manager; leaving it checks that the file is whole.
+
+    Args:
+      path: The file, replaced if there.
+      specs: Name -> what is to come, in this order.
+    """
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec]) -> None:
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
+        end = 0
+        for name, spec in specs.items():
+            start, end = end, end + spec.nbytes
+            header[name] = {
+                "dtype": _NAME_OF[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+        self._missing = list(specs.items())
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, tensor: np.ndarray) -> None:
+        """Appends the next tensor. Raises ValueError if it is not the one announced."""
+        expected, spec = self._missing.pop(0)
+        if (name, tensor.dtype, tensor.shape) != (expected, spec.dtype, spec.shape):
+            raise ValueError(f"{name} {tensor.dtype} {tensor.shape} comes where {expected} {spec} was announced")
+        self._file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                if self._missing:
+                    raise ValueError(f"{self._missing[0][0]} was announced and never written")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()

@@ -1,0 +1,193 @@
+"""From an unquantized checkpoint folder to a quantized one, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.hf_config import HFConfig
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.linear import JaxLinear
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.model_loader import construct_abstractly
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.quantization.compressed_tensors import RULES_KEY
+from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
+from jaxis.quantization.methods import QuantizedLinearMethod
+from jaxis.quantization.rules import RuleQuantizationConfig, rules_to_dict
+
+MAX_SHARD_BYTES = 5 * 10**9
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
+
+
+@dataclass(frozen=True)
+class _Shard:
+    name: str
+    specs: dict[str, TensorSpec]
+
+
+def quantize_checkpoint(
+    source: Path,
+    destination: Path,
+    rules: RuleQuantizationConfig,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Writes `source`, quantized, as a folder that loads as it is.
+
+    Never holds more than a tensor and what becomes of it. `destination` appears when all of it is written and not
+    before.
+
+    Args:
+      source: An unquantized checkpoint in Hugging Face format.
+      destination: A folder that is not there yet.
+      rules: Which module gets which types.
+      max_shard_bytes: Most bytes of a file, unless one tensor alone is larger.
+      on_progress: Called with (bytes read, bytes in all).
+
+    Returns:
+      Bytes of the weights written.
+
+    Raises:
+      ConfigError: The rules do not fit the model, or quantize none of it.
+      CheckpointError: The source cannot be read, is quantized already or does not match its model; or the destination
+        exists or cannot be written.
+    """
+    if destination.exists():
+        raise CheckpointError(f"{destination} exists: give a folder that does not, or remove it")
+    if not destination.parent.is_dir():
+        raise CheckpointError(f"{destination.parent} is not a folder: make it first")
+    hf_config = HFConfig.from_folder(source)
+    if hf_config.get("quantization_config") is not None:
+        raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
+    config = hf_config.to_dict()
+    model = construct_abstractly(VllmConfig(ModelConfig(str(source), hf_config), quant_config=rules))
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, JaxLinear | JaxEmbed)}
+    methods = {n: m for n, layer in layers.items() if isinstance(m := layer.quant_method, QuantizedLinearMethod)}
+    if not methods:
+        raise ConfigError("the quantization rules leave every module as it is: there is nothing to quantize")
+    modules = {
+        name: (
+            "Embedding" if isinstance(layer, JaxEmbed) else "Linear",
+            methods[name].scheme if name in methods else None,
+        )
+        for name, layer in layers.items()
+    }
+    known = {name for name, _ in model.named_parameters()}
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    except OSError as error:
+        raise CheckpointError(f"{destination.parent} cannot be written: {error.strerror}") from error
+    try:
+        with Checkpoint(source) as checkpoint:
+            names = _without_redundant(model, checkpoint)
+            if unknown := [name for name in names if name not in known]:
+                raise CheckpointError(f"{source}: tensor {unknown[0]!r} has no parameter in {type(model).__name__}")
+            if missing := sorted(known - set(names)):
+                raise CheckpointError(f"{source}: the model's parameter {missing[0]!r} is not in the checkpoint")
+            shards = _plan(checkpoint, names, methods, max_shard_bytes)
+            _write_shards(partial, shards, _quantized(checkpoint, names, methods, on_progress))
+        _copy_other_files(source, partial)
+        config |= {"quantization_config": quantization_config(modules), RULES_KEY: rules_to_dict(rules.rules)}
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        partial.chmod(0o755)
+        partial.rename(destination)
+    except OSError as error:
+        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
+
+
+def _without_redundant(model: Any, checkpoint: Checkpoint) -> list[str]:
+    """The tensors that are parameters, in the file's order, after the model's own check of those that repeat others."""
+    pairs = ((name, checkpoint.tensor(name)) for name in checkpoint.names())
+    drop = getattr(model, "without_redundant_tensors", None)
+    return [name for name, _ in (drop(pairs) if drop is not None else pairs)]
+
+
+def _plan(
+    checkpoint: Checkpoint, names: list[str], methods: dict[str, QuantizedLinearMethod], max_shard_bytes: int
+) -> list[_Shard]:
+    """What each file will hold; tensors of one module stay together."""
+    parts: list[dict[str, TensorSpec]] = [{}]
+    shard_bytes = 0
+    for name in names:
+        info, module = checkpoint.info(name), _quantized_module(name, methods)
+        if module is None:
+            specs = {name: TensorSpec(info.dtype, info.shape)}
+        elif len(info.shape) == 2:
+            specs = tensor_specs(module, (info.shape[0], info.shape[1]), methods[module].scheme)
+        else:
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name!r} has shape {list(info.shape)}, not [out, in]")
+        nbytes = sum(spec.nbytes for spec in specs.values())
+        if parts[-1] and shard_bytes + nbytes > max_shard_bytes:
+            parts.append({})
+            shard_bytes = 0
+        parts[-1] |= specs
+        shard_bytes += nbytes
+    if len(parts) == 1:
+        return [_Shard("model.safetensors", parts[0])]
+    return [_Shard(f"model-{i:05}-of-{len(parts):05}.safetensors", part) for i, part in enumerate(parts, 1)]
+
+
+def _quantized(
+    checkpoint: Checkpoint,
+    names: list[str],
+    methods: dict[str, QuantizedLinearMethod],
+    on_progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[str, np.ndarray]]:
+    wanted, bytes_read = set(names), 0
+    for name, tensor in checkpoint.iterate():
+        module = _quantized_module(name, methods)
+        if name in wanted and module is None:
+            yield name, tensor
+        elif name in wanted and module is not None:
+            try:
+                quantized = methods[module].quantize(tensor)
+            except ValueError as error:
+                raise CheckpointError(f"{checkpoint.folder}: tensor {name!r} {error}") from None
+            yield from tensors(module, quantized).items()
+        bytes_read += tensor.nbytes
+        if on_progress is not None:
+            on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def _quantized_module(name: str, methods: dict[str, QuantizedLinearMethod]) -> str | None:
+    module, _, leaf = name.rpartition(".")
+    return module if leaf == "weight" and module in methods else None
+
+
+def _write_shards(folder: Path, shards: list[_Shard], stream: Iterator[tuple[str, np.ndarray]]) -> None:
+    for shard in shards:
+        with SafetensorsWriter(folder / shard.name, shard.specs) as writer:
+            for _ in shard.specs:
+                writer.write(*next(stream))
+    # Lets the last tensor's pages go, and counts it.
+    next(stream, None)
+    if len(shards) > 1:
+        weight_map = {name: shard.name for shard in shards for name in shard.specs}
+        total = sum(spec.nbytes for shard in shards for spec in shard.specs.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy_other_files(source: Path, destination: Path) -> None:
+    """The tokenizer, the chat templates, the model card: whatever is neither weights nor config.json."""
+    for path in source.iterdir():
+        if path.name.startswith(".") or path.name == "config.json" or any(path.match(p) for p in _WEIGHTS):
+            continue
+        if path.is_file():
+            shutil.copyfile(path, destination / path.name)
+        elif path.name == "additional_chat_templates":
+            shutil.copytree(path, destination / path.name, copy_function=shutil.copyfile)

@@ -1,0 +1,216 @@
+"""Checkpoints in the compressed-tensors format: int8 (`int-quantized`) and packed int4 (`pack-quantized`) weights.
+
+Source: https://github.com/vllm-project/compressed-tensors. config.json's `quantization_config` has groups of settings,
+each with the modules it is for: by name, by `re:` and a regular expression, or by class. What is not implemented is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.quantized_matmul.quantize import check_quantizable
+from jaxis.layers.module import JaxModule
+from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
+from jaxis.quantization.methods import WeightScheme, select_method
+from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
+
+if TYPE_CHECKING:
+    from jaxis.hf_config import HFConfig
+    from jaxis.layers.embed import JaxEmbed
+    from jaxis.layers.linear import JaxLinear
+    from jaxis.quantization.config import LinearMethod, QuantizationConfig
+
+RULES_KEY = "jaxis_quantization"
+"""Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
+
+_WHERE = "quantization_config in config.json"
+# Key -> the values with which it does nothing, or None where it says nothing about how to compute.
+_CONFIG_KEYS: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("quant_method", "config_groups", "format", "ignore")),
+    **dict.fromkeys(("global_compression_ratio", "version")),
+    "quantization_status": ("compressed",),
+    **dict.fromkeys(("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"), (None, {})),
+}
+_GROUP_KEYS: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("targets", "weights", "input_activations", "format")),
+    "output_activations": (None,),
+}
+_COMMON_ARGUMENTS: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype", "num_bits", "strategy")),
+    "type": ("int",),
+    "block_structure": (None,),
+}
+_WEIGHT_KEYS = _COMMON_ARGUMENTS | {
+    **dict.fromkeys(("symmetric", "group_size")),
+    "dynamic": (False,),
+    # "weight" and "static" reorder while quantizing, and leave nothing of it in the file.
+    "actorder": (None, False, "weight", "static"),
+}
+_ACTIVATION_KEYS = _COMMON_ARGUMENTS | {
+    "num_bits": (8,),
+    "strategy": ("token",),
+    "symmetric": (True,),
+    "dynamic": (True,),
+    "group_size": (None,),
+    "actorder": (None, False),
+}
+_BITS = {"int-quantized": 8, "pack-quantized": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    targets: tuple[str, ...]
+    format: str
+    scheme: WeightScheme
+
+
+def quantization_of_checkpoint(hf_config: HFConfig, rules: RuleQuantizationConfig | None) -> QuantizationConfig | None:
+    """How a checkpoint's weights are to be loaded.
+
+    Args:
+      hf_config: Its config.json.
+      rules: The user's. They quantize an unquantized checkpoint; of a quantized one they must say what is stored, and
+        decide which activations are quantized.
+
+    Raises:
+      ConfigError: A scheme that is not implemented, or rules that contradict it.
+    """
+    stored, hint = hf_config.read_object("quantization_config"), hf_config.read_object(RULES_KEY)
+    if stored is None:
+        return rules
+    if rules is None and hint is not None:
+        rules = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
+    return CompressedTensorsConfig(stored, rules)
+
+
+class CompressedTensorsConfig:
+    """A `quantization_config` whose `quant_method` is "compressed-tensors". A QuantizationConfig.
+
+    Args:
+      config: The object in config.json.
+      rules: Decide which activations are quantized, in place of the groups' `input_activations`.
+
+    Raises:
+      ConfigError: It asks for something that is not implemented.
+    """
+
+    def __init__(self, config: Mapping[str, Any], rules: RuleQuantizationConfig | None = None) -> None:
+        method = config.get("quant_method")
+        if method != "compressed-tensors":
+            raise ConfigError(
+                f"the checkpoint is quantized by {method or 'an unknown method'}, which is not supported: use one "
+                "quantized by compressed-tensors (int8, or int4 pack-quantized), or the unquantized checkpoint"
+            )
+        _check_keys(config, _CONFIG_KEYS, _WHERE)
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise ConfigError(f"{_WHERE} has no config_groups")
+        self._groups = [_read_group(group, config.get("format"), f"{_WHERE}: {name}") for name, group in groups.items()]
+        self._ignore = tuple(config.get("ignore") or ())
+        self._rules = rules
+
+    def get_quant_method(self, layer: JaxLinear | JaxEmbed, prefix: str) -> LinearMethod | None:
+        """As QuantizationConfig's."""
+        group = self._group_of(layer, prefix)
+        scheme = None if group is None else group.scheme
+        if self._rules is not None:
+            rule = self._rules.find(prefix)
+            scheme = _with_activations_of(rule.scheme if rule is not None else None, scheme, prefix)
+        if group is None or scheme is None:
+            return None
+        try:
+            check_quantizable(layer.input_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
+        except ValueError as error:
+            raise ConfigError(f"{_WHERE}: {prefix} {error}") from None
+        return CompressedTensorsMethod(group.format, scheme, select_method(layer, scheme))
+
+    def check_all_used(self) -> None:
+        """As QuantizationConfig's; the file's own targets may name modules that the model does not have."""
+        if self._rules is not None:
+            self._rules.check_all_used()
+
+    def _group_of(self, layer: JaxLinear | JaxEmbed, prefix: str) -> _Group | None:
+        if any(_names(target, prefix) or target == _class_name(layer) for target in self._ignore):
+            return None
+        for group in self._groups:
+            if any(_names(target, prefix) for target in group.targets):
+                return group
+        return next((group for group in self._groups if _class_name(layer) in group.targets), None)
+
+
+def _names(target: str, prefix: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), prefix) is not None
+    return target == prefix
+
+
+def _class_name(layer: JaxModule) -> str:
+    """PyTorch's, by which groups know it."""
+    from jaxis.layers.embed import JaxEmbed
+
+    return "Embedding" if isinstance(layer, JaxEmbed) else "Linear"
+
+
+def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None, prefix: str) -> WeightScheme | None:
+    """What is stored, with the rule's activations, if the two agree on the weight."""
+
+    def describe(scheme: WeightScheme | None) -> str:
+        if scheme is None:
+            return "unquantized"
+        groups = "one group a row" if scheme.tile_size is None else f"groups of {scheme.tile_size}"
+        points = " and zero points" if scheme.weight_calibration_method == "minmax" else ""
+        return f"{scheme.weight_qtype} with {groups}{points}"
+
+    if describe(rule) != describe(stored):
+        raise ConfigError(
+            f"{prefix} is stored {describe(stored)}, but its quantization rule says {describe(rule)}: a quantized "
+            "checkpoint cannot be quantized again, leave quantization out"
+        )
+    return None if rule is None or stored is None else dataclasses.replace(stored, act_qtype=rule.act_qtype)
+
+
+def _read_group(group: Any, default_format: Any, where: str) -> _Group:
+    _check_keys(group, _GROUP_KEYS, where)
+    weights, activations = group.get("weights"), group.get("input_activations")
+    targets, file_format = group.get("targets"), group.get("format") or default_format
+    if file_format not in _BITS:
+        raise ConfigError(f"{where}: format={file_format!r} is not supported; known: {', '.join(_BITS)}")
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ConfigError(f"{where}: targets={targets!r} must be a list of names")
+    _check_keys(weights, _WEIGHT_KEYS, f"{where}: weights")
+    if activations is not None:
+        _check_keys(activations, _ACTIVATION_KEYS, f"{where}: input_activations")
+    bits, strategy, group_size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
+    symmetric = weights.get("symmetric", True)
+    if bits != _BITS[file_format] or (bits == 8 and not symmetric):
+        kind = f"{'' if symmetric else 'asymmetric '}int{bits}"
+        raise ConfigError(f"{where}: {kind} weights as {file_format} are not supported")
+    # -1 is how older versions write that there are no groups.
+    if strategy is None:
+        strategy = "group" if group_size not in (None, -1) else "channel"
+    is_grouped = strategy == "group"
+    if strategy not in ("channel", "group") or is_grouped != (type(group_size) is int and group_size > 0):
+        raise ConfigError(f"{where}: strategy={strategy!r} with group_size={group_size!r} is not supported")
+    scheme = WeightScheme(
+        weight_qtype=f"int{bits}",
+        act_qtype=None if activations is None else "int8",
+        tile_size=group_size if is_grouped else None,
+        weight_calibration_method="absmax" if symmetric else "minmax",
+    )
+    return _Group(tuple(targets), file_format, scheme)
+
+
+def _check_keys(value: Any, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {value!r}, expected an object")
+    for key, setting in value.items():
+        if key not in known:
+            raise ConfigError(f"{where} has the key {key!r}, which is not supported")
+        allowed = known[key]
+        if allowed is not None and setting not in allowed:
+            raise ConfigError(f"{where}: {key}={setting!r} is not supported; supported: {allowed[0]!r}")

@@ -1,0 +1,105 @@
+"""Quantized weights in the compressed-tensors format: the tensors of a layer, and what config.json says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.quantized_matmul import QuantizedWeight
+from jaxis.loading.safetensors_writer import TensorSpec
+from jaxis.quantization.compressed_tensors_method import VALUES_PER_WORD, pack_rows, pack_words
+from jaxis.quantization.methods import WeightScheme
+
+_FORMATS = {"int8": "int-quantized", "int4": "pack-quantized"}
+VERSION = "0.10.2"
+"""Of the format, as its own library numbers it."""
+
+
+def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorSpec]:
+    """What `tensors` will return for a weight [out, in] of this shape."""
+    rows, columns = shape
+    groups = 1 if scheme.tile_size is None else columns // scheme.tile_size
+    scale_dtype = np.dtype(np.float32 if scheme.tile_size is None else ml_dtypes.bfloat16)
+    scale = {f"{module}.weight_scale": TensorSpec(scale_dtype, (rows, groups))}
+    if scheme.weight_qtype == "int8":
+        return {f"{module}.weight": TensorSpec(np.dtype(np.int8), shape)} | scale
+    words = -(-columns // VALUES_PER_WORD)
+    specs = {f"{module}.weight_packed": TensorSpec(np.dtype("<i4"), (rows, words))} | scale
+    specs[f"{module}.weight_shape"] = TensorSpec(np.dtype("<i8"), (2,))
+    if scheme.weight_calibration_method == "minmax":
+        points = TensorSpec(np.dtype("<i4"), (-(-rows // VALUES_PER_WORD), groups))
+        specs[f"{module}.weight_zero_point"] = points
+    return specs
+
+
+def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
+    """The tensors that stand for a QuantizedWeight of numpy arrays."""
+    scale = {f"{module}.weight_scale": weight.scale}
+    if weight.qtype == "int8":
+        return {f"{module}.weight": weight.qvalue} | scale
+    found = {f"{module}.weight_packed": pack_words(weight.qvalue)} | scale
+    found[f"{module}.weight_shape"] = np.asarray(weight.shape, "<i8")
+    if weight.zero_point is not None:
+        found[f"{module}.weight_zero_point"] = pack_rows(weight.zero_point)
+    return found
+
+
+def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) -> dict[str, Any]:
+    """config.json's `quantization_config`.
+
+    int8 weights whose input is quantized too are W8A8 to other engines, with a scale for each token; int4 weights are
+    W4A16, the only packed kind there is.
+
+    Args:
+      modules: Name -> class ("Linear" or "Embedding") and scheme of every module with a weight matrix; None is
+        unquantized.
+    """
+    members: dict[tuple[str, str], list[str]] = {}
+    settings: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, (kind, scheme) in modules.items():
+        if scheme is not None:
+            group = _group(kind, scheme)
+            key = (kind, repr(group))
+            settings[key] = group
+            members.setdefault(key, []).append(name)
+    # Engines know the class of most linear layers, fused ones too, better than their names.
+    most = max((key for key in members if key[0] == "Linear"), key=lambda key: len(members[key]), default=None)
+    groups = {
+        f"group_{number}": {"targets": ["Linear"] if key == most else members[key]} | settings[key]
+        for number, key in enumerate(members)
+    }
+    formats = {group["format"] for group in groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": [name for name, (kind, scheme) in modules.items() if most and kind == "Linear" and scheme is None],
+        "kv_cache_scheme": None,
+        "version": VERSION,
+    }
+
+
+def _group(kind: str, scheme: WeightScheme) -> dict[str, Any]:
+    is_grouped = scheme.tile_size is not None
+    weights = {
+        "num_bits": int(scheme.weight_qtype.removeprefix("int")),
+        "type": "int",
+        "symmetric": scheme.weight_calibration_method != "minmax",
+        "strategy": "group" if is_grouped else "channel",
+        "group_size": scheme.tile_size,
+        "dynamic": False,
+    }
+    activations = None
+    # The input of embeddings is token ids.
+    if kind == "Linear" and scheme.weight_qtype == "int8" and scheme.act_qtype == "int8":
+        activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "format": _FORMATS[scheme.weight_qtype],
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+    }
