@@ -2,6 +2,7 @@
 
     python benchmarks/exact_match.py
     python benchmarks/exact_match.py --dtype bfloat16 --path batch
+    python benchmarks/exact_match.py --quantization int8
 
 A row of the file has `messages`, the `answer` expected word for word, and `tools` where the conversation has any. The
 embedded model on its own held-out questions is the default: what it loses is what a kernel, a cache or a narrower type
@@ -34,16 +35,25 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, default=QUESTIONS, help="JSON lines (default: the embedded model's)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and activations (default: %(default)s)")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of cached keys and values (default: %(default)s)")
+    parser.add_argument("--quantization", metavar="NAME|FILE", help="int8, int4, or a file with rules")
     parser.add_argument("--path", choices=MAX_NUM_SEQS, action="append", help="default: all, one after the other")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines()]
     for path in arguments.path or MAX_NUM_SEQS:
-        settings = {"dtype": arguments.dtype, "kv_cache_dtype": arguments.kv_cache_dtype}
-        with LLM(arguments.model, **settings, max_num_seqs=MAX_NUM_SEQS[path], show_progress=False) as llm:
+        with LLM(
+            arguments.model,
+            dtype=arguments.dtype,
+            kv_cache_dtype=arguments.kv_cache_dtype,
+            quantization=arguments.quantization,
+            max_num_seqs=MAX_NUM_SEQS[path],
+            show_progress=False,
+        ) as llm:
             start = time.perf_counter()
             right = is_likeliest(llm, rows) if path == "whole" else is_generated(llm, rows)
             seconds = time.perf_counter() - start
-        print(f"{path:6} {arguments.dtype}: {sum(right)} of {len(rows)} right, {np.mean(right):.2%} ({seconds:.0f} s)")
+        scheme = arguments.quantization or "unquantized"
+        rate = f"{sum(right)} of {len(rows)} right, {np.mean(right):.2%}"
+        print(f"{path:6} {arguments.dtype} {scheme}: {rate} ({seconds:.0f} s)")
 
 
 def is_generated(llm: LLM, rows: list[dict[str, Any]]) -> list[bool]:

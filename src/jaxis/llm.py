@@ -151,6 +151,11 @@ class LLM:
         """Most tokens of a request, prompt and output together."""
         return self._engine.max_model_len
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's weights as they are in memory, on all devices together."""
+        return self._engine.runner.weight_bytes
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json recommends, generating until the model stops."""
         return self._built.default_sampling_params

@@ -17,7 +17,7 @@ def test_help_shows_commands_and_examples(run_jaxis):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "env"])
+@pytest.mark.parametrize("command", ["generate", "chat", "quantize", "env"])
 def test_every_command_has_examples_in_its_help(invoke, command):
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -185,9 +185,16 @@ def test_unknown_config_key(start_llm, changed):
         assert llm.generate([1, 2], SamplingParams(max_tokens=1))[0].finished
 
 
-@pytest.mark.parametrize("quantization", [{"quant_method": "gptq", "bits": 4}, {}, "gptq"])
-def test_quantized_checkpoint(start_llm, changed, quantization):
-    with pytest.raises(ConfigError, match=r"is quantized .*not supported yet"):
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "is quantized by gptq, which is not supported"),
+        ({}, "is quantized by an unknown method, which is not supported"),
+        ("gptq", "quantization_config='gptq', expected an object"),
+    ],
+)
+def test_quantized_by_another_method(start_llm, changed, quantization, message):
+    with pytest.raises(ConfigError, match=message):
         start_llm(changed(quantization_config=quantization))
 
 

@@ -149,6 +149,11 @@ class Runner:
         self._forget_last_tokens()
         self._programs = ProgramCache(self._compile, on_compile)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's arrays on all devices together."""
+        return sum(shard.data.nbytes for array in self._params for shard in array.addressable_shards)
+
     def prepare(self, num_tokens: int) -> None:
         """Begins to compile what a step of this many tokens and greedy requests needs."""
         shape = self.step_shape(num_tokens)

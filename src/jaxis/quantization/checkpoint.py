@@ -149,12 +149,10 @@ def _quantized(
 ) -> Iterator[tuple[str, np.ndarray]]:
     wanted, bytes_read = set(names), 0
     for name, tensor in checkpoint.iterate():
-        if name not in wanted:
-            continue
         module = _quantized_module(name, methods)
-        if module is None:
+        if name in wanted and module is None:
             yield name, tensor
-        else:
+        elif name in wanted and module is not None:
             try:
                 quantized = methods[module].quantize(tensor)
             except ValueError as error:

@@ -61,7 +61,7 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     for name, (kind, scheme) in modules.items():
         if scheme is not None:
-            group = _group(scheme)
+            group = _group(kind, scheme)
             key = (kind, repr(group))
             settings[key] = group
             members.setdefault(key, []).append(name)
@@ -83,7 +83,7 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
     }
 
 
-def _group(scheme: WeightScheme) -> dict[str, Any]:
+def _group(kind: str, scheme: WeightScheme) -> dict[str, Any]:
     is_grouped = scheme.tile_size is not None
     weights = {
         "num_bits": int(scheme.weight_qtype.removeprefix("int")),
@@ -94,7 +94,8 @@ def _group(scheme: WeightScheme) -> dict[str, Any]:
         "dynamic": False,
     }
     activations = None
-    if scheme.weight_qtype == "int8" and scheme.act_qtype == "int8":
+    # The input of embeddings is token ids.
+    if kind == "Linear" and scheme.weight_qtype == "int8" and scheme.act_qtype == "int8":
         activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     return {
         "format": _FORMATS[scheme.weight_qtype],

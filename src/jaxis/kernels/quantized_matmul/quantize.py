@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.reference import divide
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight
 
 CALIBRATION_METHODS = ("absmax", "minmax", "mse")
-_ELEMENTS_AT_ONCE = 1 << 23
+_ELEMENTS_AT_ONCE = 1 << 22
 # Of "mse": where a group's largest value comes to lie before rounding. -8 is the end of the range that has no positive
 # twin; with -8.8 that value is clipped, which pays where it stands far out.
 _INT4_EXTREMES = (-8.0, -8.8)
@@ -82,14 +83,16 @@ def _quantize_on_cpu(
     # A view: contiguous, and only the first axis is cut.
     grouped = weight.reshape(len(weight), -1, tile_size or weight.shape[1])
     scale_dtype = np.dtype(np.float32 if tile_size is None else ml_dtypes.bfloat16)
-    arrays = _QUANTIZERS[qtype, calibration_method](jax.device_put(grouped, device), scale_dtype)
+    # The caller's mesh may be of other devices.
+    with jax.set_mesh(jax.sharding.Mesh([device], "host")):
+        arrays = _QUANTIZERS[qtype, calibration_method](jax.device_put(grouped, device), scale_dtype)
     return tuple(np.asarray(array) for array in arrays)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
     weight = weight.astype(jnp.float32)
-    scale = _rounded(jnp.max(jnp.abs(weight), axis=-1, keepdims=True) / 127, scale_dtype)
+    scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 127), scale_dtype)
     q = _divide_and_round(weight, scale, -127, 127)
     return q.astype(jnp.int8).reshape(len(q), -1), scale[..., 0].astype(scale_dtype)
 
@@ -97,7 +100,7 @@ def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, .
 @functools.partial(jax.jit, static_argnums=1)
 def _int4_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
     weight = weight.astype(jnp.float32)
-    scale = _rounded(jnp.max(jnp.abs(weight), axis=-1, keepdims=True) / 7, scale_dtype)
+    scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 7), scale_dtype)
     return _pack(_divide_and_round(weight, scale, -8, 7) + INT4_OFFSET), scale[..., 0].astype(scale_dtype)
 
 
@@ -106,7 +109,7 @@ def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]
     weight = weight.astype(jnp.float32)
     low, high = jnp.min(weight, axis=-1, keepdims=True), jnp.max(weight, axis=-1, keepdims=True)
     extreme = jnp.where(-low > high, low, high)
-    scales = [_rounded(extreme / target, scale_dtype) for target in _INT4_EXTREMES]
+    scales = [_rounded(divide(extreme, target), scale_dtype) for target in _INT4_EXTREMES]
     errors = [_squared_error(weight, scale) for scale in scales]
     scale, least_error = scales[0], errors[0]
     for candidate, error in zip(scales[1:], errors[1:], strict=True):
@@ -127,7 +130,7 @@ def _int4_minmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, .
     # The range includes 0, so that 0 is exact and the zero point fits.
     low = jnp.minimum(jnp.min(weight, axis=-1, keepdims=True), 0)
     high = jnp.maximum(jnp.max(weight, axis=-1, keepdims=True), 0)
-    scale = _rounded((high - low) / 15, scale_dtype)
+    scale = _rounded(divide(high - low, 15), scale_dtype)
     zero_point = _divide_and_round(-low, scale, 0, 15)
     q = jnp.clip(_divide_and_round(weight, scale, -15, 15) + zero_point, 0, 15)
     return _pack(q), scale[..., 0].astype(scale_dtype), zero_point[..., 0].astype(jnp.uint8)

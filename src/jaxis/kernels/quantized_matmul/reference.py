@@ -59,9 +59,14 @@ def quantize_activations(x: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]
     zeros. A last group shorter than the tile is a group of its own.
     """
     grouped = _in_groups(x.astype(jnp.float32), tile)
-    scale = jnp.max(jnp.abs(grouped), axis=-1) / 127
+    scale = divide(jnp.max(jnp.abs(grouped), axis=-1), 127)
     q = jnp.where(scale[..., None] > 0, jnp.rint(grouped / scale[..., None]), 0)
     return q.astype(jnp.int8).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]], scale
+
+
+def divide(x: jax.Array, divisor: float) -> jax.Array:
+    """x / divisor, correctly rounded: XLA would multiply by a constant's reciprocal, which rounds once more."""
+    return x / jax.lax.optimization_barrier(jnp.full_like(x, divisor))
 
 
 def dequantize(weight: QuantizedWeight, dtype: Any = jnp.float32) -> jax.Array:

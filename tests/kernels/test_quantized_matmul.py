@@ -1,0 +1,183 @@
+"""Quantizing and multiplying, against numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize, quantized_matmul, reference
+from jaxis.kernels.quantized_matmul import quantize as quantize_function
+
+SCHEMES = [
+    ("int8", None, "absmax"),
+    ("int8", 32, "absmax"),
+    ("int4", None, "absmax"),
+    ("int4", 32, "absmax"),
+    ("int4", 16, "mse"),
+    ("int4", 32, "minmax"),
+    ("int4", None, "minmax"),
+]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def integers(weight: QuantizedWeight) -> np.ndarray:
+    """qvalue - zero_point, float64 [out, in]."""
+    if weight.qvalue.dtype == np.int8:
+        return weight.qvalue.astype(np.float64)
+    nibbles = np.empty((len(weight.qvalue), 2 * weight.qvalue.shape[1]))
+    nibbles[:, ::2], nibbles[:, 1::2] = weight.qvalue & 15, weight.qvalue >> 4
+    point = 8.0 if weight.zero_point is None else np.repeat(weight.zero_point, weight.group_size, axis=1)
+    return nibbles - point
+
+
+def expected_weight(weight: QuantizedWeight) -> np.ndarray:
+    return integers(weight) * np.repeat(weight.scale.astype(np.float64), weight.group_size, axis=1)
+
+
+def quantized_product(x: np.ndarray, weight: QuantizedWeight, act_tile: int) -> np.ndarray:
+    """The definition, group by group, in float64, but for the activations' scales, which are float32."""
+    in_size = x.shape[1]
+    q_w, y = integers(weight), np.zeros((len(x), len(weight.qvalue)))
+    for start in range(0, in_size, act_tile):
+        group = slice(start, min(start + act_tile, in_size))
+        scale = np.abs(x[:, group]).max(axis=1, keepdims=True) / np.float32(127)
+        safe = np.where(scale == 0, np.float32(1), scale)
+        q_x = np.rint(x[:, group] / safe).astype(np.float64)
+        s_w = weight.scale.astype(np.float64)[:, start // weight.group_size]
+        y += scale * s_w * (q_x @ q_w[:, group].T)
+    return y
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_values_lie_within_half_a_step(scheme):
+    w = random(37, 64)
+    weight = quantize(w, *scheme)
+    step = np.repeat(np.abs(weight.scale.astype(np.float64)), weight.group_size, axis=1)
+    error = np.abs(expected_weight(weight) - w)
+    # Searching for the least squared error may clip the largest value; rounding a scale to bfloat16, too, a little.
+    slack = {"mse": 1.0, "minmax": 0.6, "absmax": 0.04}[scheme[2]]
+    assert (error <= step * (0.5 + slack)).all()
+    assert np.quantile(error / step, 0.9) <= 0.51
+
+
+def test_int8_by_channel_is_round_half_even_of_the_weight_over_its_scale():
+    w = random(5, 96)
+    w[2] = 0
+    w[3] = np.linspace(-127, 127, 96).round() / 2  # with halves
+    weight = quantize(w, "int8")
+    scale = np.abs(w).max(axis=1, keepdims=True) / np.float32(127)
+    np.testing.assert_array_equal(weight.scale, scale)
+    np.testing.assert_array_equal(weight.qvalue, np.rint(w / np.where(scale == 0, 1, scale)))
+
+
+def test_integers_are_chosen_for_the_rounded_scale():
+    w = random(8, 64)
+    weight = quantize(w, "int4", 32)
+    groups = w.reshape(8, 2, 32)
+    scale = (np.abs(groups).max(axis=-1) / np.float32(7)).astype(ml_dtypes.bfloat16)
+    assert weight.scale.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(weight.scale, scale)
+    q = np.clip(np.rint(groups / scale.astype(np.float32)[..., None]), -8, 7)
+    np.testing.assert_array_equal(integers(weight), q.reshape(8, 64))
+
+
+def test_zero_points_follow_the_range_of_each_group():
+    w = random(6, 64)
+    w[0] = np.abs(w[0])
+    w[1] = -np.abs(w[1])
+    weight = quantize(w, "int4", 32, "minmax")
+    assert (weight.zero_point[0] == 0).all()
+    assert (weight.zero_point[1] == 15).all()
+    one_sided = quantize(w[:2], "int4", 32)
+    assert ((expected_weight(weight) - w)[:2] ** 2).mean() < 0.4 * ((expected_weight(one_sided) - w[:2]) ** 2).mean()
+
+
+def test_searching_lowers_the_squared_error():
+    w = random(64, 256)
+    plain, searched = (((expected_weight(quantize(w, "int4", 32, m)) - w) ** 2).mean() for m in ("absmax", "mse"))
+    assert searched < 0.8 * plain
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_weight_of_many_parts_is_quantized_as_in_one(scheme, monkeypatch):
+    w = random(101, 64)
+    whole = quantize(w, *scheme)
+    monkeypatch.setitem(quantize_function.__globals__, "_ELEMENTS_AT_ONCE", 640)
+    parts = quantize(w, *scheme)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_float_type_is_read(dtype):
+    w = random(4, 32).astype(dtype)
+    np.testing.assert_array_equal(quantize(w, "int8").qvalue, quantize(w.astype(np.float32), "int8").qvalue)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int3",), "cannot be quantized to 'int3'"),
+        (("int4", 32, "rms"), "cannot be calibrated by 'rms'"),
+        (("int8", None, "mse"), "quantized to int8 by 'mse'"),
+        (("int8", 48), "has 32 input features, which tile_size=48 does not divide"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        quantize(random(4, 32), *arguments)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(scheme, value):
+    w = random(4, 64)
+    w[2, 5] = value
+    with pytest.raises(ValueError, match="not finite"):
+        quantize(w, *scheme)
+
+
+def test_an_odd_number_of_columns_has_no_int4():
+    with pytest.raises(ValueError, match="needs an even number"):
+        quantize(random(4, 33), "int4")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_dequantize(scheme):
+    weight = quantize(random(7, 64), *scheme)
+    np.testing.assert_allclose(dequantize(weight), expected_weight(weight), rtol=1e-6)
+    assert dequantize(weight, jnp.bfloat16).dtype == jnp.bfloat16
+    assert weight.shape == (7, 64)
+    assert weight.qtype == scheme[0]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("function", [reference.quantized_matmul, quantized_matmul])
+class TestProduct:
+    def test_with_float_activations(self, scheme, rows, function):
+        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), *scheme)
+        exact = x.astype(np.float64) @ expected_weight(weight).T
+        np.testing.assert_allclose(function(x, weight), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+    def test_with_int8_activations(self, scheme, rows, function):
+        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), *scheme)
+        x[0, :64] = 0  # a group of zeros
+        tile = 64 if scheme[1] is None else scheme[1]  # the last group of 96 columns is shorter than 64
+        exact = quantized_product(x, weight, tile)
+        result = function(x, weight, act_qtype="int8")
+        np.testing.assert_allclose(result, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+        # And it is what quantization costs, not something else.
+        assert np.abs(result - x @ expected_weight(weight).T).max() < 0.02 * np.abs(exact).max()
+
+    def test_in_bfloat16(self, scheme, rows, function):
+        x, weight = jnp.asarray(random(rows, 96, seed=1), jnp.bfloat16), quantize(random(11, 96), *scheme)
+        exact = np.asarray(x, np.float64) @ expected_weight(weight).T
+        result = function(x, weight)
+        assert result.dtype == jnp.bfloat16
+        np.testing.assert_allclose(result.astype(np.float32), exact, rtol=0, atol=0.02 * np.abs(exact).max())
+        assert function(x, weight, act_qtype="int8", preferred_element_type=jnp.float32).dtype == jnp.float32

@@ -1,0 +1,59 @@
+"""Models loaded without an engine, so that nothing need compile as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.config import LoadConfig, ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule
+from jaxis.loading.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+
+IDS = [1, 5, 9, 200, 33, 400]
+
+
+def load(folder: Path, quantization: Any = None, *, load_format: str = "auto", dtype: Any = jnp.float32) -> JaxModule:
+    """The checkpoint's model, as `LLM(folder, quantization=...)` loads it."""
+    hf_config = HFConfig.from_folder(folder)
+    config = VllmConfig(
+        ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
+        load_config=LoadConfig(load_format),
+        quant_config=quantization_of_checkpoint(hf_config, parse_quantization(quantization)),
+    )
+    return load_model(config, make_mesh())
+
+
+def logits(model: JaxModule, ids: list[int] = IDS) -> np.ndarray:
+    """float32 [T, V]."""
+    _, hidden, _ = model(None, jnp.asarray(ids), AttentionMetadata.for_whole_sequences([len(ids)]))
+    return np.asarray(model.compute_logits(hidden))
+
+
+def values(model: JaxModule) -> dict[str, Any]:
+    """Parameter's name -> its value, an array or a QuantizedWeight."""
+    return {name: param.get_value() for name, param in model.named_parameters()}
+
+
+def assert_equal(one: JaxModule, other: JaxModule) -> None:
+    """The same bits, and the same ways to compute with them."""
+    ours, theirs = values(one), values(other)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert jax.tree.structure(value) == jax.tree.structure(theirs[name])
+        for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(theirs[name]), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b, err_msg=name)
+    for (name, module), (_, twin) in zip(one.named_modules(), other.named_modules(), strict=True):
+        method, its_twin = getattr(module, "quant_method", None), getattr(twin, "quant_method", None)
+        assert type(method) is type(its_twin), name
+        if hasattr(method, "scheme"):
+            assert method.scheme.act_qtype == its_twin.scheme.act_qtype, name

@@ -1,0 +1,268 @@
+"""Checkpoints in the compressed-tensors format, against the format's own library and transformers."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationScheme
+from quantized_models import IDS, assert_equal, load, logits
+from safetensors.numpy import load_file, save_file
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.hf_config import HFConfig
+from jaxis.kernels.quantized_matmul import dequantize, quantize
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.checkpoint import quantize_checkpoint
+from jaxis.quantization.compressed_tensors import CompressedTensorsConfig, quantization_of_checkpoint
+from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
+from jaxis.quantization.methods import WeightScheme
+from tiny_checkpoints import variant, write_checkpoint
+
+HEAD_AND_EMBEDDINGS = {"module_path": ".*embed_tokens|lm_head"}
+RULES = {
+    "int8": [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8"}],
+    "int8 in groups": [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8", "tile_size": 32}],
+    "int4": [{"module_path": ".*embed_tokens"}, {"module_path": ".*", "weight_qtype": "int4"}],
+    "int4 in groups, int8 mixed in": [
+        HEAD_AND_EMBEDDINGS,
+        {"module_path": ".*o_proj", "weight_qtype": "int8"},
+        {"module_path": ".*", "weight_qtype": "int4", "tile_size": 32, "weight_calibration_method": "mse"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("untied") / "source", "qwen3", tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def quantized_folder(untied, tmp_path_factory):
+    """Name of RULES -> folder, made once."""
+    root = tmp_path_factory.mktemp("quantized")
+
+    def folder(name):
+        if not (root / name).exists():
+            quantize_checkpoint(untied, root / name, parse_quantization(RULES[name]))
+        return root / name
+
+    return folder
+
+
+def transformers_logits(folder):
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return reference(torch.tensor([IDS])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_transformers_reads_what_we_write(quantized_folder, name):
+    folder = quantized_folder(name)
+    expected = transformers_logits(folder)
+    np.testing.assert_allclose(logits(load(folder)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("tile_size", [None, 32])
+@pytest.mark.parametrize("shape", [(16, 64), (13, 96)])
+def test_packed_weights_are_those_of_the_formats_library(symmetric, tile_size, shape):
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    scheme = WeightScheme("int4", None, tile_size, "absmax" if symmetric else "minmax")
+    quantized = quantize(weight, "int4", tile_size, scheme.weight_calibration_method)
+    ours = tensors("x", quantized)
+    assert {name: (t.dtype, t.shape) for name, t in ours.items()} == {
+        name: (spec.dtype, spec.shape) for name, spec in tensor_specs("x", shape, scheme).items()
+    }
+    config = quantization_config({"x": ("Linear", scheme)})
+    state = {
+        name.removeprefix("x."): torch.tensor(np.asarray(t, np.float32 if "scale" in name else None))
+        for name, t in ours.items()
+    }
+    state["weight_shape"] = torch.Size(shape)
+    unpacked = PackedQuantizationCompressor.decompress(state, QuantizationScheme(**config["config_groups"]["group_0"]))
+    np.testing.assert_allclose(unpacked["weight"].numpy(), dequantize(quantized), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        *RULES.values(),
+        [
+            HEAD_AND_EMBEDDINGS,
+            {"module_path": ".*", "weight_qtype": "int4", "tile_size": 32, "weight_calibration_method": "minmax"},
+        ],
+    ],
+)
+def test_a_checkpoint_of_odd_sizes_loads_bit_for_bit_as_quantized_online(untied, tmp_path, rules):
+    quantize_checkpoint(untied, tmp_path / "q", parse_quantization(rules))
+    assert_equal(load(tmp_path / "q"), load(untied, rules))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_short_name_loads_bit_for_bit_as_quantized_online(untied, tmp_path, name, tied):
+    source = write_checkpoint(tmp_path / "tied", "qwen3", tie_word_embeddings=True) if tied else untied
+    quantize_checkpoint(source, tmp_path / "q", parse_quantization(name))
+    assert_equal(load(tmp_path / "q"), load(source, name))
+
+
+def test_int8_activations_of_a_files_own_config(quantized_folder, untied, tmp_path):
+    """A W8A8 checkpoint of another tool, which has no rules of ours."""
+    w8a8 = [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
+    quantize_checkpoint(untied, tmp_path / "w8a8", parse_quantization(w8a8))
+    folder = variant(tmp_path / "foreign", tmp_path / "w8a8", jaxis_quantization=None)
+    assert_equal(load(folder), load(untied, w8a8))
+
+
+def test_rules_may_add_activations_to_a_quantized_checkpoint(quantized_folder, untied):
+    rules = [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
+    stored = quantized_folder("int8")
+    assert_equal(load(stored, rules), load(untied, rules))
+    assert not np.array_equal(logits(load(stored, rules)), logits(load(stored)))
+
+
+@pytest.mark.parametrize(
+    "rules", ["int4", "none", [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8", "tile_size": 32}]]
+)
+def test_rules_that_contradict_the_file_are_refused(quantized_folder, rules):
+    with pytest.raises(ConfigError, match=r"q_proj is stored int8 with one group a row, but|embed_tokens is stored"):
+        load(quantized_folder("int8"), rules)
+
+
+def test_scales_of_other_types(quantized_folder, tmp_path):
+    """As other tools write them: float16 or bfloat16 for a row's one scale."""
+    folder = variant(tmp_path / "half", quantized_folder("int8"))
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    scaled = {n: t.astype(np.float16) if n.endswith("weight_scale") else t for n, t in stored.items()}
+    save_file(scaled, folder / "model.safetensors")
+    expected = transformers_logits(folder)
+    np.testing.assert_allclose(logits(load(folder)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("weight_packed", lambda t: t[:, :-1], r"weight_packed' has shape \[128, 7\] in the checkpoint, \[128, 8\]"),
+        (
+            "weight_packed",
+            lambda t: t.astype(np.float32),
+            r"weight_packed' is float32 in the checkpoint, but must be int32",
+        ),
+        ("weight_scale", lambda t: t[:-1], r"weight_scale' has shape \[127, 1\] in the checkpoint, \[128, 1\]"),
+        (
+            "weight_scale",
+            lambda t: t.astype(np.int8),
+            "weight_scale' is int8 in the checkpoint, but must be float32 or",
+        ),
+        ("weight_shape", lambda t: t[::-1].copy(), r"weight_shape' is \[64, 128\] in the checkpoint, \[128, 64\]"),
+        ("weight_scale", lambda t: None, "1 of the model's parameters are not in the checkpoint: .*weight_scale"),
+        ("weight_zero_point", lambda t: np.zeros(1, np.int32), "weight_zero_point' .* has no parameter"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(quantized_folder, tmp_path, name, change, message):
+    folder = variant(tmp_path / "changed", quantized_folder("int4"))
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    full_name = f"model.layers.0.self_attn.q_proj.{name}"
+    stored[full_name] = change(stored.get(full_name))
+    save_file({n: t for n, t in stored.items() if t is not None}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None}},
+    "ignore": ["lm_head"],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("quant_method",), "awq", "is quantized by awq, which is not supported"),
+        (("quant_method",), "fp8", "is quantized by fp8, which is not supported"),
+        (("packing",), 1, "config.json has the key 'packing', which is not supported"),
+        (("quantization_status",), "frozen", "quantization_status='frozen' is not supported"),
+        (("kv_cache_scheme",), {"num_bits": 8}, r"kv_cache_scheme=\{'num_bits': 8\} is not supported"),
+        (("sparsity_config",), {"format": "sparse-24"}, "sparsity_config=.* is not supported"),
+        (("transform_config",), {"config_groups": {"R1": 1}}, "transform_config=.* is not supported"),
+        (("config_groups",), {}, "has no config_groups"),
+        (("format",), "float-quantized", "format='float-quantized' is not supported; known: int-quantized"),
+        (("format",), "pack-quantized", "int8 weights as pack-quantized are not supported"),
+        (("config_groups", "group_0", "targets"), "Linear", "targets='Linear' must be a list of names"),
+        (("config_groups", "group_0", "output_activations"), {}, "output_activations={} is not supported"),
+        (("config_groups", "group_0", "weights"), None, "weights is None, expected an object"),
+        (("config_groups", "group_0", "weights", "type"), "float", "weights: type='float' is not supported"),
+        (("config_groups", "group_0", "weights", "num_bits"), 4, "int4 weights as int-quantized are not supported"),
+        (("config_groups", "group_0", "weights", "symmetric"), False, "asymmetric int8 weights as int-quantized"),
+        (("config_groups", "group_0", "weights", "strategy"), "tensor", "strategy='tensor' with group_size=None"),
+        (("config_groups", "group_0", "weights", "strategy"), "group", "strategy='group' with group_size=None"),
+        (("config_groups", "group_0", "weights", "dynamic"), True, "weights: dynamic=True is not supported"),
+        (("config_groups", "group_0", "weights", "actorder"), "group", "weights: actorder='group' is not supported"),
+        (("config_groups", "group_0", "weights", "new"), 1, "weights has the key 'new', which is not supported"),
+        (
+            ("config_groups", "group_0", "input_activations"),
+            {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True},
+            "input_activations: strategy='tensor' is not supported",
+        ),
+        (
+            ("config_groups", "group_0", "input_activations"),
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True},
+            "input_activations: type='float' is not supported",
+        ),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(path, value, message):
+    config = copy.deepcopy(CONFIG)
+    target = config
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    with pytest.raises(ConfigError, match=message) as caught:
+        quantization_of_checkpoint(HFConfig({"quantization_config": config}), None)
+    assert "\n" not in str(caught.value)
+
+
+class Layer:
+    input_size, output_size = 64, 8
+
+
+def test_names_come_before_classes_and_ignored_modules_before_both():
+    int4 = {"targets": ["re:.*down_proj", "model.x"], "format": "pack-quantized", "weights": WEIGHTS | {"num_bits": 4}}
+    config = copy.deepcopy(CONFIG)
+    config["config_groups"]["group_1"] = int4
+    config["ignore"] = ["lm_head", "re:.*gate"]
+    found = {
+        name: method and method.scheme.weight_qtype
+        for name in ("a.q_proj", "a.down_proj", "model.x", "lm_head", "a.gate", "model.x.y")
+        for method in [CompressedTensorsConfig(config).get_quant_method(Layer(), name)]
+    }
+    assert found == {
+        "a.q_proj": "int8",
+        "a.down_proj": "int4",
+        "model.x": "int4",
+        "lm_head": None,
+        "a.gate": None,
+        "model.x.y": "int8",
+    }
+
+
+def test_what_the_library_writes_today_is_understood():
+    """Every key that its own classes write, at their defaults."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    written = QuantizationConfig(**CONFIG | {"kv_cache_scheme": None}).to_dict()
+    written = json.loads(json.dumps(written, default=str))
+    hf_config = HFConfig({"quantization_config": written})
+    method = quantization_of_checkpoint(hf_config, None).get_quant_method(Layer(), "a.q_proj")
+    assert method.scheme == WeightScheme("int8")
+    assert hf_config.unread_keys() == []
