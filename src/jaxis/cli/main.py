@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(env)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,6 +49,7 @@ def jaxis(
       jaxis generate "What is the capital of France?"
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
+      jaxis bench latency ./Qwen3-0.6B
       jaxis env
 
     \b
