@@ -84,9 +84,7 @@ def summarize(
         time_to_first_token_seconds=statistics.median(statistics.mean(run.first_token_seconds) for run in runs),
         prefill_seconds=prefill_seconds,
         prefill_tokens_per_second=load.batch_size * load.input_len / prefill_seconds,
-        prefill_share_of_limit=prefill.flops(load.batch_size, load.input_len)
-        / limits.flops_per_second
-        / prefill_seconds,
+        prefill_share_of_limit=num_flops / limits.flops_per_second / prefill_seconds,
     )
     steps = [seconds for run in runs for seconds in run.step_seconds]
     if not steps:

@@ -83,12 +83,10 @@ def open_session(
     Raises:
       ConfigError, CheckpointError, RequestError, EngineError: As for `LLM` and its `generate`.
     """
-    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
-    if jax.default_backend() == "cpu":
-        # The default is sized for one who shares the machine. The engine takes of this only what it can use.
-        sizes["kv_cache_memory"] = psutil.virtual_memory().available
     with compile_stats() as compiled:
-        engine = build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
+        engine = build_sized_engine(
+            model, arguments, max_num_seqs=max_num_seqs, max_model_len=max_model_len, progress=progress
+        )
         try:
             run_batch(engine, Load(1, input_len, 1), rng)
         except BaseException:
@@ -98,6 +96,17 @@ def open_session(
         yield Session(engine, seconds_since_start(), peak_memory_bytes(), compiled)
     finally:
         engine.close()
+
+
+def build_sized_engine(
+    model: str | None, arguments: dict[str, Any], *, max_num_seqs: int, max_model_len: int, progress: ProgressDisplay
+) -> LLMEngine:
+    """An engine with a KV cache of just the size given; the arguments are those of `open_session`."""
+    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+    if jax.default_backend() == "cpu":
+        # The default is sized for one who shares the machine. The engine takes of this only what it can use.
+        sizes["kv_cache_memory"] = psutil.virtual_memory().available
+    return build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
 
 
 def longest_sequence(loads: Sequence[Load], arguments: dict[str, Any]) -> int:
