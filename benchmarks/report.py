@@ -77,7 +77,7 @@ def describe(results: dict[str, Any]) -> list[str]:
     lines = [
         f"Model: {results['model']}. Machine: {machine['cpu']}, {results['threads']} threads, {machine['platform']}; "
         f"jaxis {machine['jaxis']}, jax {machine['jax']}. Medians of {results['rounds']} rounds.",
-        f"Limits: reads {median['read_bytes_per_second']:.1f} GB/s ({min(reads):.1f} to {max(reads):.1f} over the run), "
+        f"Limits: reads {median['read_bytes_per_second']:.1f} GB/s ({min(reads):.1f} to {max(reads):.1f}), "
         f"copies {median['copy_bytes_per_second']:.1f} GB/s, {median['flops_per_second']:.0f} GFLOP/s in float32.",
     ]
     return lines + [f"Failed: {what}: {reason}." for what, reason in results["failures"].items()]

@@ -81,16 +81,17 @@ def measure_throughput(
 
 
 def _run(engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Generator) -> ThroughputResult:
-    prompts = random_prompts(rng, engine.runner.vocab_size, [request.input_len for request in requests])
-    start = time.perf_counter()
-    states = []
-    for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-        params = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True, detokenize=False)
+    for request in requests:
         if request.input_len + request.output_len > engine.max_model_len:
             raise RequestError(
                 f"a request of {request.input_len} + {request.output_len} tokens is more than "
                 f"max_model_len={engine.max_model_len}: raise it, or shorten input or output"
             )
+    prompts = random_prompts(rng, engine.runner.vocab_size, [request.input_len for request in requests])
+    start = time.perf_counter()
+    states = []
+    for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+        params = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True, detokenize=False)
         states.append(engine.add_request(str(i), prompt, params))
     first: dict[str, float] = {}
     last: dict[str, float] = {}
