@@ -7,7 +7,7 @@ QUESTION ?= What is the capital of France?
 # Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker.
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint       ruff check and ruff format --check"
 	@echo "make format     let ruff correct and format the code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
+	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
 
 demo: $(VENV)/.installed
@@ -38,7 +39,12 @@ format: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format .
 
 bench: $(VENV)/.installed
-	$(VENV)/bin/python benchmarks/engine.py $(ARGS)
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(VENV)/bin/python benchmarks/random_checkpoint.py "$$folder/qwen3-0.6b" && \
+		$(VENV)/bin/jaxis bench latency "$$folder/qwen3-0.6b" $(ARGS)
+
+compare: $(VENV)/.installed-bench
+	$(VENV)/bin/python benchmarks/compare.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
@@ -54,4 +60,9 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@echo "Installing the engines to compare with into $(VENV), once"
+	@$(VENV)/bin/python -m pip install --quiet --editable '.[bench]'
 	@touch $@

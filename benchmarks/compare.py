@@ -25,9 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from engines import ENGINES, Engine, prepare_weights
-from random_checkpoint import SHAPES, write_random_checkpoint
-from report import write_report
-
 from jaxis.bench.cost import prefill_cost
 from jaxis.bench.limits import measure_limits
 from jaxis.bench.process import describe_machine
@@ -36,6 +33,8 @@ from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import JaxisError
 from jaxis.hf_config import HFConfig
 from jaxis.machine import usable_cores
+from random_checkpoint import SHAPES, write_random_checkpoint
+from report import write_report
 
 YARDSTICK = "qwen3-0.6b"
 LOADS = (Load(1, 128, 32), Load(1, 1024, 16), Load(16, 128, 16))
@@ -137,7 +136,7 @@ class Comparison:
             if number == 0 and load == LOADS[0] and engine.library == "jaxis":
                 row["cold_start_seconds"] = self._start(engine, weights, load, start_only=True)["start_seconds"]
             row |= self._start(engine, weights, load, start_only=False)
-        except (JaxisError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        except (JaxisError, ImportError, OSError, RuntimeError) as error:
             self._failures[what] = " ".join(str(error).split())
             note(f"{what}: failed: {self._failures[what]}")
             return
@@ -162,9 +161,12 @@ class Comparison:
         }
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(task)]
         start = time.time()
-        child = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=self._arguments.timeout, check=False
-        )
+        try:
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=self._arguments.timeout, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"took longer than {error.timeout:.0f} s") from None
         if child.returncode != 0:
             last_line = child.stderr.strip().rpartition("\n")[2]
             raise RuntimeError(last_line or f"the process ended with {child.returncode}")

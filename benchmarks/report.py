@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engines import ENGINES
+from jaxis.bench.text import format_bytes, format_number, format_share, format_table
 from plots import write_plots
 from summary import Figures, LoadKey, ratio_to_best, ratio_to_width, summarize
-
-from jaxis.bench.text import format_bytes, format_number, format_share, format_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines import ENGINES
-
 from jaxis.bench.cost import DecodeCost, PrefillCost
 
 
