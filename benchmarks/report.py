@@ -74,12 +74,16 @@ def describe(results: dict[str, Any]) -> list[str]:
     }
     reads = [limit["read_bytes_per_second"] / 1e9 for limit in results["limits"]]
     lines = [
-        f"Model: {results['model']}. Machine: {machine['cpu']}, {results['threads']} threads, {machine['platform']}; "
-        f"jaxis {machine['jaxis']}, jax {machine['jax']}. Medians of {results['rounds']} rounds.",
+        f"Model: {results['model']}. Machine: {machine['cpu']}, threads: {results['threads']}, {machine['platform']}; "
+        f"jaxis {machine['jaxis']}, jax {machine['jax']}. Medians over rounds: {results['rounds']}.",
         f"Limits: reads {median['read_bytes_per_second']:.1f} GB/s ({min(reads):.1f} to {max(reads):.1f}), "
         f"copies {median['copy_bytes_per_second']:.1f} GB/s, {median['flops_per_second']:.0f} GFLOP/s in float32.",
     ]
-    return lines + [f"Failed: {what}: {reason}." for what, reason in results["failures"].items()]
+    failed: dict[tuple[str, str], list[str]] = {}
+    for what, reason in results["failures"].items():
+        engine, _, load = what.partition(", ")
+        failed.setdefault((engine, reason), []).append(load)
+    return lines + [f"Failed: {engine} ({'; '.join(loads)}): {reason}." for (engine, reason), loads in failed.items()]
 
 
 def tables(results: dict[str, Any], figures: dict[LoadKey, dict[str, Figures]]) -> list[Table]:

@@ -52,7 +52,7 @@ def results():
             for number in range(3)
             for engine, step in ((engine, times[number]) for engine, times in steps.items())
         ],
-        "failures": {"transformers-bf16, qwen3-0.6b, 1 x 128 + 32": "not installed"},
+        "failures": {f"transformers-bf16, {MODEL}, {load}": "not installed" for load in ("1 x 128 + 32", "2 x 8 + 4")},
     }
 
 
@@ -93,7 +93,7 @@ def test_the_report_is_written_and_says_what_failed(results, tmp_path):
     text = write_report(results, tmp_path)
     written = (tmp_path / "results.md").read_text()
     for part in (text, written):
-        assert "Failed: transformers-bf16, qwen3-0.6b, 1 x 128 + 32: not installed." in part
+        assert "Failed: transformers-bf16 (qwen3-0.6b, 1 x 128 + 32; qwen3-0.6b, 2 x 8 + 4): not installed." in part
         assert "2.00x llama.cpp-q8_0" in part
     header, rule, *rows = re.findall(r"^\|.*\|$", written, re.MULTILINE)[:5]
     assert {line.count("|") for line in (header, rule, *rows)} == {10}
