@@ -82,7 +82,9 @@ def write_plots(figures: dict[LoadKey, dict[str, Figures]], folder: Path) -> lis
         axes.set(title=sweep.title, xlabel=sweep.x_label, ylabel=sweep.y_label, xscale="log", yscale="log")
         ticks = sorted({x for load in figures if (x := sweep.x(load)) is not None})
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         paths.append(folder / f"{sweep.name}.png")
