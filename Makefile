@@ -14,7 +14,7 @@ SANITIZE ?=
 NATIVE_TESTS := build/native-tests$(if $(SANITIZE),-$(SANITIZE))
 COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
-.PHONY: help demo test test-native test-slow lint format bench clean
+.PHONY: help demo test test-native test-slow lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
@@ -24,6 +24,7 @@ help:
 	@echo "make lint       ruff check and ruff format --check"
 	@echo "make format     let ruff correct and format the code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
+	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
 
 demo: $(VENV)/.installed
@@ -52,7 +53,12 @@ format: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format .
 
 bench: $(VENV)/.installed
-	$(VENV)/bin/python benchmarks/engine.py $(ARGS)
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(VENV)/bin/python benchmarks/random_checkpoint.py "$$folder/qwen3-0.6b" && \
+		$(VENV)/bin/jaxis bench latency "$$folder/qwen3-0.6b" $(ARGS)
+
+compare: $(VENV)/.installed-bench
+	$(VENV)/bin/python benchmarks/compare.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
@@ -72,4 +78,9 @@ $(VENV)/.installed: $(BUILT_FROM)
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@echo "Installing the engines to compare with into $(VENV), once"
+	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	@touch $@

@@ -1,7 +1,12 @@
-"""Writes a checkpoint folder with random weights, so that a real-sized model can be measured without a download."""
+"""Writes a checkpoint folder with random weights, so that a real-sized model can be measured without a download.
+
+python benchmarks/random_checkpoint.py FOLDER
+python benchmarks/random_checkpoint.py FOLDER --shape qwen3-1.7b
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -15,24 +20,38 @@ from jaxis.hf_config import HFConfig
 from jaxis.loading.model_loader import construct_model
 from jaxis.models.registry import get_model_class
 
-# The shape of Qwen/Qwen3-0.6B, as its config.json gives it.
-QWEN3_0_6B: dict[str, Any] = {
+# The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and a smaller one in their manner.
+_QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000,
     "max_position_embeddings": 40_960,
     "tie_word_embeddings": True,
     "attention_bias": False,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
     "torch_dtype": "bfloat16",
+}
+
+
+def _qwen3(
+    num_hidden_layers: int, hidden_size: int, intermediate_size: int, num_attention_heads: int
+) -> dict[str, Any]:
+    return _QWEN3 | {
+        "num_hidden_layers": num_hidden_layers,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_attention_heads": num_attention_heads,
+    }
+
+
+SHAPES = {
+    "qwen3-0.2b": _qwen3(14, 768, 2304, 8),
+    "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
+    "qwen3-1.7b": _qwen3(28, 2048, 6144, 16),
 }
 WEIGHT_SCALE = 0.02
 NOISE_ELEMENTS = 1 << 22
@@ -74,3 +93,17 @@ def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int =
             else:
                 values = np.resize(np.roll(noise, random.integers(NOISE_ELEMENTS)), size)
             file.write(values.tobytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="is made")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
+    arguments = parser.parse_args()
+    if arguments.folder.exists():
+        parser.error(f"{arguments.folder} exists already: give another folder")
+    write_random_checkpoint(arguments.folder, SHAPES[arguments.shape])
+
+
+if __name__ == "__main__":
+    main()

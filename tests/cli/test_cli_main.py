@@ -12,12 +12,12 @@ from jaxis.version import __version__
 def test_help_shows_commands_and_examples(run_jaxis):
     result = run_jaxis("--help")
     assert result.returncode == 0
-    for expected in ("generate", "chat", "env", "Examples", 'jaxis generate "What is the capital of France?"'):
+    for expected in ("generate", "chat", "bench", "env", "Examples", 'jaxis generate "What is the capital of France?"'):
         assert expected in result.stdout
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "quantize", "env"])
+@pytest.mark.parametrize("command", ["generate", "chat", "quantize", "bench", "env"])
 def test_every_command_has_examples_in_its_help(invoke, command):
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -1,1 +1,1 @@
-"""The command line: `jaxis generate`, `jaxis chat`, `jaxis env`."""
+"""The command line: `jaxis generate`, `jaxis chat`, `jaxis bench`, `jaxis env`."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +14,7 @@ import typer
 
 from jaxis.cli.console import report_errors
 from jaxis.cli.options import Debug
+from jaxis.machine import cpu_flags, cpu_model, usable_cores
 from jaxis.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
@@ -61,9 +60,9 @@ def collect() -> dict[str, Any]:
         **{package: _version_of(package) for package in _PACKAGES},
         "extras": [extra for extra, marks in _EXTRAS.items() if any(_version_of(mark) for mark in marks)],
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical, {_usable_cores()} usable",
-        "simd": [flag for flag in _cpu_flags() if _SIMD_FLAG.match(flag)],
+        "cpu": cpu_model(),
+        "cores": f"{psutil.cpu_count(logical=False)} physical, {psutil.cpu_count()} logical, {usable_cores()} usable",
+        "simd": [flag for flag in cpu_flags() if _SIMD_FLAG.match(flag)],
         "native_kernels": native.status(),
         "memory_bytes": {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available},
         "devices": _devices(),
@@ -76,35 +75,6 @@ def _version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _cpu_model() -> str:
-    if sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    for key in ("model name", "Model", "Hardware"):
-        if key in (info := _cpuinfo()):
-            return info[key]
-    return platform.processor() or platform.machine()
-
-
-def _cpu_flags() -> list[str]:
-    info = _cpuinfo()
-    return sorted(info.get("flags", info.get("Features", "")).split())
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is no such file."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
 
 
 def _devices() -> list[dict[str, Any]] | str:

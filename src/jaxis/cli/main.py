@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
@@ -25,6 +26,7 @@ app.command(context_settings={"allow_extra_args": True})(generate)  # it says it
 app.command()(chat)
 app.command()(quantize)
 app.command()(env)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,6 +52,7 @@ def jaxis(
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
+      jaxis bench latency ./Qwen3-0.6B
       jaxis env
 
     \b

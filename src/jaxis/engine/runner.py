@@ -207,6 +207,15 @@ class Runner:
         hidden = program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
         return self._logits(hidden, num_tokens)
 
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
+        arrays, _ = jax.tree.flatten_with_path(jax.tree.unflatten(self._treedef, self._params))
+        return {jax.tree_util.keystr(path, simple=True, separator="."): array.nbytes for path, array in arrays}
+
+    def kv_cache_bytes(self) -> int:
+        """Bytes of the KV caches of all layers."""
+        return sum(array.nbytes for array in jax.tree.leaves(self._caches))
+
     def recover(self) -> None:
         """Makes the runner usable after a step that failed, or was interrupted, half-way."""
         # Whatever the step was to leave may be missing, or be an error that only shows when it is read.

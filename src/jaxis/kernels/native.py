@@ -115,8 +115,8 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     # XLA takes older kernels, never newer ones: the whole backend would not start.
     if built > runs:
         return None, (
-            f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]} and the installed jaxlib has {runs[0]}.{runs[1]}; "
-            f"install jaxis again"
+            f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]} and the installed jaxlib has "
+            f"{runs[0]}.{runs[1]}; install jaxis again"
         )
     lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
     if lib.jaxis_isa() is None:

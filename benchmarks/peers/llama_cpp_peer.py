@@ -1,0 +1,96 @@
+"""llama.cpp through llama-cpp-python's low-level API, on a GGUF file, with its defaults."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+
+from jaxis.bench.cost import DecodeCost, bytes_read
+from jaxis.bench.run import BatchRun, Load, random_prompts
+
+WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
+_KV_ITEMSIZE = 2  # its cache is float16 unless told otherwise
+_QUIET = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+
+
+class LlamaCppPeer:
+    """See the package. `model` is a GGUF file; `arguments`: "threads"."""
+
+    def __init__(self, model: Path, arguments: dict[str, Any], load: Load) -> None:
+        llama_cpp.llama_log_set(_QUIET, None)
+        llama_cpp.llama_backend_init()
+        self._path = model
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise OSError(f"llama.cpp cannot load {model}")
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        params = llama_cpp.llama_context_default_params()
+        # In whole 256s, as it would round up anyway; each sequence has a part of its own.
+        length = -(-(load.input_len + load.output_len + 1) // 256) * 256
+        params.n_ctx = load.batch_size * length
+        params.n_seq_max = load.batch_size
+        params.n_batch = max(params.n_batch, load.batch_size * load.input_len)
+        params.n_threads = params.n_threads_batch = arguments["threads"]
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise MemoryError(f"llama.cpp cannot make a context of {params.n_ctx} tokens")
+        self._batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+
+    @property
+    def decode_cost(self) -> DecodeCost:
+        names = {"token_embd.weight": "embed_tokens", "output.weight": "lm_head"}
+        reader = gguf.GGUFReader(self._path)
+        weights = {names.get(tensor.name, tensor.name): int(tensor.n_bytes) for tensor in reader.tensors}
+        fields = {name: reader.get_field(f"{_architecture(reader)}.{name}").contents() for name in _KV_FIELDS}
+        kv_numbers = fields["attention.key_length"] + fields["attention.value_length"]
+        kv_numbers *= fields["block_count"] * fields["attention.head_count_kv"]
+        return DecodeCost(bytes_read(weights), kv_numbers * _KV_ITEMSIZE)
+
+    def warm_up(self, load: Load, rng: np.random.Generator) -> None:
+        self.run(WARM_UP, rng)
+
+    def run(self, load: Load, rng: np.random.Generator) -> BatchRun:
+        prompts = random_prompts(rng, self._vocab_size, [load.input_len] * load.batch_size)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        start = time.perf_counter()
+        tokens = self._decode(prompts, 0)
+        first = previous = time.perf_counter()
+        step_seconds = []
+        for step in range(load.output_len - 1):
+            tokens = self._decode([[token] for token in tokens], load.input_len + step)
+            now = time.perf_counter()
+            step_seconds.append(now - previous)
+            previous = now
+        return BatchRun([first - start] * load.batch_size, step_seconds, load.input_len + load.output_len / 2)
+
+    def _decode(self, sequences: list[list[int]], position: int) -> list[int]:
+        """Computes more tokens of each sequence, from `position` on; returns the likeliest next one of each."""
+        batch = self._batch
+        batch.n_tokens = sum(map(len, sequences))
+        row = 0
+        for number, sequence in enumerate(sequences):
+            for i, token in enumerate(sequence):
+                batch.token[row] = token
+                batch.pos[row] = position + i
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = number
+                batch.logits[row] = i + 1 == len(sequence)
+                row += 1
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode failed with status {status}")
+        logits = llama_cpp.llama_get_logits(self._context)
+        rows = np.ctypeslib.as_array(logits, shape=(len(sequences), self._vocab_size))
+        return rows.argmax(axis=-1).tolist()
+
+
+_KV_FIELDS = ("attention.key_length", "attention.value_length", "attention.head_count_kv", "block_count")
+
+
+def _architecture(reader: gguf.GGUFReader) -> str:
+    return reader.get_field("general.architecture").contents()

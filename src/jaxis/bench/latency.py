@@ -1,0 +1,104 @@
+"""How fast the engine is for requests that start together: time to first token, prefill, decode."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxis.bench.cost import DecodeCost, PrefillCost, decode_cost, prefill_cost
+from jaxis.bench.run import BatchRun, Load, run_batch
+
+if TYPE_CHECKING:
+    from jaxis.bench.limits import Limits
+    from jaxis.engine.engine import LLMEngine
+
+
+@dataclass(frozen=True)
+class LatencyResult:
+    """What one load took; medians over the runs, and over their steps.
+
+    Attributes:
+      batch_size, input_len, output_len: The load.
+      time_to_first_token_seconds: Mean over the requests of a batch.
+      prefill_seconds: Until every request had its first token.
+      prefill_tokens_per_second: Prompt tokens of the batch in that time.
+      prefill_share_of_limit: The prefill's operations, at the measured speed of arithmetic, against that time.
+      decode_step_seconds: Of a step in which every request decodes.
+      decode_steps_per_second: Which is the tokens a second of one request.
+      decode_tokens_per_second: Of all requests together.
+      context_len: Tokens that a request attended to in those steps, on average.
+      decode_weight_bytes, decode_kv_bytes: What a step reads.
+      decode_share_of_limit: The time for those bytes at the memory's measured speed, against the step's.
+
+    The decode's figures are None where `output_len` is 1.
+    """
+
+    batch_size: int
+    input_len: int
+    output_len: int
+    time_to_first_token_seconds: float
+    prefill_seconds: float
+    prefill_tokens_per_second: float
+    prefill_share_of_limit: float
+    decode_step_seconds: float | None = None
+    decode_steps_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    context_len: float | None = None
+    decode_weight_bytes: int | None = None
+    decode_kv_bytes: float | None = None
+    decode_share_of_limit: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_latency(
+    engine: LLMEngine, load: Load, limits: Limits, *, repeats: int, rng: np.random.Generator
+) -> LatencyResult:
+    """Runs a load once to compile what it needs, then `repeats` times to measure it.
+
+    Raises:
+      RequestError, EngineError: As for `run_batch`.
+    """
+    run_batch(engine, load, rng)
+    runs = [run_batch(engine, load, rng) for _ in range(repeats)]
+    return summarize(load, runs, decode_cost(engine), prefill_cost(engine.vllm_config), limits)
+
+
+def summarize(
+    load: Load, runs: Sequence[BatchRun], decode: DecodeCost, prefill: PrefillCost, limits: Limits
+) -> LatencyResult:
+    """The figures of one or more runs of a load."""
+    prefill_seconds = statistics.median(run.prefill_seconds for run in runs)
+    num_flops = prefill.flops(load.batch_size, load.input_len)
+    result = LatencyResult(
+        batch_size=load.batch_size,
+        input_len=load.input_len,
+        output_len=load.output_len,
+        time_to_first_token_seconds=statistics.median(statistics.mean(run.first_token_seconds) for run in runs),
+        prefill_seconds=prefill_seconds,
+        prefill_tokens_per_second=load.batch_size * load.input_len / prefill_seconds,
+        prefill_share_of_limit=num_flops / limits.flops_per_second / prefill_seconds,
+    )
+    steps = [seconds for run in runs for seconds in run.step_seconds]
+    if not steps:
+        return result
+    step = statistics.median(steps)
+    context_len = statistics.mean(run.context_len for run in runs)
+    num_bytes = decode.step_bytes(load.batch_size, context_len)
+    return dataclasses.replace(
+        result,
+        decode_step_seconds=step,
+        decode_steps_per_second=1 / step,
+        decode_tokens_per_second=load.batch_size / step,
+        context_len=context_len,
+        decode_weight_bytes=decode.weight_bytes,
+        decode_kv_bytes=num_bytes - decode.weight_bytes,
+        decode_share_of_limit=num_bytes / limits.memory_bytes_per_second / step,
+    )

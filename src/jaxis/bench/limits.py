@@ -1,0 +1,126 @@
+"""What the machine can do at most: how fast it reads and copies memory, and its float32 arithmetic.
+
+    python -m jaxis.bench.limits 4
+
+The figures are the best of several passes, which is what a limit is: a busy machine does less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxis.errors import EngineError
+
+if TYPE_CHECKING:
+    import jax
+
+# Of all threads together; far more than any cache holds.
+ARRAY_BYTES = 1 << 30
+MATRIX_SIZE = 2048
+PASSES = 10
+# Whichever of them the BLAS library behind numpy reads.
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Measured limits of a machine.
+
+    Attributes:
+      num_threads: Threads that were measured together; None on an accelerator.
+      read_bytes_per_second: Of plain reading; None on an accelerator, where no plain read is as fast as a copy.
+      copy_bytes_per_second: Of a plain copy, bytes read and bytes written both counted.
+      flops_per_second: Of a large product of matrices, float32 on CPU, bfloat16 on an accelerator.
+    """
+
+    num_threads: int | None
+    read_bytes_per_second: float | None
+    copy_bytes_per_second: float
+    flops_per_second: float
+
+    @property
+    def memory_bytes_per_second(self) -> float:
+        """What a step's bytes are held against: a step reads, so reading where that was measured, else the copy."""
+        return self.read_bytes_per_second or self.copy_bytes_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        """The attributes as JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_limits(num_threads: int) -> Limits:
+    """Measures the host's limits with this many threads, in a process of its own. Takes some seconds.
+
+    Raises:
+      EngineError: The process failed, for want of memory for instance.
+    """
+    environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(num_threads))}
+    command = [sys.executable, "-m", "jaxis.bench.limits", str(num_threads)]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if child.returncode != 0:
+        reason = child.stderr.strip().rpartition("\n")[2] or f"exit code {child.returncode}"
+        raise EngineError(f"the machine's limits could not be measured with {num_threads} threads: {reason}")
+    return Limits(**json.loads(child.stdout))
+
+
+def measure_device_limits(device: jax.Device) -> Limits:
+    """Measures an accelerator's limits, through JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    # In place: fresh memory would first have to be mapped.
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    array = add(jnp.zeros(ARRAY_BYTES // 4, jnp.float32, device=device))
+
+    def copy() -> None:
+        nonlocal array
+        array = add(array).block_until_ready()
+
+    matrix = jnp.ones((4 * MATRIX_SIZE, 4 * MATRIX_SIZE), jnp.bfloat16, device=device)
+    multiply = jax.jit(jnp.matmul)
+    return Limits(
+        num_threads=None,
+        read_bytes_per_second=None,
+        copy_bytes_per_second=2 * ARRAY_BYTES / _best_seconds(copy),
+        flops_per_second=2
+        * (4 * MATRIX_SIZE) ** 3
+        / _best_seconds(lambda: multiply(matrix, matrix).block_until_ready()),
+    )
+
+
+def _measure_host(num_threads: int) -> Limits:
+    size = ARRAY_BYTES // 8 // num_threads
+    sources = [np.ones(size, np.int32) for _ in range(num_threads)]
+    targets = [np.ones(size, np.int32) for _ in range(num_threads)]
+    num_bytes = num_threads * sources[0].nbytes
+    matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
+    with ThreadPoolExecutor(num_threads) as pool:
+        # numpy's fastest way to look at every byte: an integer maximum has no NaN to mind and no sum to carry.
+        read = _best_seconds(lambda: list(pool.map(np.max, sources)))
+        copy = _best_seconds(lambda: list(pool.map(np.copyto, targets, sources)))
+    product = _best_seconds(lambda: matrix @ matrix)
+    return Limits(num_threads, num_bytes / read, 2 * num_bytes / copy, 2 * MATRIX_SIZE**3 / product)
+
+
+def _best_seconds(function: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_host(int(sys.argv[1])).to_json()))

@@ -1,0 +1,95 @@
+"""What a benchmark has to know about its own process and machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jaxis.machine import cpu_model, usable_cores
+from jaxis.version import __version__
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+LOADED_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    if sys.platform == "linux":
+        # psutil adds the time of boot, which the system gives in whole seconds.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - psutil.Process().create_time()
+
+
+def peak_memory_bytes() -> int:
+    """Most memory that this process ever held, file pages mapped into it included."""
+    if sys.platform == "linux":
+        # getrusage would count what the parent held when it started this process.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
+
+
+class CompileStats:
+    """Programs that JAX has made since.
+
+    Attributes:
+      seconds: Compiling them or loading them from disk, summed over threads.
+      num_programs: How many.
+      num_loaded: Those that were on disk.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_programs = 0
+        self.num_loaded = 0
+
+
+@contextmanager
+def compile_stats() -> Iterator[CompileStats]:
+    """Counts the programs that are compiled or loaded inside."""
+    import jax.monitoring
+
+    stats = CompileStats()
+
+    def on_duration(event: str, seconds: float, **_: Any) -> None:
+        if event == COMPILE_EVENT:
+            stats.seconds += seconds
+            stats.num_programs += 1
+
+    def on_event(event: str, **_: Any) -> None:
+        stats.num_loaded += event == LOADED_EVENT
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+    try:
+        yield stats
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_duration)
+        jax.monitoring.unregister_event_listener(on_event)
+
+
+def describe_machine() -> dict[str, Any]:
+    """What figures depend on: processor or accelerator, cores, memory, versions."""
+    import jax
+
+    return {
+        "device": jax.local_devices()[0].device_kind,
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "jaxis": __version__,
+        "jax": jax.__version__,
+    }

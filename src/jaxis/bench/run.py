@@ -1,0 +1,129 @@
+"""One batch of random prompts through the engine, timed step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.errors import RequestError
+from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxis.engine.engine import LLMEngine
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that run side by side.
+
+    Attributes:
+      batch_size: How many.
+      input_len: Tokens of each one's prompt.
+      output_len: Tokens that each generates: the first with its prompt, the others in steps that all share.
+    """
+
+    batch_size: int
+    input_len: int
+    output_len: int
+
+    def max_len(self, max_num_batched_tokens: int) -> int:
+        """Most tokens that one of the requests grows to: early ones decode beside the later ones' prefill."""
+        prefill_budget = max(1, max_num_batched_tokens - self.batch_size + 1)
+        num_prefill_steps = -(-self.batch_size * self.input_len // prefill_budget)
+        # The engine is a step ahead of the tokens that it has handed out.
+        return self.input_len + num_prefill_steps + self.output_len + 1
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """What one batch took.
+
+    Attributes:
+      first_token_seconds: For each request, from when all were queued to its first token.
+      step_seconds: Of each step in which every request decoded.
+      context_len: Tokens that a request attended to in those steps, on average.
+    """
+
+    first_token_seconds: list[float]
+    step_seconds: list[float]
+    context_len: float
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Until every request had its first token."""
+        return max(self.first_token_seconds)
+
+
+def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """A prompt of random token ids for each length."""
+    return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def check_load(engine: LLMEngine, load: Load) -> None:
+    """Raises RequestError unless the engine can run all of the load's requests side by side."""
+    limits = engine.vllm_config.scheduler_config
+    if load.batch_size > limits.max_num_seqs:
+        raise RequestError(
+            f"{load.batch_size} requests at once are more than max_num_seqs={limits.max_num_seqs}: raise it"
+        )
+    length = load.max_len(limits.max_num_batched_tokens)
+    if length > engine.max_model_len:
+        raise RequestError(
+            f"{load.batch_size} requests of {load.input_len} tokens grow to {length}, more than "
+            f"max_model_len={engine.max_model_len}: raise it, or shorten input or output"
+        )
+    block_size = engine.vllm_config.cache_config.block_size
+    num_blocks = load.batch_size * -(-length // block_size)
+    if num_blocks > engine.runner.num_blocks:
+        raise RequestError(
+            f"{load.batch_size} requests of up to {length} tokens need {num_blocks} KV cache blocks, and there are "
+            f"{engine.runner.num_blocks}: give a larger kv_cache_memory"
+        )
+
+
+def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchRun:
+    """Runs random prompts side by side until all have their output, then drops them.
+
+    Args:
+      engine: Idle.
+      load: What to run.
+      rng: Draws the prompts; its next ones differ, so that no prefix cache knows them.
+
+    Raises:
+      RequestError: The engine cannot run the load.
+      EngineError: A step failed.
+    """
+    check_load(engine, load)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=1 if load.output_len == 1 else None, ignore_eos=True, detokenize=False
+    )
+    prompts = random_prompts(rng, engine.runner.vocab_size, [load.input_len] * load.batch_size)
+    start = previous = time.perf_counter()
+    states = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+    first_tokens: dict[str, float] = {}
+    step_seconds: list[float] = []
+    num_context_tokens = 0
+    while len(first_tokens) < len(prompts) or len(step_seconds) < load.output_len - 1:
+        all_decode = len(first_tokens) == len(prompts)
+        stepped = engine.step()
+        now = time.perf_counter()
+        for state in stepped:
+            if state.error is not None:
+                raise state.error
+            first_tokens.setdefault(state.request_id, now - start)
+        if all_decode:
+            step_seconds.append(now - previous)
+            num_context_tokens += sum(state.sequences[0].request.num_tokens - 1 for state in states)
+        previous = now
+    for state in states:
+        engine.abort_request(state.request_id)
+    engine.step()  # waits for the step that was dispatched ahead, so that the next run does not
+    return BatchRun(
+        first_token_seconds=list(first_tokens.values()),
+        step_seconds=step_seconds,
+        context_len=num_context_tokens / load.batch_size / max(1, len(step_seconds)),
+    )

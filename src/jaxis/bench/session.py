@@ -1,0 +1,123 @@
+"""An engine that is large enough for what is to be measured, and what its start cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from jaxis.bench.limits import Limits, measure_device_limits, measure_limits
+from jaxis.bench.process import CompileStats, compile_stats, describe_machine, peak_memory_bytes, seconds_since_start
+from jaxis.bench.run import Load, run_batch
+from jaxis.engine.engine import LLMEngine
+from jaxis.engine.setup import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineArgs, build_engine
+from jaxis.machine import usable_cores
+from jaxis.progress import ProgressDisplay
+
+BLOCK_SIZE = EngineArgs.block_size
+
+
+@dataclass(frozen=True)
+class Session:
+    """A running engine.
+
+    Attributes:
+      engine: It has just generated its first token.
+      seconds_to_first_token: From the start of this process.
+      start_peak_memory_bytes: Most memory that the process held until then.
+      start_compile: What compiling had to do with it.
+    """
+
+    engine: LLMEngine
+    seconds_to_first_token: float
+    start_peak_memory_bytes: int
+    start_compile: CompileStats
+
+    def report(self, limits: Limits, results: Sequence[Any]) -> dict[str, Any]:
+        """All that is known of the measuring, as JSON values; `results` have a `to_json`."""
+        config = self.engine.vllm_config.model_config
+        return {
+            "model": config.model,
+            "dtype": np.dtype(config.dtype).name,
+            "machine": describe_machine(),
+            "limits": limits.to_json(),
+            "start": {
+                "seconds_to_first_token": self.seconds_to_first_token,
+                "peak_memory_bytes": self.start_peak_memory_bytes,
+                "compile_seconds": self.start_compile.seconds,
+                "num_programs": self.start_compile.num_programs,
+                "num_programs_from_disk": self.start_compile.num_loaded,
+            },
+            "results": [result.to_json() for result in results],
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+
+
+@contextmanager
+def open_session(
+    model: str | None,
+    arguments: dict[str, Any],
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    input_len: int,
+    rng: np.random.Generator,
+    progress: ProgressDisplay,
+) -> Iterator[Session]:
+    """Starts an engine and has it generate one token.
+
+    Args:
+      model: Folder or hub id; None is the embedded model.
+      arguments: Of `LLM`; they come before the sizes given here.
+      max_num_seqs: Sequences that the KV cache is to hold.
+      max_model_len: Tokens of each of them.
+      input_len: Tokens of the first prompt.
+      rng: Draws it.
+      progress: Shows loading and compiling.
+
+    Raises:
+      ConfigError, CheckpointError, RequestError, EngineError: As for `LLM` and its `generate`.
+    """
+    with compile_stats() as compiled:
+        engine = build_sized_engine(
+            model, arguments, max_num_seqs=max_num_seqs, max_model_len=max_model_len, progress=progress
+        )
+        try:
+            run_batch(engine, Load(1, input_len, 1), rng)
+        except BaseException:
+            engine.close()
+            raise
+    try:
+        yield Session(engine, seconds_since_start(), peak_memory_bytes(), compiled)
+    finally:
+        engine.close()
+
+
+def build_sized_engine(
+    model: str | None, arguments: dict[str, Any], *, max_num_seqs: int, max_model_len: int, progress: ProgressDisplay
+) -> LLMEngine:
+    """An engine with a KV cache of just the size given; the arguments are those of `open_session`."""
+    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+    if jax.default_backend() == "cpu":
+        # The default is sized for one who shares the machine. The engine takes of this only what it can use.
+        sizes["kv_cache_memory"] = psutil.virtual_memory().available
+    return build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
+
+
+def longest_sequence(loads: Sequence[Load], arguments: dict[str, Any]) -> int:
+    """The `max_model_len` with which an engine of these arguments can run each of the loads."""
+    default = max(CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, *(load.batch_size for load in loads))
+    length = max(load.max_len(arguments.get("max_num_batched_tokens", default)) for load in loads)
+    # Whole blocks: the cache is sized by tokens, and every sequence leaves its last block unfilled.
+    return -(-length // BLOCK_SIZE) * BLOCK_SIZE
+
+
+def limits_of_device() -> Limits:
+    """The limits of what JAX runs on."""
+    device = jax.local_devices()[0]
+    return measure_limits(usable_cores()) if device.platform == "cpu" else measure_device_limits(device)

@@ -1,0 +1,113 @@
+"""Reports as text: what was measured, and a table of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lines with aligned columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for cells in (header, *rows):
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        padded[0] = cells[0].ljust(widths[0])
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def format_number(value: float | None) -> str:
+    """At least three significant digits; "-" for None."""
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}"
+
+
+def format_share(value: float | None) -> str:
+    """A percentage; "-" for None."""
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def format_bytes(value: float | None) -> str:
+    """Gigabytes or megabytes, of powers of 1000 as bandwidths are; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+
+
+def format_limits(limits: dict[str, Any]) -> str:
+    """One line of a report's limits."""
+    threads = f"{limits['num_threads']} threads: " if limits["num_threads"] else ""
+    read = limits["read_bytes_per_second"]
+    reads = f"reads {read / 1e9:.1f} GB/s, " if read else ""
+    copies = f"copies {limits['copy_bytes_per_second'] / 1e9:.1f} GB/s (read and written)"
+    return f"{threads}{reads}{copies}, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s"
+
+
+def format_latency(report: dict[str, Any]) -> str:
+    """The report of `jaxis bench latency`."""
+    header = ("batch x input + output", "first token", "prefill", "of limit", "step", "steps/s", "tokens/s")
+    header += ("context", "reads a step", "of limit")
+    rows = []
+    for result in report["results"]:
+        step = result["decode_step_seconds"]
+        num_bytes = None if step is None else result["decode_weight_bytes"] + result["decode_kv_bytes"]
+        rows.append(
+            (
+                f"{result['batch_size']} x {result['input_len']} + {result['output_len']}",
+                f"{format_number(1000 * result['time_to_first_token_seconds'])} ms",
+                f"{format_number(result['prefill_tokens_per_second'])} tok/s",
+                format_share(result["prefill_share_of_limit"]),
+                "-" if step is None else f"{format_number(1000 * step)} ms",
+                format_number(result["decode_steps_per_second"]),
+                format_number(result["decode_tokens_per_second"]),
+                "-" if step is None else f"{result['context_len']:.0f}",
+                format_bytes(num_bytes),
+                format_share(result["decode_share_of_limit"]),
+            )
+        )
+    return f"{_format_facts(report)}\n\n{format_table(header, rows)}"
+
+
+def format_throughput(report: dict[str, Any]) -> str:
+    """The report of `jaxis bench throughput`."""
+    [result] = report["results"]
+    token = result["token_seconds_median"], result["token_seconds_p99"]
+    rows = [
+        ("requests", f"{result['num_requests']} in {format_number(result['elapsed_seconds'])} s"),
+        ("requests/s", format_number(result["requests_per_second"])),
+        ("input tokens/s", format_number(result["input_tokens_per_second"])),
+        ("output tokens/s", format_number(result["output_tokens_per_second"])),
+        ("first token", _median_and_p99(result["first_token_seconds_median"], result["first_token_seconds_p99"])),
+        ("time per output token", _median_and_p99(*token)),
+        ("preemptions", str(result["num_preemptions"])),
+    ]
+    return f"{_format_facts(report)}\n\n" + "\n".join(f"{name + ':':<24}{text}" for name, text in rows)
+
+
+def _median_and_p99(median: float | None, p99: float | None) -> str:
+    if median is None or p99 is None:
+        return "-"
+    return f"{format_number(1000 * median)} ms median, {format_number(1000 * p99)} ms 99th percentile"
+
+
+def _format_facts(report: dict[str, Any]) -> str:
+    machine, start = report["machine"], report["start"]
+    rows = [
+        ("model", f"{report['model']}, {report['dtype']}"),
+        ("machine", f"{machine['cpu']}, {machine['cores']} cores, device {machine['device']}"),
+        ("limits", format_limits(report["limits"])),
+        (
+            "start to first token",
+            f"{start['seconds_to_first_token']:.2f} s; {start['compile_seconds']:.2f} s compiling, over all threads; "
+            f"{start['num_programs']} programs, {start['num_programs_from_disk']} of them from disk",
+        ),
+        (
+            "peak memory",
+            f"{format_bytes(start['peak_memory_bytes'])} at the first token, "
+            f"{format_bytes(report['peak_memory_bytes'])} in all",
+        ),
+    ]
+    return "\n".join(f"{name + ':':<24}{text}" for name, text in rows)
