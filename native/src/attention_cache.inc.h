@@ -7,7 +7,7 @@
 namespace jaxis::JAXIS_ISA {
 namespace {
 
-constexpr int64_t kTile = kLanes;  // tokens that a vector of keys holds
+constexpr int64_t kKeyTile = kLanes;  // tokens that a vector of keys holds
 
 JAXIS_INLINE F16 load_entry(const float* p) { return load(p); }
 JAXIS_INLINE F16 load_entry(const bf16_t* p) { return load_bf16(p); }
@@ -35,15 +35,15 @@ struct CacheTile {
 template <typename T>
 JAXIS_INLINE CacheTile<T> find_tile(const PagedAttention& a, const int32_t* block_table, int64_t kv_head,
                                     int64_t tile) {
-  const int64_t tiles = a.block_size / kTile, size = a.block_size * a.head_dim;
+  const int64_t tiles = a.block_size / kKeyTile, size = a.block_size * a.head_dim;
   const int64_t head_bytes = 2 * size * static_cast<int64_t>(sizeof(T)) +
                              (IsQuantized<T>::value ? 2 * a.block_size * static_cast<int64_t>(sizeof(float)) : 0);
   const int64_t block = block_table[tile / tiles], within = tile % tiles;
   char* head = static_cast<char*>(a.cache) + (block * a.num_kv_heads + kv_head) * head_bytes;
   T* keys = reinterpret_cast<T*>(head);
   float* scales = reinterpret_cast<float*>(keys + 2 * size);
-  return {keys + within * kTile * a.head_dim, keys + size + within * kTile * a.head_dim, scales + within * kTile,
-          scales + a.block_size + within * kTile};
+  return {keys + within * kKeyTile * a.head_dim, keys + size + within * kKeyTile * a.head_dim, scales + within * kKeyTile,
+          scales + a.block_size + within * kKeyTile};
 }
 
 // Writes x [size] as cache entries and returns their scale.
@@ -70,11 +70,11 @@ constexpr int64_t kMaxHeadDim = 256;
 template <typename T>
 void write_token(const PagedAttention& a, const int32_t* block_table, int64_t kv_head, int64_t row,
                  int64_t position) {
-  const CacheTile<T> tile = find_tile<T>(a, block_table, kv_head, position / kTile);
-  const int64_t lane = position % kTile, offset = (row * a.num_kv_heads + kv_head) * a.head_dim;
+  const CacheTile<T> tile = find_tile<T>(a, block_table, kv_head, position / kKeyTile);
+  const int64_t lane = position % kKeyTile, offset = (row * a.num_kv_heads + kv_head) * a.head_dim;
   T key[kMaxHeadDim];
   const float key_scale = encode(a.k + offset, a.head_dim, key);
-  for (int64_t d = 0; d < a.head_dim; ++d) tile.keys[d * kTile + lane] = key[d];
+  for (int64_t d = 0; d < a.head_dim; ++d) tile.keys[d * kKeyTile + lane] = key[d];
   const float value_scale = encode(a.v + offset, a.head_dim, tile.values + lane * a.head_dim);
   if (IsQuantized<T>::value) {
     tile.key_scales[lane] = key_scale;

@@ -11,7 +11,7 @@ namespace jaxis::JAXIS_ISA {
 namespace {
 
 constexpr int64_t kChunk = 256;
-constexpr int64_t kTilesPerChunk = kChunk / kTile;
+constexpr int64_t kTilesPerChunk = kChunk / kKeyTile;
 // Values that stay in the first-level cache while all queries of a tile take them.
 constexpr int64_t kTilesAtOnce = 4;
 constexpr int64_t kRowsToPrefetch = 16;
@@ -53,7 +53,7 @@ struct Workspace {
   Partial sum;
 
   static int64_t size(int64_t rows, int64_t head_dim) {
-    return rows * head_dim + rows * kScoreStride + kTilesAtOnce * kTile * head_dim + 2 * kChunk +
+    return rows * head_dim + rows * kScoreStride + kTilesAtOnce * kKeyTile * head_dim + 2 * kChunk +
            2 * Partial::size(rows, head_dim) + 8 * kLanes;
   }
   static Workspace at(float* memory, int64_t rows, int64_t head_dim) {
@@ -65,7 +65,7 @@ struct Workspace {
     };
     w.q = take(rows * head_dim);
     w.scores = take(rows * kScoreStride);
-    w.widened = take(kTilesAtOnce * kTile * head_dim);
+    w.widened = take(kTilesAtOnce * kKeyTile * head_dim);
     w.key_scales = take(kChunk);
     w.value_scales = take(kChunk);
     w.chunk = Partial::at(take(Partial::size(rows, head_dim)), rows, head_dim);
@@ -153,7 +153,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   const int64_t oldest = tile.position - a.window + 1;
   const int64_t first = oldest > origin ? oldest - origin : 0;
   const int64_t last = last_position + 1 - origin < kChunk ? last_position + 1 - origin : kChunk;
-  const int64_t first_tile = first / kTile, last_tile = (last + kTile - 1) / kTile;
+  const int64_t first_tile = first / kKeyTile, last_tile = (last + kKeyTile - 1) / kKeyTile;
   constexpr bool quantized = IsQuantized<T>::value;
 
   // Keys, values, and the next chunk's keys as far as they are fetched ahead: in the order of reading.
@@ -161,24 +161,24 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   const T** const keys = order - first_tile;
   const T** const values = keys + (last_tile - first_tile);
   for (int64_t t = first_tile; t < last_tile; ++t) {
-    const CacheTile<T> found = find_tile<T>(a, tile.block_table, tile.kv_head, origin / kTile + t);
+    const CacheTile<T> found = find_tile<T>(a, tile.block_table, tile.kv_head, origin / kKeyTile + t);
     keys[t] = found.keys;
     values[t] = found.values;
     if (quantized) {
-      store(w.key_scales + t * kTile, load(found.key_scales));
-      store(w.value_scales + t * kTile, load(found.value_scales));
+      store(w.key_scales + t * kKeyTile, load(found.key_scales));
+      store(w.value_scales + t * kKeyTile, load(found.value_scales));
     }
   }
 
   for (int64_t t = 0; t < kTilesAtOnce; ++t) {
-    const int64_t next = (origin + kChunk) / kTile + t;
-    values[last_tile + t] = next * kTile <= last_position ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
+    const int64_t next = (origin + kChunk) / kKeyTile + t;
+    values[last_tile + t] = next * kKeyTile <= last_position ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
                                                           : values[last_tile - 1];
   }
   // Many rows are computed for longer than memory takes.
   const int64_t ahead = tile.rows <= kRowsToPrefetch ? kTilesAtOnce : 0;
 
-  const int64_t tile_size = kTile * a.head_dim;
+  const int64_t tile_size = kKeyTile * a.head_dim;
   const int64_t score_blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
   for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
@@ -186,7 +186,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
       for (int64_t b = 0; b < score_blocks; ++b) {
         const int64_t row = block_start(tile.rows, score_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, score_blocks, b + 1) - row);
-        score(rows, w.q + row * a.head_dim, tiles, count, a.head_dim, w.scores + row * kScoreStride + t * kTile,
+        score(rows, w.q + row * a.head_dim, tiles, count, a.head_dim, w.scores + row * kScoreStride + t * kKeyTile,
               kScoreStride);
       }
     });
@@ -195,7 +195,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t position = tile.position + row / tile.group_size;
     const int64_t from = position - a.window + 1 - origin, to = position + 1 - origin;
-    softmax_row(w.scores + row * kScoreStride, first_tile * kTile, last_tile * kTile, from > 0 ? from : 0,
+    softmax_row(w.scores + row * kScoreStride, first_tile * kKeyTile, last_tile * kKeyTile, from > 0 ? from : 0,
                 to < kChunk ? to : kChunk, a.soft_cap, quantized ? w.key_scales : nullptr,
                 quantized ? w.value_scales : nullptr, out.peak + row, out.total + row);
   }
@@ -204,13 +204,13 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   const int64_t value_blocks = (tile.rows + kValueRows - 1) / kValueRows;
   for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
-    const int64_t begin = t * kTile > first ? 0 : first - t * kTile;
-    const int64_t end = (t + count) * kTile < last ? count * kTile : last - t * kTile;
+    const int64_t begin = t * kKeyTile > first ? 0 : first - t * kKeyTile;
+    const int64_t end = (t + count) * kKeyTile < last ? count * kKeyTile : last - t * kKeyTile;
     with_tiles(Tiles<T>{values + t, ahead}, count, tile_size, value_blocks > 2, w.widened, [&](auto tiles) {
       for (int64_t b = 0; b < value_blocks; ++b) {
         const int64_t row = block_start(tile.rows, value_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, value_blocks, b + 1) - row);
-        weigh(rows, w.scores + row * kScoreStride + t * kTile, kScoreStride, tiles, begin, end, a.head_dim,
+        weigh(rows, w.scores + row * kScoreStride + t * kKeyTile, kScoreStride, tiles, begin, end, a.head_dim,
               out.values + row * a.head_dim);
       }
     });

@@ -59,10 +59,10 @@ void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores,
   for (int64_t d = 0; d < head_dim; ++d) {
     F16 key[V];
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) key[v] = load_entry(key_tiles[v] + d * kTile);
+    for (int v = 0; v < V; ++v) key[v] = load_entry(key_tiles[v] + d * kKeyTile);
     if (keys.ahead != 0) {
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) prefetch(ahead[v], d * kTile);
+      for (int v = 0; v < V; ++v) prefetch(ahead[v], d * kKeyTile);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -74,7 +74,7 @@ void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores,
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store(scores + r * stride + v * kTile, sums[r][v]);
+    for (int v = 0; v < V; ++v) store(scores + r * stride + v * kKeyTile, sums[r][v]);
   }
 }
 
@@ -83,8 +83,8 @@ void score_tiles(const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_
                  int64_t stride) {
   constexpr int V = score_vectors(R);
   int64_t t = 0;
-  for (; t + V <= num_tiles; t += V) score_block<R, V>(q, keys + t, head_dim, scores + t * kTile, stride);
-  for (; t < num_tiles; ++t) score_block<R, 1>(q, keys + t, head_dim, scores + t * kTile, stride);
+  for (; t + V <= num_tiles; t += V) score_block<R, V>(q, keys + t, head_dim, scores + t * kKeyTile, stride);
+  for (; t < num_tiles; ++t) score_block<R, 1>(q, keys + t, head_dim, scores + t * kKeyTile, stride);
 }
 
 // Scores of `rows` (at most kScoreRows) queries against `num_tiles` tiles; see score_block.
@@ -127,9 +127,9 @@ void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t 
     for (int v = 0; v < V; ++v) sum[r][v] = load(sums + r * head_dim + d + v * kLanes);
   }
   for (int64_t token = first; token < last;) {
-    const int64_t end = (token / kTile + 1) * kTile < last ? (token / kTile + 1) * kTile : last;
-    const T* const* tile = values.data + token / kTile;
-    for (int64_t i = token % kTile * head_dim + d; token < end; ++token, i += head_dim) {
+    const int64_t end = (token / kKeyTile + 1) * kKeyTile < last ? (token / kKeyTile + 1) * kKeyTile : last;
+    const T* const* tile = values.data + token / kKeyTile;
+    for (int64_t i = token % kKeyTile * head_dim + d; token < end; ++token, i += head_dim) {
       F16 terms[V];
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) terms[v] = load_entry(tile[0] + i + v * kLanes);

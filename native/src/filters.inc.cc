@@ -85,11 +85,11 @@ struct FilterRow {
     const int64_t tasks = tasks_per_row(a.vocab);
     int64_t* counts = static_cast<int64_t*>(scratch(3, tasks * 8));
     for_each_run_of_tiles(pool, 1, a.vocab, [&](int64_t, int64_t first, int64_t end) {
-      float* out = values + first * kTile;
+      float* out = values + first * kVocabTile;
       int64_t n = 0;
       for (int64_t tile = first; tile < end; ++tile) {
         if (tile_max[tile] < lowest) continue;
-        for_each_lanes(logits + tile * kTile, tile_size(a.vocab, tile), [&](F16 x) {
+        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F16 x) {
           if (!may_keep(x)) return;
           float lanes[kLanes];
           store(lanes, x);
@@ -103,7 +103,7 @@ struct FilterRow {
     });
     int64_t n = counts[0];
     for (int64_t task = 1; task < tasks; ++task) {
-      std::memmove(values + n, values + task * kTilesPerTask * kTile, static_cast<size_t>(counts[task]) * 4);
+      std::memmove(values + n, values + task * kTilesPerTask * kVocabTile, static_cast<size_t>(counts[task]) * 4);
       n += counts[task];
     }
     return n;
@@ -152,7 +152,7 @@ struct FilterRow {
       std::memset(part, 0, kBuckets * 4);
       for (int64_t tile = first; tile < end; ++tile) {
         if (tile_max[tile] < lowest || bucket(tile_max[tile]) == kBuckets - 1) continue;
-        for_each_lanes(logits + tile * kTile, tile_size(a.vocab, tile), [&](F16 x) {
+        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F16 x) {
           const F16 kept = keep_at_least(x, broadcast(lowest), mass(x));
           if (!any_at_least(kept, broadcast(1.0f))) return;
           float mass_lanes[kLanes], bucket_lanes[kLanes];
@@ -179,7 +179,7 @@ struct FilterRow {
       for (int64_t tile = first; tile < end; ++tile) {
         F16 sum = zero();
         if (tile_max[tile] >= cutoff) {
-          for_each_lanes(logits + tile * kTile, tile_size(a.vocab, tile),
+          for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile),
                          [&](F16 x) { sum = sum + keep_at_least(x, broadcast(cutoff), exp(scaled(x))); });
         }
         kept_mass[tile] = reduce_add(sum);
@@ -203,7 +203,7 @@ void filter_row(const TokenFilters& a, int64_t row, const Pool& pool) {
   bits = (kMassBits - 1 + 2 * 127 - (bits >> 23)) << 23;
   float units;
   std::memcpy(&units, &bits, 4);
-  const int64_t padded = tiles * kTile;
+  const int64_t padded = tiles * kVocabTile;
   float* values = static_cast<float*>(scratch(0, padded * 4));
   int32_t* masses = static_cast<int32_t*>(scratch(1, padded * 4));
   const FilterRow r{a,          pool,  a.logits + row * a.vocab, a.tile_max + row * tiles,

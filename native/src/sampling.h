@@ -6,9 +6,9 @@
 
 namespace jaxis {
 
-constexpr int64_t kTile = 128;
+constexpr int64_t kVocabTile = 128;
 
-inline int64_t num_tiles(int64_t vocab) { return (vocab + kTile - 1) / kTile; }
+inline int64_t num_tiles(int64_t vocab) { return (vocab + kVocabTile - 1) / kVocabTile; }
 
 // The first of each row's largest logits; of a row with a NaN, the first NaN.
 struct Argmax {

@@ -26,7 +26,7 @@ void for_each_run_of_tiles(const Pool& pool, int64_t rows, int64_t vocab, Functi
   });
 }
 
-int64_t tile_size(int64_t vocab, int64_t tile) { return vocab - tile * kTile < kTile ? vocab - tile * kTile : kTile; }
+int64_t tile_size(int64_t vocab, int64_t tile) { return vocab - tile * kVocabTile < kVocabTile ? vocab - tile * kVocabTile : kVocabTile; }
 
 // NaNs are passed over.
 float largest(const float* x, int64_t n) {
@@ -83,7 +83,7 @@ void argmax(const Argmax& a, const Pool& pool) {
     float value = -kInfinity;
     int64_t best_tile = first;
     for (int64_t tile = first; tile < end; ++tile) {
-      const float* x = logits + tile * kTile;
+      const float* x = logits + tile * kVocabTile;
       const int64_t n = tile_size(a.vocab, tile);
       if (has_nan(x, n)) {
         value = __builtin_nanf("");
@@ -96,7 +96,7 @@ void argmax(const Argmax& a, const Pool& pool) {
         best_tile = tile;
       }
     }
-    int64_t id = best_tile * kTile;
+    int64_t id = best_tile * kVocabTile;
     while (value == value ? logits[id] != value : logits[id] == logits[id]) ++id;
     best[row * tasks + first / kTilesPerTask] = {value, static_cast<int32_t>(id)};
   });
@@ -115,7 +115,7 @@ void tile_weights(const TileWeights& a, const Pool& pool) {
   const int64_t tiles = num_tiles(a.vocab);
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
     for (int64_t tile = first; tile < end; ++tile) {
-      a.tile_max[row * tiles + tile] = largest(a.logits + row * a.vocab + tile * kTile, tile_size(a.vocab, tile));
+      a.tile_max[row * tiles + tile] = largest(a.logits + row * a.vocab + tile * kVocabTile, tile_size(a.vocab, tile));
     }
   });
   for (int64_t row = 0; row < a.rows; ++row) a.max[row] = largest(a.tile_max + row * tiles, tiles);
@@ -123,7 +123,7 @@ void tile_weights(const TileWeights& a, const Pool& pool) {
     const F16 max = broadcast(a.max[row]), inverse_temperature = broadcast(a.inverse_temperature[row]);
     for (int64_t tile = first; tile < end; ++tile) {
       F16 sum = zero();
-      for_each_lanes(a.logits + row * a.vocab + tile * kTile, tile_size(a.vocab, tile),
+      for_each_lanes(a.logits + row * a.vocab + tile * kVocabTile, tile_size(a.vocab, tile),
                      [&](F16 x) { sum = sum + exp((x - max) * inverse_temperature); });
       a.tile_mass[row * tiles + tile] = reduce_add(sum);
     }

@@ -20,8 +20,8 @@ void top_of_row(const TopTokens& a, int64_t row, const float* tile_max) {
   int64_t n = 0;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (tile_max[tile] < lowest) continue;
-    const int64_t end = tile * kTile + tile_size(a.vocab, tile);
-    for (int64_t id = tile * kTile; id < end; ++id) {
+    const int64_t end = tile * kVocabTile + tile_size(a.vocab, tile);
+    for (int64_t id = tile * kVocabTile; id < end; ++id) {
       const float value = logits[id];
       if (!(value >= lowest) || (n == a.k && !(value > values[n - 1]))) continue;
       int64_t place = n < a.k ? n++ : n - 1;
@@ -47,7 +47,7 @@ void top_tokens(const TopTokens& a, const Pool& pool) {
   float* tile_max = static_cast<float*>(scratch(0, a.rows * tiles * 4));
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
     for (int64_t tile = first; tile < end; ++tile) {
-      tile_max[row * tiles + tile] = largest(a.logits + row * a.vocab + tile * kTile, tile_size(a.vocab, tile));
+      tile_max[row * tiles + tile] = largest(a.logits + row * a.vocab + tile * kVocabTile, tile_size(a.vocab, tile));
     }
   });
   parallel_for(pool, a.rows, [&](int64_t row) { top_of_row(a, row, tile_max + row * tiles); });
@@ -59,9 +59,9 @@ void token_ranks(const TokenRanks& a, const Pool& pool) {
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
     const float* x = a.logits + row * a.vocab;
     const float chosen = a.chosen[row];
-    const int64_t stop = end * kTile < a.vocab ? end * kTile : a.vocab;
+    const int64_t stop = end * kVocabTile < a.vocab ? end * kVocabTile : a.vocab;
     int32_t count = 0;
-    for (int64_t id = first * kTile; id < stop; ++id) count += x[id] > chosen ? 1 : 0;
+    for (int64_t id = first * kVocabTile; id < stop; ++id) count += x[id] > chosen ? 1 : 0;
     counts[row * tasks + first / kTilesPerTask] = count;
   });
   for (int64_t row = 0; row < a.rows; ++row) {
