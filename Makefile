@@ -19,7 +19,7 @@ COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
 	@echo "make test       install what the tests need, then lint and test"
-	@echo "make test-native  the C++ tests alone; SANITIZE=address,undefined or SANITIZE=thread to run them under a sanitizer"
+	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make lint       ruff check and ruff format --check"
 	@echo "make format     let ruff correct and format the code"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exact_match import QUESTIONS, encode
 
+from exact_match import QUESTIONS, encode
 from jaxis import LLM
 
 SCHEMES = ("none", "int8", "int4")

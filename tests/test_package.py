@@ -3,6 +3,7 @@
 import email
 import os
 import shutil
+import site
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,19 @@ def install(wheel, folder):
     """Installs a wheel, without what it requires, into a folder."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+
+
+def run_installed(folder, code, *arguments):
+    """Runs code where jaxis is what is installed in `folder`; returns what it printed."""
+    # -S: the import hook of an editable installation would come first.
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *site.getsitepackages()])},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 @pytest.fixture(scope="session")
@@ -121,9 +135,8 @@ def test_the_wheel_states_version_licence_and_python(metadata):
 
 def test_the_wheel_installs_and_imports(wheel, tmp_path):
     install(wheel, tmp_path)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jaxis; print(jaxis.__file__, jaxis.__version__)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert result.stdout.split() == [str(tmp_path / "jaxis" / "__init__.py"), jaxis.__version__]
+    output = run_installed(tmp_path, "import jaxis; print(jaxis.__file__, jaxis.__version__)")
+    assert output.split() == [str(tmp_path / "jaxis" / "__init__.py"), jaxis.__version__]
     assert (tmp_path / "bin" / "jaxis").exists()
 
 
@@ -138,19 +151,14 @@ def test_without_a_compiler_or_with_one_that_fails_the_wheel_is_pure_python(comp
 
 def test_an_installation_without_native_kernels_says_so_and_answers(plain_wheel, tmp_path):
     install(plain_wheel, tmp_path)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from jaxis.cli.main import main; main()"
-    question = ["generate", "What is the capital of France?", "--temperature", "0"]
-    output = {
-        command[0]: subprocess.run(
-            [sys.executable, "-c", code, *command], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
-        for command in (["env"], question)
-    }
-    [line] = [line for line in output["env"].splitlines() if line.startswith("native_kernels:")]
+    command_line = "from jaxis.cli.main import main; main()"
+    env = run_installed(tmp_path, command_line, "env")
+    [line] = [line for line in env.splitlines() if line.startswith("native_kernels:")]
     assert "none: " in line
     assert str(tmp_path / LIBRARY) in line
     assert "C++17 compiler" in line
-    assert output["generate"].strip() == "The capital of France is Paris."
+    answer = run_installed(tmp_path, command_line, "generate", "What is the capital of France?", "--temperature", "0")
+    assert answer.strip() == "The capital of France is Paris."
 
 
 def test_the_sdist_holds_the_sources_and_no_junk(built):

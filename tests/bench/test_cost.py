@@ -46,7 +46,7 @@ def test_an_engine_s_costs_are_those_of_its_config(llm):
 
 
 def test_weight_bytes_name_every_parameter(llm):
-    sizes = llm._engine.runner.weight_bytes()
+    sizes = llm._engine.runner.bytes_by_weight()
     config = llm._engine.vllm_config.model_config.hf_config
     embedding = np.dtype(np.float32).itemsize * config["vocab_size"] * config["hidden_size"]
     [name] = [name for name in sizes if "embed_tokens" in name]

@@ -67,7 +67,7 @@ class PrefillCost:
 def decode_cost(engine: LLMEngine) -> DecodeCost:
     """The cost of the engine's model, weights and cache as they are in memory."""
     num_tokens = engine.runner.num_blocks * engine.vllm_config.cache_config.block_size
-    return DecodeCost(bytes_read(engine.runner.weight_bytes()), engine.runner.kv_cache_bytes() // num_tokens)
+    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), engine.runner.kv_cache_bytes() // num_tokens)
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:

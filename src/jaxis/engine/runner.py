@@ -207,7 +207,7 @@ class Runner:
         hidden = program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
         return self._logits(hidden, num_tokens)
 
-    def weight_bytes(self) -> dict[str, int]:
+    def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
         arrays, _ = jax.tree.flatten_with_path(jax.tree.unflatten(self._treedef, self._params))
         return {jax.tree_util.keystr(path, simple=True, separator="."): array.nbytes for path, array in arrays}

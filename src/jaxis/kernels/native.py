@@ -48,6 +48,46 @@ def status() -> str:
     return f"{lib.jaxis_isa().decode()} (of {_names(lib)})"
 
 
+@functools.cache
+def _find() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or None and why."""
+    wanted = os.environ.get("JAXIS_CPU_ISA")
+    if wanted == "none":
+        return None, "JAXIS_CPU_ISA=none"
+    # An editable installation has the sources in one folder and what was built in another.
+    paths = [path for folder in jaxis.__path__ if (path := Path(folder, LIBRARY)).exists()]
+    if not paths:
+        missing = Path(jaxis.__path__[0], LIBRARY)
+        return None, f"{missing} was not built; install a C++17 compiler (g++ or clang++), then install jaxis again"
+    try:
+        lib = ctypes.CDLL(str(paths[0]))
+    except OSError as error:
+        return None, f"{error}; install jaxis again"
+    built, runs = (lib.jaxis_ffi_major(), lib.jaxis_ffi_minor()), _xla_ffi_version()
+    # XLA takes older kernels, never newer ones: the whole backend would not start.
+    if built > runs:
+        return None, (
+            f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]}, which is newer than the installed jaxlib's "
+            f"{runs[0]}.{runs[1]}; install jaxis again"
+        )
+    lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
+    if lib.jaxis_isa() is None:
+        raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
+    return lib, ""
+
+
+def _names(lib: ctypes.CDLL) -> str:
+    return lib.jaxis_supported_isas().decode().replace(" ", ", ")
+
+
+def _xla_ffi_version() -> tuple[int, int]:
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    major, minor = (re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR"))
+    assert major is not None
+    assert minor is not None
+    return int(major[1]), int(minor[1])
+
+
 def usable() -> bool:
     """Whether a program traced now may call native kernels: on CPU, on one device."""
     if jax.default_backend() != "cpu" or library() is None:
@@ -94,46 +134,6 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
 
     wrapped.defvjp(forward, backward)
     return wrapped
-
-
-@functools.cache
-def _find() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or None and why."""
-    wanted = os.environ.get("JAXIS_CPU_ISA")
-    if wanted == "none":
-        return None, "JAXIS_CPU_ISA=none"
-    # An editable installation has the sources in one folder and what was built in another.
-    paths = [path for folder in jaxis.__path__ if (path := Path(folder, LIBRARY)).exists()]
-    if not paths:
-        missing = Path(jaxis.__path__[0], LIBRARY)
-        return None, f"{missing} was not built; install a C++17 compiler (g++ or clang++), then install jaxis again"
-    try:
-        lib = ctypes.CDLL(str(paths[0]))
-    except OSError as error:
-        return None, f"{error}; install jaxis again"
-    built, runs = (lib.jaxis_ffi_major(), lib.jaxis_ffi_minor()), _xla_ffi_version()
-    # XLA takes older kernels, never newer ones: the whole backend would not start.
-    if built > runs:
-        return None, (
-            f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]} and the installed jaxlib has "
-            f"{runs[0]}.{runs[1]}; install jaxis again"
-        )
-    lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
-    if lib.jaxis_isa() is None:
-        raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
-    return lib, ""
-
-
-def _names(lib: ctypes.CDLL) -> str:
-    return lib.jaxis_supported_isas().decode().replace(" ", ", ")
-
-
-def _xla_ffi_version() -> tuple[int, int]:
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
-    major, minor = (re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR"))
-    assert major is not None
-    assert minor is not None
-    return int(major[1]), int(minor[1])
 
 
 @functools.cache
