@@ -89,14 +89,25 @@ JAXIS_INLINE F16 cap(F16 x, float soft_cap) {
   return broadcast(soft_cap) * (broadcast(1.0f) - broadcast(2.0f) / power);
 }
 
+// Where a row's vector of queries or of output begins, in an array [T, H, D].
+JAXIS_INLINE int64_t row_offset(const PagedAttention& a, const QueryTile& tile, int64_t row) {
+  const int64_t head = tile.kv_head * tile.group_size + row % tile.group_size;
+  return ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
+}
+
 void pack_queries(const PagedAttention& a, const QueryTile& tile, float* packed) {
-  const int64_t blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
+  const int64_t head_dim = a.head_dim, blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
+  const float scale = a.scale;
+  // All at once: a tile's rows lie apart, and to wait for one after the other takes long.
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    for (int64_t d = 0; d < head_dim; d += kLanes) __builtin_prefetch(a.q + row_offset(a, tile, row) + d);
+  }
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t begin = block_start(tile.rows, blocks, b), size = block_start(tile.rows, blocks, b + 1) - begin;
     for (int64_t r = 0; r < size; ++r) {
-      const int64_t row = begin + r, head = tile.kv_head * tile.group_size + row % tile.group_size;
-      const float* q = a.q + ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
-      for (int64_t d = 0; d < a.head_dim; ++d) packed[begin * a.head_dim + d * size + r] = q[d] * a.scale;
+      const float* q = a.q + row_offset(a, tile, begin + r);
+      float* out = packed + begin * head_dim + r;
+      for (int64_t d = 0; d < head_dim; ++d) out[d * size] = q[d] * scale;
     }
   }
 }
@@ -253,11 +264,10 @@ void write_output(const PagedAttention& a, const QueryTile& tile, const Partial&
       factor = exp(sum.peak[row] - peak);
       total = total * factor + exp(a.sinks[head] - peak);
     }
-    float* out = a.out + ((tile.first_row + row / tile.group_size) * a.num_heads + head) * a.head_dim;
-    const F16 factors = broadcast(factor), totals = broadcast(total);
-    for (int64_t d = 0; d < a.head_dim; d += kLanes) {
-      store(out + d, load(sum.values + row * a.head_dim + d) * factors / totals);
-    }
+    float* out = a.out + row_offset(a, tile, row);
+    const F16 factors = broadcast(factor / total);
+    const float* values = sum.values + row * a.head_dim;
+    for (int64_t d = 0; d < a.head_dim; d += kLanes) store(out + d, load(values + d) * factors);
   }
 }
 
