@@ -10,7 +10,10 @@ namespace {
 // Slots of thread-local scratch memory: the caller's rows, and a worker's panel and tiles.
 enum Slot { kRowsSlot = 0, kPanelSlot = 1, kTileSlot = 2 };
 
-constexpr int64_t kParallelRowsNumbers = 32768;  // fewer are prepared by the calling thread alone
+constexpr int64_t kParallelRowsNumbers = 8192;  // fewer are prepared by the calling thread alone
+// Columns of a panel that all blocks of rows go through before the next: as many as stay in the first cache.
+constexpr int64_t kColumnsAtOnce = 128;
+constexpr int64_t kQuantizedColumnsAtOnce = 512;
 
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -187,11 +190,11 @@ void widen_nibbles(const QuantizedPanel& p, uint8_t* out) {
   }
 }
 
-void run_f32(int rows, const float* x, const float* w, int64_t k, float* c) {
+void run_f32(int rows, const float* x, const float* w, int64_t k, float* c, bool first) {
   switch (rows) {
 #define JAXIS_CASE(R)                                            \
   case R:                                                        \
-    if constexpr (R <= kMaxRows) micro_f32<R>(x, w, k, c);       \
+    if constexpr (R <= kMaxRows) micro_f32<R>(x, w, k, c, first); \
     return;
     JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
     JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
@@ -199,11 +202,11 @@ void run_f32(int rows, const float* x, const float* w, int64_t k, float* c) {
   }
 }
 
-void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c) {
+void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
   switch (rows) {
 #define JAXIS_CASE(R)                                             \
   case R:                                                         \
-    if constexpr (R <= kMaxRows) micro_bf16<R>(x, w, k, c);       \
+    if constexpr (R <= kMaxRows) micro_bf16<R>(x, w, k, c, first); \
     return;
     JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
     JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
@@ -212,55 +215,81 @@ void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c) {
 }
 
 template <bool kNibbles, bool kGrouped>
-void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, float* c) {
+void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
   switch (rows) {
 #define JAXIS_CASE(R)                                                                        \
   case R:                                                                                    \
-    if constexpr (R <= kMaxQuantizedRows) micro_quantized<R, kNibbles, kGrouped>(x, w, c);   \
+    if constexpr (R <= kMaxQuantizedRows) micro_quantized<R, kNibbles, kGrouped>(x, w, c, first, last); \
     return;
     JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
 #undef JAXIS_CASE
   }
 }
 
+void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first,
+                              int64_t last, float* tile) {
+  const QuantizedPanel whole = quantized_panel(f, panel);
+  const bool several = last - first > 1;
+  const bool widen = f.type == WeightType::kInt4 && several;
+  const int64_t group = 4 * whole.steps;
+  const int64_t groups_at_once = several ? div_up(kQuantizedColumnsAtOnce, group) : whole.groups;
+  uint8_t* wide = widen ? static_cast<uint8_t*>(scratch(kPanelSlot, groups_at_once * group * kPanelRows)) : nullptr;
+  for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
+    QuantizedPanel w = whole;
+    w.groups = min_of(groups_at_once, whole.groups - begin);
+    w.values += begin * whole.value_stride;
+    w.scales += begin * whole.scale_stride;
+    if (w.zero_points != nullptr) w.zero_points += begin * whole.scale_stride;
+    if (widen) {
+      widen_nibbles(w, wide);
+      w.values = wide;
+      w.value_stride = group * kPanelRows;
+    }
+    const bool is_first = begin == 0, is_last = begin + w.groups == whole.groups;
+    float* c = tile;
+    for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
+      const int num = rows.rows_of(block);
+      QuantizedRows x = rows.quantized_block(block);
+      x.values += begin * whole.steps * num * kActivationBytes;
+      x.scales += begin * num;
+      x.offsets += begin * num;
+      x.sums += begin * num;
+      if (f.group == 0) {
+        run_quantized<false, false>(num, x, w, c, is_first, is_last);
+      } else if (f.type == WeightType::kInt4 && !widen) {
+        run_quantized<true, true>(num, x, w, c, is_first, is_last);
+      } else {
+        run_quantized<false, true>(num, x, w, c, is_first, is_last);
+      }
+    }
+  }
+}
+
 // Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
+  if (rows.quantized) return multiply_quantized_panel(rows, f, panel, first, last, tile);
   // What many blocks use is widened once; a few read the narrow weights themselves.
-  const bool many = last - first > 2;
-  if (rows.quantized) {
-    QuantizedPanel w = quantized_panel(f, panel);
-    const bool nibbles = f.type == WeightType::kInt4;
-    if (nibbles && many) {
-      uint8_t* wide = static_cast<uint8_t*>(scratch(kPanelSlot, f.k * kPanelRows));
-      widen_nibbles(w, wide);
-      w.values = wide;
-      w.value_stride = f.group * kPanelRows;
-    }
-    for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
-      const QuantizedRows x = rows.quantized_block(block);
-      if (f.group == 0) {
-        run_quantized<false, false>(rows.rows_of(block), x, w, tile);
-      } else if (nibbles && !many) {
-        run_quantized<true, true>(rows.rows_of(block), x, w, tile);
-      } else {
-        run_quantized<false, true>(rows.rows_of(block), x, w, tile);
-      }
-    }
-    return;
-  }
-  const bool narrow = f.type == WeightType::kBf16 && !many;
+  const bool narrow = f.type == WeightType::kBf16 && last - first <= 2;
   const float* wide = reinterpret_cast<const float*>(panel);
   if (f.type != WeightType::kF32 && !narrow) {
     float* widened = static_cast<float*>(scratch(kPanelSlot, f.k * kPanelRows * 4));
     widen_panel(f, panel, widened);
     wide = widened;
   }
-  for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
-    if (narrow) {
-      run_bf16(rows.rows_of(block), rows.plain_block(block), reinterpret_cast<const bf16_t*>(panel), f.k, tile);
-    } else {
-      run_f32(rows.rows_of(block), rows.plain_block(block), wide, f.k, tile);
+  const int64_t columns_at_once = last - first > 1 ? kColumnsAtOnce : f.k;
+  for (int64_t begin = 0; begin < f.k; begin += columns_at_once) {
+    const int64_t columns = min_of(columns_at_once, f.k - begin);
+    float* c = tile;
+    for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
+      const int num = rows.rows_of(block);
+      const float* x = rows.plain_block(block) + begin * num;
+      if (narrow) {
+        const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
+        run_bf16(num, x, w, columns, c, begin == 0);
+      } else {
+        run_f32(num, x, wide + begin * kPanelRows, columns, c, begin == 0);
+      }
     }
   }
 }

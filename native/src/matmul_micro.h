@@ -34,14 +34,27 @@ constexpr int64_t kPrefetchBytes = 2048;
 
 JAXIS_INLINE void prefetch(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + kPrefetchBytes); }
 
-// x [k][R] times w [k][32] -> c [R][32].
+// The sums that a micro-kernel begins with: zeros, or where the columns before it left off.
 template <int R>
-void micro_f32(const float* x, const float* w, int64_t k, float* c) {
+JAXIS_INLINE void begin_sums(F16 (&sum)[R][kHalves], const float* c, int half, bool first) {
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < kHalves; ++h) sum[r][h] = first ? zero() : load(c + r * kPanelRows + (half + h) * kLanes);
+  }
+}
+
+template <int R>
+JAXIS_INLINE void end_sums(const F16 (&sum)[R][kHalves], float* c, int half) {
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
+  }
+}
+
+// x [k][R] times w [k][32], set in or (not `first`) added to c [R][32].
+template <int R>
+void micro_f32(const float* x, const float* w, int64_t k, float* c, bool first) {
   for (int half = 0; half < 2; half += kHalves) {
     F16 sum[R][kHalves];
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
-    }
+    begin_sums<R>(sum, c, half, first);
     const float* wi = w + half * kLanes;
     const float* xi = x;
 #pragma GCC unroll 4
@@ -58,20 +71,16 @@ void micro_f32(const float* x, const float* w, int64_t k, float* c) {
         for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
-    }
+    end_sums<R>(sum, c, half);
   }
 }
 
-// x [k][R] times w [k2 / 2][32][2] -> c [R][32].
+// The same with w [k2 / 2][32][2].
 template <int R>
-void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c) {
+void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
   for (int half = 0; half < 2; half += kHalves) {
     F16 sum[R][kHalves];
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
-    }
+    begin_sums<R>(sum, c, half, first);
     const bf16_t* wi = w + 2 * half * kLanes;
     const float* xi = x;
     const auto pair = [&](bool has_second) __attribute__((always_inline)) {
@@ -99,9 +108,7 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c) {
     };
     for (int64_t i = 0; i + 2 <= k; i += 2) pair(true);
     if (k % 2 != 0) pair(false);
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
-    }
+    end_sums<R>(sum, c, half);
   }
 }
 
@@ -130,14 +137,13 @@ JAXIS_INLINE F16 load_scales(const uint8_t* scales, int half, bool wide) {
               : load_bf16(reinterpret_cast<const bf16_t*>(scales) + half * kLanes);
 }
 
-// x times w -> c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32 ones that come once.
+// x times w, set in or added to c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32 ones
+// that come once, after the last group.
 template <int R, bool kNibbles, bool kGrouped>
-void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) {
+void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
   for (int half = 0; half < 2; half += kHalves) {
     F16 sum[R][kHalves];
-    for (int r = 0; r < R; ++r) {
-      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
-    }
+    begin_sums<R>(sum, c, half, first);
     const uint8_t* xi = x.values;
     for (int64_t g = 0; g < w.groups; ++g) {
       I16 dots[R][kHalves];
@@ -156,9 +162,9 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) 
           for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
 #pragma GCC unroll 6
           for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
-            const Four first = load_four(xi), second = load_four(xj);
+            const Four early = load_four(xi), late = load_four(xj);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], first), high[h], second);
+            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], early), high[h], late);
           }
         }
         xi = xj;
@@ -200,13 +206,13 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) 
         }
       }
     }
-    for (int h = 0; h < kHalves; ++h) {
-      const int at = (half + h) * kLanes;
-      for (int r = 0; r < R; ++r) {
-        if constexpr (!kGrouped) sum[r][h] = sum[r][h] * load(reinterpret_cast<const float*>(w.scales) + at);
-        store(c + r * kPanelRows + at, sum[r][h]);
+    if (!kGrouped && last) {
+      for (int h = 0; h < kHalves; ++h) {
+        const F16 scales = load(reinterpret_cast<const float*>(w.scales) + (half + h) * kLanes);
+        for (int r = 0; r < R; ++r) sum[r][h] = sum[r][h] * scales;
       }
     }
+    end_sums<R>(sum, c, half);
   }
 }
 

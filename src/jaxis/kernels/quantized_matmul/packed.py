@@ -162,7 +162,9 @@ def _pack(
 
     step = max(1, _PANELS_PER_TASK_BYTES // panel_bytes)
     list(_threads().map(pack_panels, range(0, num_panels, step)))
-    return PackedWeight(jnp.asarray(packed), (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+    # Without may_alias JAX would copy it, into small pages.
+    array = jax.device_put(packed, may_alias=True)
+    return PackedWeight(array, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
 
 
 @functools.cache
