@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "matmul.h"
 #include "norm.h"
 #include "team.h"
 
@@ -12,6 +13,8 @@ namespace jaxis {
 
 struct Kernels {
   const char* name;
+  void (*matmul)(const Matmul&, const Pool&);
+  void (*packed_rows)(const PackedRows&, const Pool&);
   void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
 };

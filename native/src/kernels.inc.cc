@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "attention.inc.cc"
+#include "matmul.inc.cc"
 #include "norm.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
@@ -10,6 +11,6 @@
 namespace jaxis::JAXIS_ISA {
 
 extern const Kernels table;
-const Kernels table = {JAXIS_TEXT(JAXIS_ISA), paged_attention, rms_norm};
+const Kernels table = {JAXIS_TEXT(JAXIS_ISA), matmul, packed_rows, paged_attention, rms_norm};
 
 }  // namespace jaxis::JAXIS_ISA

@@ -1,0 +1,233 @@
+// Dot products of unsigned with signed bytes, four at a time in each of sixteen 32-bit lanes.
+//
+// Where an instruction set has no such instruction, bytes are widened to 16 bits first: its pairwise products add up
+// exactly, while the instructions on bytes would saturate. Activations are stored as the instruction wants them:
+// kActivationBytes for four of them.
+#pragma once
+
+#include "simd.h"
+
+namespace jaxis::JAXIS_ISA {
+
+#if defined(JAXIS_SIMD_AVX512)
+
+struct I16 {
+  __m512i v;
+};
+JAXIS_INLINE I16 broadcast_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+JAXIS_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+#if defined(JAXIS_SIMD_VNNI)
+
+constexpr int kActivationBytes = 4;
+struct Bytes {
+  __m512i v;
+};
+struct Four {
+  __m512i v;
+};
+JAXIS_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+  const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low->v = _mm512_and_si512(raw, mask);
+  high->v = _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask);
+}
+JAXIS_INLINE Four load_four(const uint8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return {_mm512_set1_epi32(bits)};
+}
+JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+
+#else
+
+constexpr int kActivationBytes = 8;
+struct Bytes {
+  __m512i even, odd;
+};
+struct Four {
+  __m512i even, odd;
+};
+JAXIS_INLINE Bytes widen(__m512i raw) {
+  return {_mm512_and_si512(raw, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(raw, 8)};
+}
+JAXIS_INLINE Bytes load_bytes(const uint8_t* p) { return widen(_mm512_loadu_si512(p)); }
+JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+  const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  *low = widen(_mm512_and_si512(raw, mask));
+  *high = widen(_mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
+}
+JAXIS_INLINE Four load_four(const uint8_t* p) {
+  int32_t bits[2];
+  std::memcpy(bits, p, 8);
+  return {_mm512_set1_epi32(bits[0]), _mm512_set1_epi32(bits[1])};
+}
+JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+  const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
+  return {_mm512_add_epi32(sum.v, products)};
+}
+
+#endif
+
+#elif defined(JAXIS_SIMD_AVX2)
+
+constexpr int kActivationBytes = 8;
+struct I16 {
+  __m256i a, b;
+};
+struct Bytes {
+  __m256i even_a, odd_a, even_b, odd_b;
+};
+struct Four {
+  __m256i even, odd;
+};
+JAXIS_INLINE I16 broadcast_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+JAXIS_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+JAXIS_INLINE Bytes widen(__m256i a, __m256i b) {
+  const __m256i mask = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(a, mask), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, mask), _mm256_srli_epi16(b, 8)};
+}
+JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
+}
+JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
+  const __m256i mask = _mm256_set1_epi8(15);
+  *low = widen(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+  *high = widen(_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask));
+}
+JAXIS_INLINE Four load_four(const uint8_t* p) {
+  int32_t bits[2];
+  std::memcpy(bits, p, 8);
+  return {_mm256_set1_epi32(bits[0]), _mm256_set1_epi32(bits[1])};
+}
+JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+  const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even), _mm256_madd_epi16(w.odd_a, x.odd));
+  const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even), _mm256_madd_epi16(w.odd_b, x.odd));
+  return {_mm256_add_epi32(sum.a, a), _mm256_add_epi32(sum.b, b)};
+}
+
+#elif defined(JAXIS_SIMD_NEON)
+
+constexpr int kActivationBytes = 8;
+struct I16 {
+  int32x4_t v[4];
+};
+struct Bytes {
+  uint8x16_t v[4];
+};
+struct Four {
+  int16x4_t v;
+};
+JAXIS_INLINE I16 broadcast_int(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
+JAXIS_INLINE F16 to_float(I16 a) {
+  return {{vcvtq_f32_s32(a.v[0]), vcvtq_f32_s32(a.v[1]), vcvtq_f32_s32(a.v[2]), vcvtq_f32_s32(a.v[3])}};
+}
+JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
+  return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+}
+JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t raw = vld1q_u8(p + 16 * i);
+    low->v[i] = vandq_u8(raw, vdupq_n_u8(15));
+    high->v[i] = vshrq_n_u8(raw, 4);
+  }
+}
+JAXIS_INLINE Four load_four(const uint8_t* p) {
+  int16_t values[4];
+  std::memcpy(values, p, 8);
+  return {vld1_s16(values)};
+}
+JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+  I16 out;
+  for (int i = 0; i < 4; ++i) {
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(w.v[i])));
+    const int16x8_t high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(w.v[i])));
+    const int32x4_t first = vpaddq_s32(vmull_s16(vget_low_s16(low), x.v), vmull_s16(vget_high_s16(low), x.v));
+    const int32x4_t second = vpaddq_s32(vmull_s16(vget_low_s16(high), x.v), vmull_s16(vget_high_s16(high), x.v));
+    out.v[i] = vaddq_s32(sum.v[i], vpaddq_s32(first, second));
+  }
+  return out;
+}
+
+#else
+
+constexpr int kActivationBytes = 8;
+struct I16 {
+  int32_t v[16];
+};
+struct Bytes {
+  uint8_t v[64];
+};
+struct Four {
+  int16_t v[4];
+};
+JAXIS_INLINE I16 broadcast_int(int32_t x) {
+  I16 out;
+  for (int i = 0; i < 16; ++i) out.v[i] = x;
+  return out;
+}
+JAXIS_INLINE F16 to_float(I16 a) {
+  F16 out;
+  for (int i = 0; i < 16; ++i) out.v[i] = static_cast<float>(a.v[i]);
+  return out;
+}
+JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
+  Bytes out;
+  std::memcpy(out.v, p, 64);
+  return out;
+}
+JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+  for (int i = 0; i < 64; ++i) {
+    low->v[i] = p[i] & 15;
+    high->v[i] = p[i] >> 4;
+  }
+}
+JAXIS_INLINE Four load_four(const uint8_t* p) {
+  Four out;
+  std::memcpy(out.v, p, 8);
+  return out;
+}
+JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x.v[j];
+  }
+  return sum;
+}
+
+#endif
+
+// 64 bytes hold sixteen rows' values of four columns: widens `mask` of column `column`, shifted.
+JAXIS_INLINE F16 load_column(const uint8_t* p, int column, int shift, uint32_t mask) {
+#if defined(JAXIS_SIMD_AVX512)
+  const __m512i shifted = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(8 * column + shift));
+  return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))))};
+#elif defined(JAXIS_SIMD_AVX2)
+  const __m128i count = _mm_cvtsi32_si128(8 * column + shift);
+  const __m256i wide_mask = _mm256_set1_epi32(static_cast<int>(mask));
+  const __m256i a = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), count);
+  const __m256i b = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)), count);
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(a, wide_mask)), _mm256_cvtepi32_ps(_mm256_and_si256(b, wide_mask))};
+#else
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>((p[4 * i + column] >> shift) & mask);
+  return load(lanes);
+#endif
+}
+
+// Stores four quantized activations for load_four.
+JAXIS_INLINE void store_four(uint8_t* p, const int8_t* q) {
+#if defined(JAXIS_SIMD_VNNI)
+  std::memcpy(p, q, 4);
+#elif defined(JAXIS_SIMD_AVX512) || defined(JAXIS_SIMD_AVX2)
+  const int16_t wide[4] = {q[0], q[2], q[1], q[3]};
+  std::memcpy(p, wide, 8);
+#else
+  const int16_t wide[4] = {q[0], q[1], q[2], q[3]};
+  std::memcpy(p, wide, 8);
+#endif
+}
+
+}  // namespace jaxis::JAXIS_ISA

@@ -1,0 +1,363 @@
+#include "matmul.h"
+
+#include "matmul_micro.h"
+#include "simd.h"
+#include "team.h"
+
+namespace jaxis::JAXIS_ISA {
+namespace {
+
+// Slots of thread-local scratch memory: the caller's rows, and a worker's panel and tiles.
+enum Slot { kRowsSlot = 0, kPanelSlot = 1, kTileSlot = 2 };
+
+constexpr int64_t kParallelRowsNumbers = 32768;  // fewer are prepared by the calling thread alone
+
+int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t activation_group(const WeightFormat& f) { return f.group != 0 ? f.group : kActivationGroup; }
+
+// The rows, cut into blocks of as many rows as a micro-kernel takes, each block laid out as it reads them.
+struct Rows {
+  int64_t rows, k;
+  int64_t block_rows, num_blocks;
+  bool quantized;
+  const float* plain;  // blocks of [k][block's rows]
+  int64_t groups, group;
+  uint8_t* values;  // see QuantizedRows; blocks one after the other
+  float* scales;
+  int32_t* offsets;
+  float* sums;
+
+  int rows_of(int64_t block) const { return static_cast<int>(min_of(block_rows, rows - block * block_rows)); }
+  const float* plain_block(int64_t block) const { return plain + block * block_rows * k; }
+  QuantizedRows quantized_block(int64_t block) const {
+    const int64_t first = block * block_rows;
+    return {values + first * groups * group / 4 * kActivationBytes, scales + first * groups, offsets + first * groups,
+            sums + first * groups};
+  }
+};
+
+void quantize_row(const Rows& rows, const float* x, int64_t block, int lane, int32_t zero_point) {
+  const int num_lanes = rows.rows_of(block);
+  const QuantizedRows to = rows.quantized_block(block);
+  uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
+  for (int64_t g = 0; g < rows.groups; ++g) {
+    const int64_t begin = g * rows.group, size = min_of(rows.group, rows.k - begin);
+    alignas(64) float numbers[128];
+    alignas(64) int8_t quantized[128];
+    const float* from = x + begin;
+    if (size < rows.group) {
+      for (int64_t i = 0; i < rows.group; ++i) numbers[i] = i < size ? from[i] : 0.0f;
+      from = numbers;
+    }
+    F16 largest = zero();
+    for (int64_t i = 0; i < rows.group; i += kLanes) largest = max(largest, abs(load(from + i)));
+    const float scale = reduce_max(largest) / 127.0f;
+    // A group of zeros divides by one instead.
+    const F16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
+    for (int64_t i = 0; i < rows.group; i += kLanes) store_i8(quantized + i, round_even(load(from + i) / divisor));
+    int32_t sum = 0;
+    for (int64_t i = 0; i < rows.group; ++i) sum += quantized[i];
+    for (int64_t i = 0; i < rows.group; i += 4) {
+      store_four(values, quantized + i);
+      values += num_lanes * kActivationBytes;
+    }
+    const int64_t at = g * num_lanes + lane;
+    const_cast<float*>(to.scales)[at] = scale;
+    const_cast<int32_t*>(to.offsets)[at] = -zero_point * sum;
+    const_cast<float*>(to.sums)[at] = static_cast<float>(sum);
+  }
+}
+
+Rows prepare_rows(const Matmul& a, const Pool& pool) {
+  Rows rows{};
+  rows.rows = a.rows;
+  rows.k = a.format.k;
+  rows.quantized = a.quantize_activations;
+  const int64_t most = rows.quantized ? kMaxQuantizedRows : kMaxRows;
+  rows.block_rows = div_up(a.rows, div_up(a.rows, most));
+  rows.num_blocks = div_up(a.rows, rows.block_rows);
+  const bool parallel = a.rows * rows.k > kParallelRowsNumbers;
+  const Pool alone = {1, nullptr, nullptr};
+
+  if (!rows.quantized) {
+    if (rows.block_rows == 1) {
+      rows.plain = a.x;
+      return rows;
+    }
+    float* plain = static_cast<float*>(scratch(kRowsSlot, a.rows * rows.k * 4));
+    rows.plain = plain;
+    parallel_for(parallel ? pool : alone, rows.num_blocks, [&](int64_t block) {
+      const int num = rows.rows_of(block);
+      const float* from = a.x + block * rows.block_rows * rows.k;
+      float* to = plain + block * rows.block_rows * rows.k;
+      for (int64_t i = 0; i < rows.k; ++i) {
+        for (int r = 0; r < num; ++r) to[i * num + r] = from[r * rows.k + i];
+      }
+    });
+    return rows;
+  }
+
+  rows.group = activation_group(a.format);
+  rows.groups = div_up(rows.k, rows.group);
+  const int64_t numbers = a.rows * rows.groups;
+  char* memory = static_cast<char*>(scratch(kRowsSlot, numbers * (rows.group / 4 * kActivationBytes + 12)));
+  rows.scales = reinterpret_cast<float*>(memory);
+  rows.offsets = reinterpret_cast<int32_t*>(memory + numbers * 4);
+  rows.sums = reinterpret_cast<float*>(memory + numbers * 8);
+  rows.values = reinterpret_cast<uint8_t*>(memory + numbers * 12);
+  const int32_t zero_point = a.format.has_zero_points ? 0 : a.format.type == WeightType::kInt4 ? 8 : 128;
+  parallel_for(parallel ? pool : alone, rows.num_blocks, [&](int64_t block) {
+    for (int lane = 0; lane < rows.rows_of(block); ++lane) {
+      const int64_t row = block * rows.block_rows + lane;
+      quantize_row(rows, a.x + row * rows.k, block, lane, zero_point);
+    }
+  });
+  return rows;
+}
+
+QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
+  QuantizedPanel out{};
+  if (f.group == 0) {
+    out.groups = div_up(f.k, kActivationGroup);
+    out.steps = kActivationGroup / 4;
+    out.values = panel;
+    out.value_stride = kActivationGroup * kPanelRows;
+    out.scales = panel + out.groups * out.value_stride;
+    return out;
+  }
+  const int64_t value_bytes = (f.type == WeightType::kInt4 ? f.group / 2 : f.group) * kPanelRows;
+  out.groups = f.k / f.group;
+  out.steps = f.group / 4;
+  out.values = panel;
+  out.scales = panel + value_bytes;
+  if (f.has_zero_points) out.zero_points = out.scales + 2 * kPanelRows;
+  out.value_stride = out.scale_stride = panel_bytes(f) / out.groups;
+  return out;
+}
+
+// Widens a panel to float32 [k][32].
+void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
+  if (f.type == WeightType::kBf16) {
+    const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
+    for (int64_t i = 0; i < f.k; i += 2, w += 2 * kPanelRows, out += 2 * kPanelRows) {
+      for (int h = 0; h < 2; ++h) {
+        F16 even, odd;
+        load_bf16_pairs(w + 2 * h * kLanes, &even, &odd);
+        store(out + h * kLanes, even);
+        if (i + 1 < f.k) store(out + kPanelRows + h * kLanes, odd);
+      }
+    }
+    return;
+  }
+  const QuantizedPanel p = quantized_panel(f, panel);
+  const bool nibbles = f.type == WeightType::kInt4;
+  for (int64_t g = 0; g < p.groups; ++g) {
+    const uint8_t* values = p.values + g * p.value_stride;
+    const uint8_t* scales = p.scales + g * p.scale_stride;
+    for (int h = 0; h < 2; ++h) {
+      const F16 scale = f.group == 0 ? load(reinterpret_cast<const float*>(scales) + h * kLanes)
+                                     : load_bf16(reinterpret_cast<const bf16_t*>(scales) + h * kLanes);
+      const F16 zero_point = p.zero_points != nullptr
+                                 ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
+                                 : broadcast(nibbles ? 8.0f : 128.0f);
+      for (int64_t column = 0; column < 4 * p.steps; ++column) {
+        const int64_t at = g * 4 * p.steps + column;
+        if (at >= f.k) break;
+        const bool second = nibbles && column >= 2 * p.steps;
+        const int64_t byte = second ? column - 2 * p.steps : column;
+        const F16 q = load_column(values + byte / 4 * 128 + h * 64, static_cast<int>(byte % 4), second ? 4 : 0,
+                                  nibbles ? 15u : 255u);
+        store(out + at * kPanelRows + h * kLanes, (q - zero_point) * scale);
+      }
+    }
+  }
+}
+
+// Widens a panel of 4-bit values to bytes, laid out as kInt8's.
+void widen_nibbles(const QuantizedPanel& p, uint8_t* out) {
+  const int64_t half = p.steps / 2 * 128;
+  for (int64_t g = 0; g < p.groups; ++g, out += 2 * half) {
+    const uint8_t* values = p.values + g * p.value_stride;
+    for (int64_t i = 0; i < half; ++i) {
+      out[i] = values[i] & 15;
+      out[i + half] = values[i] >> 4;
+    }
+  }
+}
+
+void run_f32(int rows, const float* x, const float* w, int64_t k, float* c) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                            \
+  case R:                                                        \
+    if constexpr (R <= kMaxRows) micro_f32<R>(x, w, k, c);       \
+    return;
+    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
+    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+#undef JAXIS_CASE
+  }
+}
+
+void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                             \
+  case R:                                                         \
+    if constexpr (R <= kMaxRows) micro_bf16<R>(x, w, k, c);       \
+    return;
+    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
+    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+#undef JAXIS_CASE
+  }
+}
+
+template <bool kNibbles, bool kGrouped>
+void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, float* c) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                                                        \
+  case R:                                                                                    \
+    if constexpr (R <= kMaxQuantizedRows) micro_quantized<R, kNibbles, kGrouped>(x, w, c);   \
+    return;
+    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
+#undef JAXIS_CASE
+  }
+}
+
+// Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
+void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
+                    float* tile) {
+  // What many blocks use is widened once; a few read the narrow weights themselves.
+  const bool many = last - first > 2;
+  if (rows.quantized) {
+    QuantizedPanel w = quantized_panel(f, panel);
+    const bool nibbles = f.type == WeightType::kInt4;
+    if (nibbles && many) {
+      uint8_t* wide = static_cast<uint8_t*>(scratch(kPanelSlot, f.k * kPanelRows));
+      widen_nibbles(w, wide);
+      w.values = wide;
+      w.value_stride = f.group * kPanelRows;
+    }
+    for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
+      const QuantizedRows x = rows.quantized_block(block);
+      if (f.group == 0) {
+        run_quantized<false, false>(rows.rows_of(block), x, w, tile);
+      } else if (nibbles && !many) {
+        run_quantized<true, true>(rows.rows_of(block), x, w, tile);
+      } else {
+        run_quantized<false, true>(rows.rows_of(block), x, w, tile);
+      }
+    }
+    return;
+  }
+  const bool narrow = f.type == WeightType::kBf16 && !many;
+  const float* wide = reinterpret_cast<const float*>(panel);
+  if (f.type != WeightType::kF32 && !narrow) {
+    float* widened = static_cast<float*>(scratch(kPanelSlot, f.k * kPanelRows * 4));
+    widen_panel(f, panel, widened);
+    wide = widened;
+  }
+  for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
+    if (narrow) {
+      run_bf16(rows.rows_of(block), rows.plain_block(block), reinterpret_cast<const bf16_t*>(panel), f.k, tile);
+    } else {
+      run_f32(rows.rows_of(block), rows.plain_block(block), wide, f.k, tile);
+    }
+  }
+}
+
+F16 activate(Activation activation, F16 x) {
+  const F16 one = broadcast(1.0f);
+  if (activation == Activation::kSilu) return x / (one + exp(zero() - x));
+  // gelu: x / 2 * (1 + tanh(u)), and (1 + tanh(u)) / 2 = 1 / (1 + e ** -2u)
+  const F16 cubic = fma(x * x * x, broadcast(0.044715f), x);
+  return x / (one + exp(cubic * broadcast(-2.0f * 0.7978845608028654f)));
+}
+
+// Writes a tile [num_rows][32] into columns [32 * panel, ...) of out [..., n].
+void emit(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* out) {
+  const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* from = tile + r * kPanelRows;
+    float* to = out + r * n + first;
+    if (size == kPanelRows) {
+      store(to, load(from));
+      store(to + kLanes, load(from + kLanes));
+    } else {
+      for (int64_t i = 0; i < size; ++i) to[i] = from[i];
+    }
+  }
+}
+
+}  // namespace
+
+void matmul(const Matmul& a, const Pool& pool) {
+  if (a.rows == 0) return;
+  const Rows rows = prepare_rows(a, pool);
+  const bool gated = a.activation != Activation::kNone;
+  const int num_matrices = gated ? 1 : a.num_matrices;
+  int64_t panels = 0;
+  for (int i = 0; i < num_matrices; ++i) panels += num_panels(a.n[i]);
+  // Panels alone may be too few to occupy every thread.
+  const int64_t wanted = div_up(4 * pool.num_threads, panels);
+  const int64_t splits = wanted < rows.num_blocks ? wanted : rows.num_blocks;
+  const int64_t blocks_per_split = div_up(rows.num_blocks, splits);
+  const int64_t bytes = panel_bytes(a.format);
+
+  parallel_for(pool, panels * splits, [&](int64_t task) {
+    int64_t panel = task / splits;
+    int matrix = 0;
+    while (panel >= num_panels(a.n[matrix])) panel -= num_panels(a.n[matrix++]);
+    const int64_t first = task % splits * blocks_per_split;
+    const int64_t last = min_of(first + blocks_per_split, rows.num_blocks);
+    if (first >= last) return;
+    const int64_t first_row = first * rows.block_rows;
+    const int64_t num_rows = min_of(last * rows.block_rows, a.rows) - first_row;
+    float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4 * (gated ? 2 : 1)));
+    multiply_panel(rows, a.format, a.weight[matrix] + panel * bytes, first, last, tile);
+    if (gated) {
+      float* up = tile + num_rows * kPanelRows;
+      multiply_panel(rows, a.format, a.weight[1] + panel * bytes, first, last, up);
+      for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
+        store(tile + i, activate(a.activation, load(tile + i)) * load(up + i));
+      }
+    }
+    emit(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
+  });
+}
+
+void packed_rows(const PackedRows& a, const Pool& pool) {
+  const WeightFormat& f = a.format;
+  parallel_for(a.count * f.k > kParallelRowsNumbers ? pool : Pool{1, nullptr, nullptr}, a.count, [&](int64_t i) {
+    int64_t id = a.ids[i] < 0 ? 0 : a.ids[i];
+    if (id >= a.n) id = a.n - 1;
+    const uint8_t* panel = a.weight + id / kPanelRows * panel_bytes(f);
+    const int64_t r = id % kPanelRows;
+    float* out = a.out + i * f.k;
+    if (f.type == WeightType::kF32) {
+      for (int64_t c = 0; c < f.k; ++c) out[c] = reinterpret_cast<const float*>(panel)[c * kPanelRows + r];
+      return;
+    }
+    if (f.type == WeightType::kBf16) {
+      const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
+      for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + c % 2]);
+      return;
+    }
+    const QuantizedPanel p = quantized_panel(f, panel);
+    const bool nibbles = f.type == WeightType::kInt4;
+    const int64_t group = 4 * p.steps;
+    for (int64_t c = 0; c < f.k; ++c) {
+      const int64_t g = c / group, column = c % group;
+      const bool second = nibbles && column >= group / 2;
+      const int64_t byte = second ? column - group / 2 : column;
+      const uint8_t raw = p.values[g * p.value_stride + (byte / 4 * kPanelRows + r) * 4 + byte % 4];
+      const int q = !nibbles ? raw : second ? raw >> 4 : raw & 15;
+      const int zero_point = p.zero_points != nullptr ? p.zero_points[g * p.scale_stride + r] : nibbles ? 8 : 128;
+      const uint8_t* scales = p.scales + g * p.scale_stride;
+      const float scale = f.group == 0 ? reinterpret_cast<const float*>(scales)[r]
+                                       : bf16_to_float(reinterpret_cast<const bf16_t*>(scales)[r]);
+      out[c] = static_cast<float>(q - zero_point) * scale;
+    }
+  });
+}
+
+}  // namespace jaxis::JAXIS_ISA

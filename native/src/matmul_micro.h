@@ -1,0 +1,208 @@
+// The innermost loops of the products: a few rows times one panel of 32 outputs, sums kept in registers.
+//
+// Each sum runs over the columns in order, whatever the number of rows, so a row's result does not depend on which
+// other rows there are.
+#pragma once
+
+#include "dot.h"
+#include "matmul.h"
+#include "simd.h"
+
+namespace jaxis::JAXIS_ISA {
+
+// Registers decide how many rows at most, and how many of a panel's two halves, are worked on at once.
+#if defined(JAXIS_SIMD_AVX512)
+constexpr int kHalves = 2;
+constexpr int kMaxRows = 12;
+#if defined(JAXIS_SIMD_VNNI)
+constexpr int kMaxQuantizedRows = 6;
+#else
+constexpr int kMaxQuantizedRows = 4;
+#endif
+#elif defined(JAXIS_SIMD_NEON)
+constexpr int kHalves = 1;
+constexpr int kMaxRows = 5;
+constexpr int kMaxQuantizedRows = 2;
+#else
+constexpr int kHalves = 1;
+constexpr int kMaxRows = 5;
+constexpr int kMaxQuantizedRows = 3;
+#endif
+
+// How far ahead of its use memory is asked for: the hardware's own prefetching stops at each page's end.
+constexpr int64_t kPrefetchBytes = 2048;
+
+JAXIS_INLINE void prefetch(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + kPrefetchBytes); }
+
+// x [k][R] times w [k][32] -> c [R][32].
+template <int R>
+void micro_f32(const float* x, const float* w, int64_t k, float* c) {
+  for (int half = 0; half < 2; half += kHalves) {
+    F16 sum[R][kHalves];
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
+    }
+    const float* wi = w + half * kLanes;
+    const float* xi = x;
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < k; ++i, wi += kPanelRows, xi += R) {
+      F16 weights[kHalves];
+      prefetch(wi);
+      prefetch(wi + kLanes);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F16 value = broadcast(xi[r]);
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
+    }
+  }
+}
+
+// x [k][R] times w [k2 / 2][32][2] -> c [R][32].
+template <int R>
+void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c) {
+  for (int half = 0; half < 2; half += kHalves) {
+    F16 sum[R][kHalves];
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
+    }
+    const bf16_t* wi = w + 2 * half * kLanes;
+    const float* xi = x;
+    const auto pair = [&](bool has_second) __attribute__((always_inline)) {
+      F16 even[kHalves], odd[kHalves];
+      prefetch(wi);
+      prefetch(wi + 2 * kLanes);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &even[h], &odd[h]);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F16 value = broadcast(xi[r]);
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, even[h], sum[r][h]);
+      }
+      if (has_second) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          const F16 value = broadcast(xi[R + r]);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, odd[h], sum[r][h]);
+        }
+      }
+      wi += 2 * kPanelRows;
+      xi += 2 * R;
+    };
+    for (int64_t i = 0; i + 2 <= k; i += 2) pair(true);
+    if (k % 2 != 0) pair(false);
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
+    }
+  }
+}
+
+// R rows of quantized activations, [groups] of them side by side.
+struct QuantizedRows {
+  const uint8_t* values;   // [groups * steps][R][kActivationBytes], four columns a step
+  const float* scales;     // [groups][R]
+  const int32_t* offsets;  // [groups][R], what a sum begins with: -zero_point * sum of the values
+  const float* sums;       // [groups][R], the sum of the values; used with zero points
+};
+
+// A panel of quantized weights.
+struct QuantizedPanel {
+  const uint8_t* values;
+  int64_t value_stride;  // bytes from group to group
+  const uint8_t* scales;
+  const uint8_t* zero_points;  // or null
+  int64_t scale_stride;        // bytes from group to group, of scales and zero points both
+  int64_t groups;
+  int64_t steps;  // of four columns in a group
+};
+
+// x times w -> c [R][32]. kNibbles: two values a byte. kGrouped: bfloat16 scales a group; otherwise float32 ones that
+// come once.
+template <int R, bool kNibbles, bool kGrouped>
+void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c) {
+  for (int half = 0; half < 2; half += kHalves) {
+    F16 sum[R][kHalves];
+    for (int r = 0; r < R; ++r) {
+      for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
+    }
+    const uint8_t* xi = x.values;
+    for (int64_t g = 0; g < w.groups; ++g) {
+      I16 dots[R][kHalves];
+      for (int r = 0; r < R; ++r) {
+        for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_int(x.offsets[g * R + r]);
+      }
+      const uint8_t* wi = w.values + g * w.value_stride + half * 64;
+      if constexpr (kNibbles) {
+        const uint8_t* xj = xi + w.steps / 2 * R * kActivationBytes;
+#pragma GCC unroll 4
+        for (int64_t s = 0; s < w.steps / 2; ++s, wi += 128) {
+          Bytes low[kHalves], high[kHalves];
+          prefetch(wi);
+          prefetch(wi + 64);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
+            const Four first = load_four(xi), second = load_four(xj);
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], first), high[h], second);
+          }
+        }
+        xi = xj;
+      } else {
+#pragma GCC unroll 4
+        for (int64_t s = 0; s < w.steps; ++s, wi += 128) {
+          Bytes values[kHalves];
+          prefetch(wi);
+          prefetch(wi + 64);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) values[h] = load_bytes(wi + 64 * h);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r, xi += kActivationBytes) {
+            const Four four = load_four(xi);
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+          }
+        }
+      }
+      const uint8_t* scales = w.scales + g * w.scale_stride;
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        F16 weight_scales = zero(), zero_points = zero();
+        if constexpr (kGrouped) {
+          weight_scales = load_bf16(reinterpret_cast<const bf16_t*>(scales) + (half + h) * kLanes);
+          if (w.zero_points != nullptr) {
+            zero_points = load_u8(w.zero_points + g * w.scale_stride + (half + h) * kLanes);
+          }
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+          F16 value = to_float(dots[r][h]);
+          if constexpr (kGrouped) {
+            if (w.zero_points != nullptr) value = value - zero_points * broadcast(x.sums[g * R + r]);
+            sum[r][h] = fma(value, weight_scales * broadcast(x.scales[g * R + r]), sum[r][h]);
+          } else {
+            sum[r][h] = fma(value, broadcast(x.scales[g * R + r]), sum[r][h]);
+          }
+        }
+      }
+    }
+    for (int h = 0; h < kHalves; ++h) {
+      const int at = (half + h) * kLanes;
+      for (int r = 0; r < R; ++r) {
+        if constexpr (!kGrouped) sum[r][h] = sum[r][h] * load(reinterpret_cast<const float*>(w.scales) + at);
+        store(c + r * kPanelRows + at, sum[r][h]);
+      }
+    }
+  }
+}
+
+}  // namespace jaxis::JAXIS_ISA
