@@ -1,9 +1,9 @@
-// Ragged paged attention: shares the work out; attention_chunk.inc.h does it.
+// Ragged paged attention: shares the work out; attention_chunk.h does it.
 #include "attention.h"
 
 #include <cstring>
 
-#include "attention_chunk.inc.h"
+#include "attention_chunk.h"
 #include "team.h"
 
 namespace jaxis::JAXIS_ISA {

@@ -120,6 +120,9 @@ struct QuantizedRows {
   const float* sums;       // [groups][R], the sum of the values; used with zero points
 };
 
+// Steps of four columns that are unrolled; groups have a multiple of it, and of its double.
+constexpr int kStepsAtOnce = 4;
+
 // A panel of quantized weights.
 struct QuantizedPanel {
   const uint8_t* values;
@@ -153,34 +156,38 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
       const uint8_t* wi = w.values + g * w.value_stride + half * 64;
       if constexpr (kNibbles) {
         const uint8_t* xj = xi + w.steps / 2 * R * kActivationBytes;
+        for (int64_t s = 0; s < w.steps / 2; s += kStepsAtOnce) {
 #pragma GCC unroll 4
-        for (int64_t s = 0; s < w.steps / 2; ++s, wi += 128) {
-          Bytes low[kHalves], high[kHalves];
-          prefetch(wi);
-          prefetch(wi + 64);
+          for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
+            Bytes low[kHalves], high[kHalves];
+            prefetch(wi);
+            prefetch(wi + 64);
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
+            for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
 #pragma GCC unroll 6
-          for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
-            const Four early = load_four(xi), late = load_four(xj);
+            for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
+              const Four early = load_four(xi), late = load_four(xj);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], early), high[h], late);
+              for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], early), high[h], late);
+            }
           }
         }
         xi = xj;
       } else {
+        for (int64_t s = 0; s < w.steps; s += kStepsAtOnce) {
 #pragma GCC unroll 4
-        for (int64_t s = 0; s < w.steps; ++s, wi += 128) {
-          Bytes values[kHalves];
-          prefetch(wi);
-          prefetch(wi + 64);
+          for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
+            Bytes values[kHalves];
+            prefetch(wi);
+            prefetch(wi + 64);
 #pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) values[h] = load_bytes(wi + 64 * h);
+            for (int h = 0; h < kHalves; ++h) values[h] = load_bytes(wi + 64 * h);
 #pragma GCC unroll 6
-          for (int r = 0; r < R; ++r, xi += kActivationBytes) {
-            const Four four = load_four(xi);
+            for (int r = 0; r < R; ++r, xi += kActivationBytes) {
+              const Four four = load_four(xi);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+              for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+            }
           }
         }
       }

@@ -110,7 +110,7 @@ def call(
     """
     lib = library()
     assert lib is not None
-    function = jax.ffi.ffi_call(_register(lib, name), outputs, input_output_aliases=aliases)
+    function = jax.ffi.ffi_call(_register(lib, name), outputs, input_output_aliases=aliases, vmap_method="sequential")
     return function(*operands, **attributes)
 
 

@@ -5,7 +5,7 @@
 // its position alone, and chunks can be computed in any order, on any thread.
 #pragma once
 
-#include "attention_products.inc.h"
+#include "attention_products.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {

@@ -4,7 +4,7 @@
 // query's result does not depend on which other queries share its tile.
 #pragma once
 
-#include "attention_cache.inc.h"
+#include "attention_cache.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
