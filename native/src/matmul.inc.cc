@@ -59,12 +59,21 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane, int
     const float scale = reduce_max(largest) / 127.0f;
     // A group of zeros divides by one instead.
     const F16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
-    for (int64_t i = 0; i < rows.group; i += kLanes) store_i8(quantized + i, round_even(load(from + i) / divisor));
-    int32_t sum = 0;
-    for (int64_t i = 0; i < rows.group; ++i) sum += quantized[i];
-    for (int64_t i = 0; i < rows.group; i += 4) {
-      store_four(values, quantized + i);
-      values += num_lanes * kActivationBytes;
+    F16 lane_sums = zero();
+    for (int64_t i = 0; i < rows.group; i += kLanes) {
+      const F16 rounded = round_even(load(from + i) / divisor);
+      lane_sums = lane_sums + rounded;
+      store_i8(quantized + i, rounded);
+    }
+    const int32_t sum = static_cast<int32_t>(reduce_add(lane_sums));  // exact: integers far below 2 ** 24
+    if (num_lanes == 1 && kActivationBytes == 4) {
+      __builtin_memcpy(values, quantized, static_cast<size_t>(rows.group));
+      values += rows.group;
+    } else {
+      for (int64_t i = 0; i < rows.group; i += 4) {
+        store_four(values, quantized + i);
+        values += num_lanes * kActivationBytes;
+      }
     }
     const int64_t at = g * num_lanes + lane;
     const_cast<float*>(to.scales)[at] = scale;

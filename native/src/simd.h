@@ -278,6 +278,37 @@ JAXIS_INLINE void store_i8(int8_t* p, F16 a) {
 #endif
 
 // Sums and maxima over the lanes, always in the same order: halves onto each other.
+#if defined(JAXIS_SIMD_AVX512) || defined(JAXIS_SIMD_AVX2)
+
+JAXIS_INLINE __m256 lower_half(F16 a) {
+#if defined(JAXIS_SIMD_AVX512)
+  return _mm512_castps512_ps256(a.v);
+#else
+  return a.a;
+#endif
+}
+JAXIS_INLINE __m256 upper_half(F16 a) {
+#if defined(JAXIS_SIMD_AVX512)
+  return _mm512_extractf32x8_ps(a.v, 1);
+#else
+  return a.b;
+#endif
+}
+JAXIS_INLINE float reduce_add(F16 a) {
+  const __m256 eight = _mm256_add_ps(lower_half(a), upper_half(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+JAXIS_INLINE float reduce_max(F16 a) {
+  const __m256 eight = _mm256_max_ps(lower_half(a), upper_half(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+#else
+
 JAXIS_INLINE float reduce_add(F16 a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -294,6 +325,8 @@ JAXIS_INLINE float reduce_max(F16 a) {
   }
   return lanes[0];
 }
+
+#endif
 
 // e ** x to about 2 units in the last place; 0 below about -87, finite (e ** 88) above 88. -inf gives 0.
 JAXIS_INLINE F16 exp(F16 x) {

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from jaxis.errors import ConfigError, EngineError
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
 from jaxis.layers.attention import KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.parallel.mesh import logical_sharding
@@ -133,7 +133,7 @@ def make_kv_caches(
         # The heads are the last axis but one in every layout.
         axes = (*[None] * (len(shape) - 2), "kv_heads", None)
         try:
-            caches.append(jnp.zeros(shape, dtype, device=logical_sharding(mesh, axes, shape)))
+            caches.append(make_kv_cache(shape, dtype, logical_sharding(mesh, axes, shape)))
         except jax.errors.JaxRuntimeError as error:
             raise EngineError(
                 f"the device has no memory for a KV cache of {num_blocks} blocks: give a smaller kv_cache_memory"

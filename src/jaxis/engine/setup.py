@@ -184,7 +184,7 @@ def _vllm_config(
         ),
         cache_config=CacheConfig(
             block_size=args.block_size,
-            cache_dtype=KV_CACHE_DTYPES.get(args.kv_cache_dtype),
+            cache_dtype=_kv_cache_dtype(args, hf_config),
             enable_prefix_caching=args.enable_prefix_caching,
             kv_cache_memory_bytes=None if memory is None else parse_bytes(memory),
         ),
@@ -193,6 +193,23 @@ def _vllm_config(
         load_config=LoadConfig(args.load_format),
         quant_config=_quant_config(args, hf_config, rules),
     )
+
+
+def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> Any:
+    """What was asked for. Else the model's, or, if that was not asked for either, the checkpoint's own bfloat16.
+
+    On CPU a model computes in float32 by default, whatever its checkpoint was made in: a context in bfloat16 is what
+    the checkpoint was trained with, and half the memory to read.
+    """
+    if args.kv_cache_dtype != "auto":
+        return KV_CACHE_DTYPES[args.kv_cache_dtype]
+    if args.dtype == "auto" and native.usable() and _checkpoint_dtype(hf_config) == "bfloat16":
+        return jnp.bfloat16
+    return None
+
+
+def _checkpoint_dtype(hf_config: HFConfig) -> str:
+    return str(hf_config.get("dtype", hf_config.get("torch_dtype", "bfloat16")))
 
 
 def _quant_config(
@@ -205,7 +222,7 @@ def _quant_config(
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
     if name == "auto":
         # XLA's CPU backend widens narrow weights on every use: float32 is the fastest there.
-        name = "float32" if platform == "cpu" else str(hf_config.get("dtype", hf_config.get("torch_dtype", "bfloat16")))
+        name = "float32" if platform == "cpu" else _checkpoint_dtype(hf_config)
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r} in config.json is not supported; give dtype: {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 
-__all__ = ["kv_cache_shape", "ragged_paged_attention"]
+__all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
@@ -26,6 +27,13 @@ def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim
     """
     chosen = cpu if cpu.supports(block_size, head_dim, dtype) else layout
     return chosen.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
+
+
+def make_kv_cache(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A cache of a shape from `kv_cache_shape`: what was never written to it has no meaning."""
+    if len(shape) == cpu.CACHE_AXES:
+        return cpu.make_kv_cache(shape, dtype, sharding)
+    return jnp.zeros(shape, dtype, device=sharding)
 
 
 def ragged_paged_attention(
@@ -66,7 +74,7 @@ def ragged_paged_attention(
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
     options: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap, "sinks": sinks}
-    if kv_cache.ndim == 3:
+    if kv_cache.ndim == cpu.CACHE_AXES:
         return cpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
     kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
     if jax.default_backend() == "tpu" and sinks is None:

@@ -20,6 +20,7 @@ LANES = 16
 MAX_HEAD_DIM = 256
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
+CACHE_AXES = 3  # which tells its layout from the other platforms'
 
 
 def supports(block_size: int, head_dim: int, dtype: Any) -> bool:
@@ -37,6 +38,12 @@ def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim
     """The shape of a layer's cache."""
     scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
     return (num_blocks, num_kv_heads, 2 * block_size * head_dim + scales)
+
+
+def make_kv_cache(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Takes memory only as it is written to, in huge pages where the system has them."""
+    output = jax.ShapeDtypeStruct(shape, dtype)
+    return jax.jit(lambda: native.call("empty", output), out_shardings=sharding)()
 
 
 def ragged_paged_attention(
