@@ -68,9 +68,12 @@ def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "padded"), [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]
+    ("compiles_fast", "num_tokens", "padded"),
+    [(False, n, padded) for n, padded in [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]]
+    + [(True, n, padded) for n, padded in [(1, 1), (2, 2), (3, 4), (6, 8), (9, 12), (13, 16), (17, 24), (700, 768)]],
 )
-def test_steps_are_padded_to_few_shapes(runner, num_tokens, padded):
+def test_steps_are_padded_to_few_shapes(runner, monkeypatch, compiles_fast, num_tokens, padded):
+    monkeypatch.setattr(runner, "_compiles_fast", compiles_fast)
     shape = runner.step_shape(num_tokens)
 
     assert (shape.num_tokens, shape.num_requests) == (padded, min(padded, 1024))

@@ -30,6 +30,7 @@ from jaxis.engine.sampler import SamplerOutput, TokenLogprobs, sample, token_log
 from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
 from jaxis.engine.scheduler import SchedulerOutput
 from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
+from jaxis.kernels import native
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 # Rows whose logits are in memory at once when logits of many rows are wanted.
 LOGITS_CHUNK_ROWS = 64
-SMALLEST_PADDED_TOKENS = 8
+SMALLEST_PADDED_TOKENS = 8  # but for one alone
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,9 @@ class Runner:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
         self._forget_last_tokens()
+        with jax.set_mesh(mesh):
+            # Native kernels are compiled already: a program only calls them.
+            self._compiles_fast = native.usable()
         self._programs = ProgramCache(self._compile, on_compile)
 
     @property
@@ -161,11 +165,18 @@ class Runner:
         self._programs.prepare(SampleKey(shape.num_requests, SamplerFeatures()))
 
     def step_shape(self, num_tokens: int) -> StepShape:
-        """The compiled shape that holds this many tokens: 1, 8, or a larger power of two."""
+        """The compiled shape that holds this many tokens, the smallest of few."""
         limit = self.vllm_config.scheduler_config.max_num_batched_tokens
-        padded = 1 if num_tokens == 1 else _padded(num_tokens)
+        padded = self._padded(num_tokens)
         padded = max(min(padded, limit), num_tokens)
         return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks)
+
+    def _padded(self, num_tokens: int) -> int:
+        """A power of two, or, where programs compile fast enough for more of them, half as much again."""
+        power = 1 << (num_tokens - 1).bit_length()
+        if self._compiles_fast:
+            return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
+        return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)
 
     def dispatch(self, output: SchedulerOutput, sampling: Mapping[str, RequestSampling]) -> DispatchedStep:
         """Sends a step to the devices and returns without waiting for it.
@@ -200,7 +211,7 @@ class Runner:
     def whole_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits, float32 [T, V], of one whole sequence without a cache."""
         num_tokens = len(token_ids)
-        padded = _padded(num_tokens)
+        padded = self._padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
@@ -379,11 +390,6 @@ class Runner:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         model_config = self.vllm_config.model_config
         return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
-
-
-def _padded(num_tokens: int) -> int:
-    """8, or the next larger power of two."""
-    return max(SMALLEST_PADDED_TOKENS, 1 << (num_tokens - 1).bit_length())
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:
