@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include "matmul_micro.h"
+#include "next_weights.h"
 #include "simd.h"
 #include "team.h"
 
@@ -330,6 +331,9 @@ void emit(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* 
 
 void matmul(const Matmul& a, const Pool& pool) {
   if (a.rows == 0) return;
+  Ahead ahead;
+  // Only few rows wait for memory.
+  if (a.rows <= kMaxRowsFetchedAhead) guess_next_weights(a, pool.num_threads, &ahead);
   const Rows rows = prepare_rows(a, pool);
   const bool gated = a.activation != Activation::kNone;
   const int num_matrices = gated ? 1 : a.num_matrices;
@@ -360,7 +364,7 @@ void matmul(const Matmul& a, const Pool& pool) {
       }
     }
     emit(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
-  });
+  }, &ahead);
 }
 
 void packed_rows(const PackedRows& a, const Pool& pool) {

@@ -46,10 +46,11 @@ struct Team {
   Task task = nullptr;
   void* data = nullptr;
   int num_workers = 0;
-  std::atomic<int> arrived{0};  // helpers that joined the open job, to give each a range to begin with
+  Ahead ahead;
   std::atomic<bool> failed{false};  // a task threw
   std::exception_ptr error;         // what it threw; written by whoever set `failed`
   Range ranges[kMaxWorkers];
+  std::atomic<bool> is_taken[kMaxWorkers]{};  // which workers the helpers are
 };
 
 Team& team() {
@@ -75,39 +76,69 @@ void work(Team& t, int worker) noexcept {
   }
 }
 
+// The lowest worker that nobody is.
+int take_worker(Team& t) {
+  for (int worker = 1; worker < kMaxWorkers; ++worker) {
+    if (!t.is_taken[worker].exchange(true, std::memory_order_acquire)) return worker;
+  }
+  return kMaxWorkers;  // of no use to any job
+}
+
+void leave_worker(Team& t, int worker) {
+  if (worker < kMaxWorkers) t.is_taken[worker].store(false, std::memory_order_release);
+}
+
+// Fetches memory until all is there, or a job after `job` is open.
+void fetch(const Team& t, uint64_t job, const char* address, int64_t bytes) {
+  constexpr int64_t kLine = 64, kAtOnce = 16 * kLine;
+  for (int64_t i = 0; i < bytes; i += kAtOnce) {
+    if (t.job.load(std::memory_order_relaxed) > job + 1) return;
+    for (int64_t j = i; j < i + kAtOnce; j += kLine) __builtin_prefetch(address + j, 0, 2);
+  }
+}
+
 void help(void*) {
   Team& t = team();
+  int worker = take_worker(t);
   uint64_t last_job = 0;
   auto idle_since = std::chrono::steady_clock::now();
   for (unsigned spins = 0;; ++spins) {
     const uint64_t job = t.job.load(std::memory_order_acquire);
     if ((job & 1) != 0 && job != last_job) {
       t.inside.fetch_add(1, std::memory_order_seq_cst);
+      const char* ahead = nullptr;
+      int64_t ahead_bytes = 0;
       // Still open now that it is known that somebody is inside: it cannot be closed before we leave.
-      if (t.job.load(std::memory_order_seq_cst) == job) {
-        const int worker = 1 + t.arrived.fetch_add(1, std::memory_order_relaxed);
-        if (worker < t.num_workers) work(t, worker);
+      if (t.job.load(std::memory_order_seq_cst) == job && worker < t.num_workers) {
+        work(t, worker);
+        if (worker < kMaxAhead && t.ahead.bytes != 0) {
+          ahead = static_cast<const char*>(t.ahead.address[worker]);
+          ahead_bytes = t.ahead.bytes;
+        }
       }
       t.inside.fetch_sub(1, std::memory_order_release);
+      fetch(t, job, ahead, ahead_bytes);
       last_job = job;
       idle_since = std::chrono::steady_clock::now();
       continue;
     }
     pause();
     if ((spins & 63) != 0 || std::chrono::steady_clock::now() - idle_since <= kSpinTime) continue;
+    leave_worker(t, worker);
     t.helpers.fetch_sub(1, std::memory_order_seq_cst);
     // Whoever opens a job looks at `helpers` afterwards, so one of the two sees the other: a job that counted on this
     // helper finds it still here.
     const uint64_t latest = t.job.load(std::memory_order_seq_cst);
     if ((latest & 1) == 0 || latest == last_job) return;
     t.helpers.fetch_add(1, std::memory_order_relaxed);
+    worker = take_worker(t);
     idle_since = std::chrono::steady_clock::now();
   }
 }
 
 }  // namespace
 
-void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data) {
+void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, const Ahead* ahead) {
   Team& t = team();
   int num_workers = pool.num_threads < kMaxWorkers ? pool.num_threads : kMaxWorkers;
   if (num_tasks < num_workers) num_workers = static_cast<int>(num_tasks);
@@ -120,7 +151,8 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data) {
   t.task = task;
   t.data = data;
   t.num_workers = num_workers;
-  t.arrived.store(0, std::memory_order_relaxed);
+  t.ahead.bytes = 0;
+  if (ahead != nullptr) t.ahead = *ahead;
   for (int i = 0; i < num_workers; ++i) {
     t.ranges[i].next.store(num_tasks * i / num_workers, std::memory_order_relaxed);
     t.ranges[i].end = num_tasks * (i + 1) / num_workers;

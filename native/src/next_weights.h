@@ -1,0 +1,18 @@
+// Guesses which weights the next product will read: those that followed last time.
+//
+// A step's kernels run in the same order each time. Between two products, while norms, ropes and XLA's own operations
+// run, the memory idles; knowing what comes, helpers begin to fetch it.
+#pragma once
+
+#include "matmul.h"
+#include "team.h"
+
+namespace jaxis {
+
+constexpr int64_t kMaxRowsFetchedAhead = 4;
+
+// Remembers that `now` follows the product before it, and sets `ahead` to where each worker will begin in the product
+// that followed `now` last time.
+void guess_next_weights(const Matmul& now, int num_workers, Ahead* ahead);
+
+}  // namespace jaxis
