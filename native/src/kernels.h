@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "matmul.h"
 #include "norm.h"
+#include "quantize.h"
 #include "rope.h"
 #include "sampling.h"
 #include "team.h"
@@ -25,6 +26,7 @@ struct Kernels {
   void (*filter_tokens)(const TokenFilters&, const Pool&);
   void (*top_tokens)(const TopTokens&, const Pool&);
   void (*token_ranks)(const TokenRanks&, const Pool&);
+  bool (*quantize)(const Quantize&);  // whether all weights and scales are finite
 };
 
 // The best table that this processor runs; the environment variable JAXIS_CPU_ISA picks another by its name. Null for a

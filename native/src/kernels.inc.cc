@@ -5,6 +5,7 @@
 #include "filters.inc.cc"
 #include "matmul.inc.cc"
 #include "norm.inc.cc"
+#include "quantize.inc.cc"
 #include "rope.inc.cc"
 #include "sampling.inc.cc"
 #include "top_tokens.inc.cc"
@@ -27,6 +28,7 @@ const Kernels table = {
     filter_tokens,
     top_tokens,
     token_ranks,
+    quantize,
 };
 
 }  // namespace jaxis::JAXIS_ISA

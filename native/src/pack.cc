@@ -8,65 +8,88 @@ namespace {
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-template <typename T>
-void pack_plain(const Pack& p, int64_t panel, int64_t interleave) {
-  const int64_t k = p.format.k, padded = round_up(k, interleave);
-  T* out = reinterpret_cast<T*>(p.packed + panel * panel_bytes(p.format));
-  const T* data = static_cast<const T*>(p.data);
-  // In squares that stay in cache: rows are far apart in the source, columns in the panel.
-  constexpr int64_t kColumns = 64;
-  for (int64_t begin = 0; begin < padded; begin += kColumns) {
-    const int64_t end = begin + kColumns < padded ? begin + kColumns : padded;
+// Rows of 32-bit words to columns of them. In squares that stay in cache: rows are far apart in the source, columns in
+// the panel.
+void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t num_words, uint8_t* out) {
+  constexpr int64_t kWords = 32;
+  for (int64_t begin = 0; begin < num_words; begin += kWords) {
+    const int64_t end = begin + kWords < num_words ? begin + kWords : num_words;
     for (int64_t r = 0; r < kPanelRows; ++r) {
-      const int64_t row = panel * kPanelRows + r;
-      T* to = out + r * interleave;
-      for (int64_t c = begin; c < end; ++c) {
-        const T value = row < p.n && c < k ? data[row * k + c] : T(0);
-        to[c / interleave * interleave * kPanelRows + c % interleave] = value;
-      }
+      const uint8_t* from = rows + r * row_bytes;
+      for (int64_t c = begin; c < end; ++c) std::memcpy(out + (c * kPanelRows + r) * 4, from + c * 4, 4);
     }
   }
 }
 
-uint8_t quantized_value(const Pack& p, int64_t row, int64_t column) {
-  const uint8_t* data = static_cast<const uint8_t*>(p.data);
-  if (p.format.type == WeightType::kInt4) {
-    const uint8_t both = data[row * (p.format.k / 2) + column / 2];
-    return column % 2 == 0 ? both & 15 : both >> 4;
+template <typename T>
+void pack_plain(const Pack& p, int64_t panel) {
+  constexpr int64_t interleave = 4 / sizeof(T);
+  const int64_t k = p.format.k, padded = round_up(k, interleave);
+  uint8_t* packed = p.packed + panel * panel_bytes(p.format);
+  const T* data = static_cast<const T*>(p.data) + panel * kPanelRows * k;
+  if ((panel + 1) * kPanelRows <= p.n && k == padded) {
+    transpose_words(reinterpret_cast<const uint8_t*>(data), k * sizeof(T), k / interleave, packed);
+    return;
   }
-  const uint8_t value = data[row * p.format.k + column];
-  return p.format.has_zero_points ? value : value ^ 0x80;
+  T* out = reinterpret_cast<T*>(packed);
+  for (int64_t r = 0; r < kPanelRows; ++r) {
+    for (int64_t c = 0; c < padded; ++c) {
+      const T value = panel * kPanelRows + r < p.n && c < k ? data[r * k + c] : T(0);
+      out[(c / interleave * kPanelRows + r) * interleave + c % interleave] = value;
+    }
+  }
+}
+
+// Four bytes, each a number of the two bytes given: the low half first.
+uint32_t spread_halves(const uint8_t* both) {
+  uint32_t x = both[0] | static_cast<uint32_t>(both[1]) << 8;
+  x = (x | x << 8) & 0x00ff00ffu;
+  return (x | x << 4) & 0x0f0f0f0fu;
+}
+
+// Four columns of a group of a row, for kInt4 eight, as they stand in a panel.
+uint32_t quantized_word(const Pack& p, const uint8_t* group, int64_t column, int64_t group_size) {
+  if (p.format.type == WeightType::kInt4) {
+    return spread_halves(group + column / 2) | spread_halves(group + (column + group_size / 2) / 2) << 4;
+  }
+  uint32_t word;
+  std::memcpy(&word, group + column, 4);
+  return p.format.has_zero_points ? word : word ^ 0x80808080u;
 }
 
 // What stands for zero where a matrix is filled up.
-uint8_t neutral_value(const WeightFormat& f) {
+uint32_t neutral_word(const WeightFormat& f) {
   if (f.has_zero_points) return 0;
-  return f.type == WeightType::kInt4 ? 8 : 128;
+  return f.type == WeightType::kInt4 ? 0x88888888u : 0x80808080u;
 }
 
 void pack_quantized(const Pack& p, int64_t panel) {
   const WeightFormat& f = p.format;
+  const bool is_int4 = f.type == WeightType::kInt4;
   const int64_t group = f.group != 0 ? f.group : round_up(f.k, kActivationGroup);
   const int64_t num_groups = f.group != 0 ? f.k / f.group : 1;
   const bool wide_scales = f.group == 0 || f.has_wide_scales;
+  const uint32_t neutral = neutral_word(f);
   uint8_t* out = p.packed + panel * panel_bytes(f);
   for (int64_t g = 0; g < num_groups; ++g) {
-    const int64_t data_bytes = (f.type == WeightType::kInt4 ? group / 2 : group) * kPanelRows;
+    const int64_t num_words = is_int4 ? group / 8 : group / 4;
     for (int64_t r = 0; r < kPanelRows; ++r) {
       const int64_t row = panel * kPanelRows + r;
-      const auto value = [&](int64_t column) {
-        const int64_t at = g * group + column;
-        return row < p.n && at < f.k ? quantized_value(p, row, at) : neutral_value(f);
-      };
-      if (f.type == WeightType::kInt4) {
-        for (int64_t c = 0; c < group / 2; ++c) {
-          out[(c / 4 * kPanelRows + r) * 4 + c % 4] = static_cast<uint8_t>(value(c) | value(c + group / 2) << 4);
+      const uint8_t* data = static_cast<const uint8_t*>(p.data) + (row * f.k + g * group) / (is_int4 ? 2 : 1);
+      const int64_t columns = row < p.n ? f.k - g * group : 0;
+      for (int64_t w = 0; w < num_words; ++w) {
+        uint32_t word = neutral;
+        if (4 * w + 4 <= columns) {
+          word = quantized_word(p, data, 4 * w, group);
+        } else if (4 * w < columns) {  // a last word that the row only begins; its group is the row
+          uint8_t last[4] = {};
+          std::memcpy(last, data + 4 * w, columns - 4 * w);
+          word = quantized_word(p, last, 0, group);
         }
-      } else {
-        for (int64_t c = 0; c < group; ++c) out[(c / 4 * kPanelRows + r) * 4 + c % 4] = value(c);
+        std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
       }
     }
-    out += data_bytes;
+    out += num_words * kPanelRows * 4;
     for (int64_t r = 0; r < kPanelRows; ++r) {
       const int64_t row = panel * kPanelRows + r;
       if (wide_scales) {
@@ -109,10 +132,10 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
   for (int64_t panel = first; panel < last; ++panel) {
     switch (p.format.type) {
       case WeightType::kF32:
-        pack_plain<float>(p, panel, 1);
+        pack_plain<float>(p, panel);
         break;
       case WeightType::kBf16:
-        pack_plain<uint16_t>(p, panel, 2);
+        pack_plain<uint16_t>(p, panel);
         break;
       case WeightType::kInt8:
       case WeightType::kInt4:

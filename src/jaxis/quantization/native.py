@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
+from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
 from jaxis.layers.module import make_parameter
 from jaxis.loading.weight_loader import check_loadable
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
-from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme
+from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme, place_quantized
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
@@ -64,6 +65,7 @@ class NativeLinearMethod:
     def create_weights(self, layer: JaxLinear | JaxEmbed, rngs: nnx.Rngs, dtype: Any) -> None:
         if self.source is not None:
             self.source.create_weights(layer, rngs, dtype)
+            layer.weight.set_metadata(weight_loader=_PackingLoader(self.source))
             return
         layer.weight = make_parameter(
             rngs,
@@ -116,6 +118,26 @@ def _one_format(layers: Sequence[JaxLinear]) -> list[packed.PackedWeight] | None
     if len(weights) > packed.MOST_MATRICES or not all(isinstance(w, packed.PackedWeight) for w in weights):
         return None
     return weights if len({weight.format for weight in weights}) == 1 else None
+
+
+@dataclass(frozen=True)
+class _PackingLoader:
+    """A `weight_loader`: quantizes and packs straight from the mapped file, where the kernels take what comes out."""
+
+    source: QuantizedLinearMethod
+
+    def __call__(self, param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+        check_loadable(param, tensor, shard_id)
+        scheme = self.source.scheme
+        try:
+            weight: Any = packed.quantize_and_pack(
+                tensor, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method
+            )
+            if weight is None:
+                weight = place_quantized(self.source.quantize(tensor), param.get_metadata()["logical_axes"])
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+        param.set_value(weight)
 
 
 def _load_packed(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:

@@ -6,10 +6,7 @@ The layout is described in native/src/matmul.h. Packed weights are for inference
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import jax
@@ -18,6 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels import native, native_memory
+from jaxis.kernels.host_threads import for_each_part
+from jaxis.kernels.quantized_matmul import quantize_native
+from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
 PANEL_ROWS = 32
@@ -91,6 +91,29 @@ def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
     return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point)
 
 
+def quantize_and_pack(
+    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
+) -> PackedWeight | None:
+    """`pack_quantized(quantize(...))` of the same arguments, in one pass over the weight.
+
+    None if the kernels do not take such a weight, or there is no native code to quantize it.
+
+    Raises:
+      ValueError: As for `quantize`.
+    """
+    in_size = weight.shape[1]
+    check_quantizable(in_size, qtype, tile_size, calibration_method)
+    is_whole_row = tile_size is None and qtype == "int8"
+    is_grouped = tile_size in GROUP_SIZES and tile_size < in_size
+    if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
+        return None
+    group_size, has_zero_points = tile_size or 0, calibration_method == "minmax"
+    panels = _empty_panels(weight.shape, qtype, group_size, has_zero_points, False)
+    if not quantize_native.quantize_panels(weight, qtype, group_size, calibration_method, panels, PANEL_ROWS):
+        raise ValueError(NOT_FINITE)
+    return PackedWeight(_device_array(panels), weight.shape, qtype, group_size, has_zero_points)
+
+
 def matmul(
     x: jax.Array, weights: Sequence[PackedWeight], *, act_qtype: str | None = None, activation: str | None = None
 ) -> list[jax.Array]:
@@ -140,14 +163,13 @@ def _pack(
     rows, columns = shape
     has_zero_points = zero_point is not None
     has_wide_scales = group_size != 0 and scale is not None and scale.dtype == np.float32
-    panel_bytes = _panel_bytes(_TYPES[qtype], columns, group_size, has_zero_points, has_wide_scales)
-    num_panels = -(-rows // PANEL_ROWS)
-    packed = native_memory.empty(num_panels * panel_bytes).reshape(num_panels, panel_bytes)
+    packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales)
+    num_panels, panel_bytes = packed.shape
     # Kept by name, so that what ascontiguousarray copied lives until it is packed.
     sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
     pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in sources]
 
-    def pack_panels(first: int) -> None:
+    def pack_panels(first: int, last: int) -> None:
         library.jaxis_pack(
             ctypes.c_int32(_TYPES[qtype]),
             ctypes.c_int64(rows),
@@ -157,28 +179,29 @@ def _pack(
             *pointers,
             ctypes.c_void_p(packed.ctypes.data),
             ctypes.c_int64(first),
-            ctypes.c_int64(min(first + step, num_panels)),
+            ctypes.c_int64(last),
         )
 
-    step = max(1, _PANELS_PER_TASK_BYTES // panel_bytes)
-    list(_threads().map(pack_panels, range(0, num_panels, step)))
+    for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
+    return PackedWeight(_device_array(packed), (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+
+
+def _device_array(packed: np.ndarray) -> jax.Array:
     # Without may_alias JAX would copy it, into small pages.
-    array = jax.device_put(packed, may_alias=True)
-    return PackedWeight(array, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+    return jax.device_put(packed, may_alias=True)
 
 
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="jaxis-pack")
-
-
-def _panel_bytes(qtype: int, columns: int, group_size: int, has_zero_points: bool, has_wide_scales: bool) -> int:
+def _empty_panels(
+    shape: tuple[int, ...], qtype: str, group_size: int, has_zero_points: bool, has_wide_scales: bool
+) -> np.ndarray:
     function = native.library().jaxis_panel_bytes
     function.restype = ctypes.c_int64
-    return function(
-        ctypes.c_int32(qtype),
-        ctypes.c_int64(columns),
+    panel_bytes = function(
+        ctypes.c_int32(_TYPES[qtype]),
+        ctypes.c_int64(shape[1]),
         ctypes.c_int64(group_size),
         ctypes.c_bool(has_zero_points),
         ctypes.c_bool(has_wide_scales),
     )
+    num_panels = -(-shape[0] // PANEL_ROWS)
+    return native_memory.empty(num_panels * panel_bytes).reshape(num_panels, panel_bytes)

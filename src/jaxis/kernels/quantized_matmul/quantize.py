@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.reference import divide
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight
 
 CALIBRATION_METHODS = ("absmax", "minmax", "mse")
+NOT_FINITE = "has values that are not finite"
 _ELEMENTS_AT_ONCE = 1 << 22
 # Of "mse": where a group's largest value comes to lie before rounding. -8 is the end of the range that has no positive
 # twin; with -8.8 that value is clipped, which pays where it stands far out.
@@ -43,8 +45,22 @@ def quantize(
     """
     out_size, in_size = weight.shape
     check_quantizable(in_size, qtype, tile_size, calibration_method)
-    num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // max(in_size, 1)))
-    result: list[np.ndarray] | None = None
+    if weight.size == 0:
+        raise ValueError("has no rows")
+    function = quantize_native.quantize if quantize_native.usable(weight) else quantize_by_definition
+    arrays = function(weight, qtype, tile_size, calibration_method)
+    if arrays is None:
+        raise ValueError(NOT_FINITE)
+    return QuantizedWeight(*arrays)
+
+
+def quantize_by_definition(
+    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
+) -> tuple[np.ndarray, ...] | None:
+    """The arrays of `quantize`'s result, whose arguments these are; None if one is not finite."""
+    out_size, in_size = weight.shape
+    num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // in_size))
+    result: list[np.ndarray] = []
     for first in range(0, out_size, num_rows):
         # The last part reaches back, so that all have one shape and share a program.
         rows = slice(min(first, out_size - num_rows), min(first, out_size - num_rows) + num_rows)
@@ -52,11 +68,7 @@ def quantize(
         result = result or [np.empty((out_size, *array.shape[1:]), array.dtype) for array in part]
         for whole, array in zip(result, part, strict=True):
             whole[rows] = array
-    if result is None:
-        raise ValueError("has no rows")
-    if not np.isfinite(result[1]).all():
-        raise ValueError("has values that are not finite")
-    return QuantizedWeight(*result)
+    return tuple(result) if np.isfinite(result[1]).all() else None
 
 
 def check_quantizable(in_size: int, qtype: str, tile_size: int | None, calibration_method: str) -> None:
@@ -91,7 +103,7 @@ def _quantize_on_cpu(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
-    weight = weight.astype(jnp.float32)
+    weight = _flushed(weight.astype(jnp.float32))
     scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 127), scale_dtype)
     q = _divide_and_round(weight, scale, -127, 127)
     return q.astype(jnp.int8).reshape(len(q), -1), scale[..., 0].astype(scale_dtype)
@@ -99,14 +111,14 @@ def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, .
 
 @functools.partial(jax.jit, static_argnums=1)
 def _int4_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
-    weight = weight.astype(jnp.float32)
+    weight = _flushed(weight.astype(jnp.float32))
     scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 7), scale_dtype)
     return _pack(_divide_and_round(weight, scale, -8, 7) + INT4_OFFSET), scale[..., 0].astype(scale_dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
-    weight = weight.astype(jnp.float32)
+    weight = _flushed(weight.astype(jnp.float32))
     low, high = jnp.min(weight, axis=-1, keepdims=True), jnp.max(weight, axis=-1, keepdims=True)
     extreme = jnp.where(-low > high, low, high)
     scales = [_rounded(divide(extreme, target), scale_dtype) for target in _INT4_EXTREMES]
@@ -119,14 +131,25 @@ def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]
 
 
 def _squared_error(weight: jax.Array, scale: jax.Array) -> jax.Array:
-    """Of each group in int4, [out, groups, 1]."""
+    """Of each group in int4, [out, groups, 1].
+
+    Every product is rounded by itself and the sums are taken in a fixed order: in halves, the second half (filled up
+    with zeros to a power of two) onto the first, and again. XLA is kept from what it would make of it otherwise.
+    """
+    barrier = jax.lax.optimization_barrier
     q = _divide_and_round(weight, scale, -8, 7)
-    return jnp.sum(jnp.square(q * scale - weight), axis=-1, keepdims=True)
+    squares = _flushed(barrier(jnp.square(barrier(barrier(q * scale) - weight))))
+    size = 1 << (weight.shape[-1] - 1).bit_length()
+    squares = jnp.pad(squares, ((0, 0), (0, 0), (0, size - weight.shape[-1])))
+    while size > 1:
+        size //= 2
+        squares = barrier(squares[..., :size] + squares[..., size:])
+    return squares
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _int4_minmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
-    weight = weight.astype(jnp.float32)
+    weight = _flushed(weight.astype(jnp.float32))
     # The range includes 0, so that 0 is exact and the zero point fits.
     low = jnp.minimum(jnp.min(weight, axis=-1, keepdims=True), 0)
     high = jnp.maximum(jnp.max(weight, axis=-1, keepdims=True), 0)
@@ -145,14 +168,22 @@ _QUANTIZERS = {
 
 
 def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """float32 values that `dtype`, float32 or bfloat16, holds."""
+    """float32 values that `dtype`, float32 or bfloat16, holds; a zero is positive."""
+    scale = _flushed(scale)
     # XLA may leave a cast there and back out; not this.
     return scale if dtype == np.float32 else jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
 
 
+def _flushed(x: jax.Array) -> jax.Array:
+    """x with 0 for denormal numbers, of which XLA's CPU threads may or may not make 0 themselves."""
+    return jnp.where(jnp.abs(x) < jnp.finfo(jnp.float32).tiny, 0, x)
+
+
 def _divide_and_round(weight: jax.Array, scale: jax.Array, low: int, high: int) -> jax.Array:
     """round-half-even(weight / scale), clipped; 0 where the scale is 0."""
-    return jnp.clip(jnp.rint(weight / jnp.where(scale == 0, jnp.inf, scale)), low, high)
+    divisor = jnp.broadcast_to(jnp.where(scale == 0, jnp.inf, scale), weight.shape)
+    # If XLA saw that a group shares it, it would multiply by its reciprocal, which rounds once more.
+    return jnp.clip(jnp.rint(weight / jax.lax.optimization_barrier(divisor)), low, high)
 
 
 def _pack(q: jax.Array) -> jax.Array:

@@ -1,0 +1,199 @@
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace jaxis::JAXIS_ISA {
+namespace {
+
+constexpr uint32_t kSign = 0x80000000u, kExponent = 0x7f800000u;
+
+JAXIS_INLINE float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+JAXIS_INLINE uint32_t to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+// Denormal numbers are zeros: XLA may compute without them.
+JAXIS_INLINE float flushed(float x) {
+  const uint32_t bits = to_bits(x);
+  return from_bits((bits & kExponent) != 0 ? bits : bits & kSign);
+}
+
+JAXIS_INLINE float f16_to_float(uint16_t x) {
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+  const uint32_t rest = x & 0x7fffu;
+  const uint32_t normal = (rest << 13) + (112u << 23);
+  const uint32_t denormal = to_bits(static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f);
+  const uint32_t infinite_or_nan = (rest << 13) | kExponent;
+  return from_bits(sign | (rest >= 0x7c00u ? infinite_or_nan : rest >= 0x400u ? normal : denormal));
+}
+
+void widen_row(const Quantize& a, int64_t row, float* out) {
+  switch (a.type) {
+    case FloatType::kF32: {
+      const float* in = static_cast<const float*>(a.weight) + row * a.k;
+      for (int64_t i = 0; i < a.k; ++i) out[i] = flushed(in[i]);
+      break;
+    }
+    case FloatType::kBf16: {
+      const uint16_t* in = static_cast<const uint16_t*>(a.weight) + row * a.k;
+      for (int64_t i = 0; i < a.k; ++i) out[i] = flushed(bf16_to_float(in[i]));
+      break;
+    }
+    case FloatType::kF16: {
+      const uint16_t* in = static_cast<const uint16_t*>(a.weight) + row * a.k;
+      for (int64_t i = 0; i < a.k; ++i) out[i] = f16_to_float(in[i]);
+      break;
+    }
+  }
+}
+
+// Among bits as integers, so that a NaN is larger than everything.
+float largest_magnitude(const float* x, int64_t size) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t bits = to_bits(x[i]) & ~kSign;
+    largest = bits > largest ? bits : largest;
+  }
+  return from_bits(largest);
+}
+
+struct Range {
+  float low, high;
+};
+
+// Also among integers, in the order of the numbers that they stand for.
+Range range(const float* x, int64_t size) {
+  const auto ordered = [](uint32_t bits) {
+    const int32_t value = static_cast<int32_t>(bits);
+    return value ^ ((value >> 31) & 0x7fffffff);
+  };
+  int32_t low = INT32_MAX, high = INT32_MIN;
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t value = ordered(to_bits(x[i]));
+    low = value < low ? value : low;
+    high = value > high ? value : high;
+  }
+  const auto back = [&](int32_t value) { return from_bits(static_cast<uint32_t>(ordered(static_cast<uint32_t>(value)))); };
+  return {back(low), back(high)};
+}
+
+JAXIS_INLINE float clipped(float x, float low, float high) {
+  x = x > low ? x : low;
+  return x < high ? x : high;
+}
+
+// Rounds to nearest even, clipped. `divisor` is infinite where the scale is 0.
+JAXIS_INLINE float quotient(float x, float divisor, float low, float high) {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2**23: what is added to it loses its fraction
+  return clipped(x / divisor, low, high) + kShift - kShift;
+}
+
+JAXIS_INLINE float divisor_of(float scale) { return scale == 0.0f ? from_bits(kExponent) : scale; }
+
+JAXIS_INLINE float rounded_scale(float scale, bool wide) {
+  scale = flushed(scale) + 0.0f;  // a zero is positive
+  return wide ? scale : bf16_to_float(float_to_bf16(scale));
+}
+
+// Added up in halves: of a power of two of places, the rest of them 0, the second half onto the first, and again.
+float squared_error(const float* x, int64_t size, float scale, float* scratch) {
+  int64_t places = 1;
+  while (places < size) places *= 2;
+  const float divisor = divisor_of(scale);
+  for (int64_t i = 0; i < size; ++i) {
+    const float error = quotient(x[i], divisor, -8.0f, 7.0f) * scale - x[i];
+    scratch[i] = flushed(error * error);
+  }
+  for (int64_t i = size; i < places; ++i) scratch[i] = 0.0f;
+  for (int64_t half = places / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) scratch[i] += scratch[half + i];
+  }
+  return scratch[0];
+}
+
+float mse_scale(const Quantize& a, const float* x, float* scratch) {
+  const Range r = range(x, a.group);
+  const float extreme = -r.low > r.high ? r.low : r.high;
+  const float plain = rounded_scale(extreme / -8.0f, a.wide_scales);
+  const float clipping = rounded_scale(extreme / -8.8f, a.wide_scales);
+  return squared_error(x, a.group, clipping, scratch) < squared_error(x, a.group, plain, scratch) ? clipping : plain;
+}
+
+void quantize_to_int8(const float* x, int64_t size, float scale, int8_t* out) {
+  const float divisor = divisor_of(scale);
+  for (int64_t i = 0; i < size; ++i) {
+    out[i] = static_cast<int8_t>(static_cast<int32_t>(quotient(x[i], divisor, -127.0f, 127.0f)));
+  }
+}
+
+// In x's place: whole numbers from 0 to 15.
+void quantize_to_int4(float* x, int64_t size, float scale, float low, float high, float zero_point) {
+  const float divisor = divisor_of(scale);
+  for (int64_t i = 0; i < size; ++i) {
+    x[i] = clipped(quotient(x[i], divisor, low, high) + zero_point, 0.0f, 15.0f);
+  }
+}
+
+}  // namespace
+
+bool quantize(const Quantize& a) {
+  const int64_t num_groups = a.k / a.group;
+  float* const x = a.scratch;
+  float* const sums = a.scratch + a.k;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    widen_row(a, row, x);
+    if ((to_bits(largest_magnitude(x, a.k)) & kExponent) == kExponent) return false;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      float* const group = x + g * a.group;
+      float scale = 0.0f;
+      switch (a.calibration) {
+        case Calibration::kInt8AbsMax:
+          scale = rounded_scale(largest_magnitude(group, a.group) / 127.0f, a.wide_scales);
+          quantize_to_int8(group, a.group, scale, static_cast<int8_t*>(a.qvalue) + row * a.k + g * a.group);
+          break;
+        case Calibration::kInt4AbsMax:
+          scale = rounded_scale(largest_magnitude(group, a.group) / 7.0f, a.wide_scales);
+          quantize_to_int4(group, a.group, scale, -8.0f, 7.0f, 8.0f);
+          break;
+        case Calibration::kInt4MinMax: {
+          const Range r = range(group, a.group);
+          // 0 among them, so that it is exact and the zero point fits.
+          const float low = r.low < 0.0f ? r.low : 0.0f, high = r.high > 0.0f ? r.high : 0.0f;
+          scale = rounded_scale((high - low) / 15.0f, a.wide_scales);
+          const float zero_point = quotient(-low, divisor_of(scale), 0.0f, 15.0f);
+          quantize_to_int4(group, a.group, scale, -15.0f, 15.0f, zero_point);
+          a.zero_points[row * num_groups + g] = static_cast<uint8_t>(zero_point);
+          break;
+        }
+        case Calibration::kInt4Mse:
+          scale = mse_scale(a, group, sums);
+          quantize_to_int4(group, a.group, scale, -8.0f, 7.0f, 8.0f);
+          break;
+      }
+      if ((to_bits(scale) & kExponent) == kExponent) return false;
+      if (a.wide_scales) {
+        static_cast<float*>(a.scales)[row * num_groups + g] = scale;
+      } else {
+        static_cast<uint16_t*>(a.scales)[row * num_groups + g] = static_cast<uint16_t>(to_bits(scale) >> 16);
+      }
+    }
+    if (!is_int8(a.calibration)) {
+      uint8_t* out = static_cast<uint8_t*>(a.qvalue) + row * (a.k / 2);
+      for (int64_t i = 0; i < a.k / 2; ++i) {
+        out[i] = static_cast<uint8_t>(static_cast<int32_t>(x[2 * i]) | static_cast<int32_t>(x[2 * i + 1]) << 4);
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace jaxis::JAXIS_ISA
