@@ -51,9 +51,11 @@ Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
     const std::vector<int> q = integers(n * k, 0, 2 * neutral - 1, seed + 1);
     const std::vector<int> zeros = integers(n * groups, 0, 2 * neutral - 1, seed + 2);
     for (int64_t i = 0; i < n * groups; ++i) {
+      // Not a choice between the number and what is left of it in bfloat16: GCC 12 takes the number for both.
       const float scale = 0.01f + std::abs(numbers[i]);
-      scales32.push_back(format.has_wide_scales ? scale : from_bf16(to_bf16(scale)));
-      scales16.push_back(to_bf16(scales32.back()));
+      scales16.push_back(to_bf16(scale));
+      scales32.push_back(from_bf16(scales16.back()));
+      if (format.has_wide_scales) scales32.back() = scale;
       w.scales.push_back(scales32.back());
       if (format.has_zero_points) zero_points.push_back(static_cast<uint8_t>(zeros[i]));
     }
