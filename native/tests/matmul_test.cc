@@ -51,8 +51,11 @@ Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
     const std::vector<int> q = integers(n * k, 0, 2 * neutral - 1, seed + 1);
     const std::vector<int> zeros = integers(n * groups, 0, 2 * neutral - 1, seed + 2);
     for (int64_t i = 0; i < n * groups; ++i) {
-      scales32.push_back(from_bf16(to_bf16(0.01f + std::abs(numbers[i]))));
-      scales16.push_back(to_bf16(scales32.back()));
+      // Not a choice between the number and what is left of it in bfloat16: GCC 12 takes the number for both.
+      const float scale = 0.01f + std::abs(numbers[i]);
+      scales16.push_back(to_bf16(scale));
+      scales32.push_back(from_bf16(scales16.back()));
+      if (format.has_wide_scales) scales32.back() = scale;
       w.scales.push_back(scales32.back());
       if (format.has_zero_points) zero_points.push_back(static_cast<uint8_t>(zeros[i]));
     }
@@ -77,7 +80,8 @@ Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
   const void* source = narrow                              ? static_cast<const void*>(data.data())
                        : format.type == WeightType::kBf16 ? static_cast<const void*>(data16.data())
                                                           : static_cast<const void*>(numbers.data());
-  const void* scales = format.group != 0 ? static_cast<const void*>(scales16.data()) : scales32.data();
+  const void* scales = format.group != 0 && !format.has_wide_scales ? static_cast<const void*>(scales16.data())
+                                                                    : scales32.data();
   w.packed.resize(num_panels(n) * panel_bytes(format));
   pack_panels({format, n, source, narrow ? scales : nullptr, format.has_zero_points ? zero_points.data() : nullptr,
                w.packed.data()},
@@ -158,12 +162,18 @@ void check(const std::vector<float>& actual, const Expected& expected) {
 }
 
 std::vector<WeightFormat> formats(int64_t k) {
-  std::vector<WeightFormat> out = {
-      {WeightType::kF32, k, 0, false}, {WeightType::kBf16, k, 0, false}, {WeightType::kInt8, k, 0, false}};
+  std::vector<WeightFormat> out = {{WeightType::kF32, k, 0, false, false},
+                                   {WeightType::kBf16, k, 0, false, false},
+                                   {WeightType::kInt8, k, 0, false, false}};
   for (const int64_t group : {32, 64, 128}) {
     if (k % group != 0) continue;
     for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-      for (const bool zero_points : {false, true}) out.push_back({type, k, group, zero_points});
+      for (const bool zero_points : {false, true}) {
+        // Wide scales are told apart in one place: one size of group will do.
+        for (const bool wide : {false, true}) {
+          if (!wide || group == 64) out.push_back({type, k, group, zero_points, wide});
+        }
+      }
     }
   }
   return out;
@@ -179,7 +189,8 @@ void for_each_way(int64_t k, const Function& function) {
 }
 
 std::string name(const WeightFormat& f) {
-  return text("type", static_cast<int>(f.type), "k", f.k, "group", f.group, "zero points", f.has_zero_points);
+  return text("type", static_cast<int>(f.type), "k", f.k, "group", f.group, "zero points", f.has_zero_points,
+              "wide scales", f.has_wide_scales);
 }
 
 }  // namespace

@@ -72,14 +72,19 @@ def digest(row):
     return hashlib.sha256(row.tobytes()).hexdigest()[:16]
 
 
-def main(num_processors):
+def main(num_processors, quantization):
     """Prints, as JSON, what each kind of run gave for each prompt."""
     from jaxis import LLM, SamplingParams
     from jaxis.engine.block_manager import BlockManager
 
     runs = {}
     with LLM(
-        max_num_seqs=8, max_num_batched_tokens=64, kv_cache_memory="8MiB", max_model_len=256, show_progress=False
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        kv_cache_memory="8MiB",
+        max_model_len=256,
+        quantization=quantization,
+        show_progress=False,
     ) as llm:
         recorder = Recorder(llm)
         engine = llm._engine
@@ -108,13 +113,13 @@ def main(num_processors):
     print(json.dumps(runs))
 
 
-@pytest.fixture(scope="module")
-def runs():
+@pytest.fixture(scope="module", params=[None, "int8", "int4"], ids=["plain", "int8", "int4"])
+def runs(request):
     """Number of processors -> kind of run -> prompt -> what it gave."""
     found = {}
     for count in NUM_PROCESSORS:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
-        script += f"from test_batch_invariance import main; main({count})"
+        script += f"from test_batch_invariance import main; main({count}, {request.param!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
         process = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False

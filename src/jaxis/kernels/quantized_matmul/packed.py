@@ -18,6 +18,7 @@ from jaxis.kernels import native, native_memory
 from jaxis.kernels.host_threads import for_each_part
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
+from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
 PANEL_ROWS = 32
@@ -78,16 +79,25 @@ def pack(weight: np.ndarray) -> PackedWeight:
 
 def can_pack(weight: QuantizedWeight) -> bool:
     """Whether the kernels take this weight."""
-    return weight.group_size in GROUP_SIZES or (weight.qtype == "int8" and weight.scale.shape[1] == 1)
+    if weight.scale.shape[1] == 1 and (weight.qtype == "int8" or weight.shape[1] % DEFAULT_ACT_TILE == 0):
+        return True
+    return weight.group_size in GROUP_SIZES
 
 
 def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
     """Packs a weight that `can_pack`; numbers, scales and zero points are kept as they are."""
     scale = np.asarray(weight.scale)
-    group_size = 0 if weight.qtype == "int8" and scale.shape[1] == 1 else weight.group_size
+    zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
+    group_size = weight.group_size
+    if scale.shape[1] == 1 and weight.qtype == "int8":
+        group_size, scale = 0, scale.astype(np.float32, copy=False)
+    elif scale.shape[1] == 1 and weight.shape[1] % DEFAULT_ACT_TILE == 0:
+        # The kernels have no int4 with one scale a row: its groups are those that activations are quantized in.
+        group_size, groups = DEFAULT_ACT_TILE, weight.shape[1] // DEFAULT_ACT_TILE
+        scale = np.repeat(scale, groups, axis=1)
+        zero_point = None if zero_point is None else np.repeat(zero_point, groups, axis=1)
     if scale.dtype != ml_dtypes.bfloat16:
         scale = scale.astype(np.float32, copy=False)
-    zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
     return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point)
 
 

@@ -1,0 +1,165 @@
+"""Packed weights and the native products with them, on every instruction set, against numpy in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+from quantized_products import expected_weight, quantized_product
+
+from jaxis.kernels import native
+from jaxis.kernels.quantized_matmul import QuantizedWeight, packed, quantize, reference
+
+pytestmark = [
+    pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
+    each_isa,
+    pytest.mark.usefixtures("isa"),
+]
+
+# type, columns that share a scale (None: all), calibration (minmax has zero points), wide scales
+INT8 = [*(("int8", group, "absmax", False) for group in (None, 32, 64, 128)), ("int8", 64, "absmax", True)]
+INT4 = [("int4", group, how, False) for group in (None, 32, 64, 128) for how in ("absmax", "minmax")]
+WIDE = [("int8", None, "absmax", True), ("int4", None, "absmax", True), ("int4", 128, "minmax", True)]
+SCHEMES = ["float32", "bfloat16", *INT8, *INT4, *WIDE]
+schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
+ROWS = 40
+# Of a batch: one row, and as many as the micro-kernels take and do not.
+PARTS = [
+    slice(0, ROWS),
+    *(slice(at, at + n) for at, n in [(0, 1), (3, 1), (39, 1), (5, 2), (11, 6), (20, 13), (2, 37)]),
+]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@dataclasses.dataclass
+class Weight:
+    """A packed weight, and what it stands for."""
+
+    packed: packed.PackedWeight
+    dense: np.ndarray  # float64 [out, in]
+    quantized: QuantizedWeight | None
+
+    def product(self, x, act_qtype):
+        if act_qtype is None:
+            return x.astype(np.float64) @ self.dense.T
+        return quantized_product(x, self.quantized, reference.activation_tile(self.quantized))
+
+
+def make(scheme, n, k, seed=0):
+    numbers = random(n, k, seed=seed)
+    if isinstance(scheme, str):
+        numbers = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
+        return Weight(packed.pack(numbers), numbers.astype(np.float64), None)
+    *how, wide = scheme
+    weight = quantize(numbers, *how)
+    # A scale that bfloat16 does not have, where there is one a row as where it is a group's.
+    scale = weight.scale.astype(np.float32) * np.float32(1.001) if wide else weight.scale.astype(ml_dtypes.bfloat16)
+    weight = dataclasses.replace(weight, scale=scale)
+    assert packed.can_pack(weight)
+    return Weight(packed.pack_quantized(weight), expected_weight(weight), weight)
+
+
+def sizes(scheme):
+    by_row = isinstance(scheme, str) or scheme[:2] == ("int8", None)
+    return [(1, 384), (33, 128), (100, 256), *([(33, 101), (32, 1)] if by_row else [])]
+
+
+def act_qtypes(scheme):
+    return [None] if isinstance(scheme, str) else [None, "int8"]
+
+
+@schemes
+def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(scheme):
+    for n, k in sizes(scheme):
+        weight, x = make(scheme, n, k), random(ROWS, k, seed=1)
+        x[3, : k // 2] = 0
+        for act_qtype in act_qtypes(scheme):
+            # One program for all of them: compiling takes longer than running.
+            multiply = jax.jit(lambda x, w, q=act_qtype: [packed.matmul(x[p], [w], act_qtype=q)[0] for p in PARTS])
+            together, *parts = multiply(x, weight.packed)
+            tolerance = 2e-6 * np.abs(x).sum(axis=1).max() * np.abs(weight.dense).max()
+            message = f"{n}, {k}, {act_qtype}"
+            np.testing.assert_allclose(together, weight.product(x, act_qtype), rtol=0, atol=tolerance, err_msg=message)
+            for part, rows in zip(PARTS[1:], parts, strict=True):
+                np.testing.assert_array_equal(rows, together[part], err_msg=f"{message}, {part}")
+
+
+@schemes
+def test_quantized_products_equal_the_definition(scheme):
+    if isinstance(scheme, str):
+        pytest.skip("is not quantized")
+    weight, x = make(scheme, 33, 256), random(2, 3, 256, seed=1)
+    for act_qtype in act_qtypes(scheme):
+        (y,) = packed.matmul(jnp.asarray(x), [weight.packed], act_qtype=act_qtype)
+        expected = reference.quantized_matmul(jnp.asarray(x), weight.quantized, act_qtype=act_qtype)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@schemes
+def test_several_matrices_in_one_call_are_each_alone(scheme):
+    weights = [make(scheme, n, 128, seed=n).packed for n in (64, 1, 33, 100)]
+    assert len({weight.format for weight in weights}) == 1
+    x = jnp.asarray(random(9, 128, seed=1))
+
+    def multiply(x, weights, act_qtype):
+        groups = [weights, *([weight] for weight in weights)]
+        return [packed.matmul(x[:rows], group, act_qtype=act_qtype) for rows in (1, 9) for group in groups]
+
+    for act_qtype in act_qtypes(scheme):
+        results = jax.jit(multiply, static_argnums=2)(x, weights, act_qtype)
+        for together, *alone in (results[:5], results[5:]):
+            for y, [expected] in zip(together, alone, strict=True):
+                np.testing.assert_array_equal(y, expected)
+
+
+@schemes
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products(scheme, activation):
+    gate, up = make(scheme, 33, 128), make(scheme, 33, 128, seed=1)
+    function = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[activation]
+    x = random(9, 128, seed=2) / 8  # so that the activation is not in its flat parts
+    for act_qtype in act_qtypes(scheme):
+        weights = [gate.packed, up.packed]
+        (y,) = packed.matmul(jnp.asarray(x), weights, act_qtype=act_qtype, activation=activation)
+        with jax.enable_x64(True):
+            expected = function(jnp.asarray(gate.product(x, act_qtype))) * up.product(x, act_qtype)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        (alone,) = packed.matmul(jnp.asarray(x[4:5]), weights, act_qtype=act_qtype, activation=activation)
+        np.testing.assert_array_equal(alone, y[4:5])
+
+
+@schemes
+def test_rows_looked_up_are_those_packed(scheme):
+    for n, k in sizes(scheme):
+        weight = make(scheme, n, k)
+        ids = np.array([0, n - 1, n // 2, n // 3, 0, -5, n + 1000], np.int32)
+        rows = packed.lookup(jnp.asarray(ids), weight.packed)
+        np.testing.assert_allclose(rows, weight.dense[np.clip(ids, 0, n - 1)], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_types_are_packed_as_float32(dtype):
+    numbers = random(5, 7).astype(dtype)
+    weight = packed.pack(numbers)
+    assert weight.qtype == "float32"
+    np.testing.assert_array_equal(packed.lookup(jnp.arange(5), weight), numbers.astype(np.float32))
+
+
+def test_a_weight_takes_the_memory_of_its_type():
+    for scheme, bytes_per_number in [("float32", 4), ("bfloat16", 2), (INT8[0], 1), (INT4[4], 0.5)]:
+        number_of_weights = 64 * 512
+        size = make(scheme, 64, 512).packed.nbytes
+        assert bytes_per_number <= size / number_of_weights < 1.15 * bytes_per_number
+
+
+@pytest.mark.parametrize(
+    ("qtype", "tile_size", "columns"), [("int8", 16, 64), ("int4", 16, 64), ("int4", None, 96), ("int8", 96, 192)]
+)
+def test_groups_that_the_kernels_do_not_have_are_told(qtype, tile_size, columns):
+    assert not packed.can_pack(quantize(random(4, columns), qtype, tile_size))

@@ -1,0 +1,133 @@
+"""Layers with packed weights: what is kept in memory, and that they compute what plain layers do."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxis.kernels import native
+from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
+from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.methods import QuantizedLinearMethod
+from jaxis.quantization.native import NativeLinearMethod, NativeQuantizationConfig
+
+pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+
+PLAIN = NativeQuantizationConfig()
+
+
+def quantized(qtype, tile_size):
+    return NativeQuantizationConfig(
+        parse_quantization([{"module_path": ".*", "weight_qtype": qtype, "tile_size": tile_size}])
+    )
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def filled(layer, seed=0):
+    """The layer as a checkpoint leaves it, and its weights by name."""
+    weights = {
+        name: random(*param.get_value().shape, seed=seed + i)
+        for i, (name, param) in enumerate(layer.named_parameters())
+    }
+    assert JaxAutoWeightsLoader(layer).load_weights(weights.items()) == weights.keys()
+    process(layer)
+    return layer, weights
+
+
+def process(layer):
+    for _, module in layer.named_modules():
+        if hasattr(module, "quant_method"):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def linear(n, config=PLAIN, *, use_bias=False, seed=0, name="x"):
+    layer = JaxLinear(64, n, nnx.Rngs(0), use_bias=use_bias, quant_config=config, prefix=name)
+    return filled(layer, seed)
+
+
+def test_bfloat16_weights_stay_as_in_the_file():
+    layer = JaxEmbed(33, 48, nnx.Rngs(0), dtype=jnp.bfloat16, quant_config=PLAIN)
+    weight = random(33, 48).astype(ml_dtypes.bfloat16)
+    JaxAutoWeightsLoader(layer).load_weights([("weight", weight)])
+    process(layer)
+    held = layer.weight.get_value()
+    assert isinstance(held, PackedWeight)
+    assert held.qtype == "bfloat16"
+    x = random(3, 48, seed=1)
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    np.testing.assert_allclose(layer.decode(jnp.asarray(x)), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+    np.testing.assert_array_equal(layer(np.array([5, 32, 0])), weight[[5, 32, 0]])
+
+
+def test_a_float32_layer_keeps_a_bfloat16_file_narrow():
+    layer = JaxLinear(64, 9, nnx.Rngs(0), use_bias=False, quant_config=PLAIN)
+    weight = random(9, 64).astype(ml_dtypes.bfloat16)
+    JaxAutoWeightsLoader(layer).load_weights([("weight", weight)])
+    process(layer)
+    assert layer.weight.get_value().qtype == "bfloat16"
+    x = random(2, 64, seed=1)
+    np.testing.assert_allclose(layer(jnp.asarray(x)), x @ weight.astype(np.float32).T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_layers_applied_together_are_each_alone(use_bias):
+    layers = [linear(n, use_bias=use_bias, seed=n) for n in (64, 7, 33)]
+    x = random(5, 64)
+    together = nnx.jit(lambda layers, x: apply_together(x, *layers))([layer for layer, _ in layers], jnp.asarray(x))
+    for (layer, weights), y in zip(layers, together, strict=True):
+        np.testing.assert_array_equal(y, nnx.jit(lambda layer, x: layer(x))(layer, jnp.asarray(x)))
+        np.testing.assert_allclose(y, x @ weights["weight"].T + weights.get("bias", 0), rtol=0, atol=1e-4)
+
+
+def test_layers_of_different_types_are_applied_one_by_one():
+    layers = [linear(7), linear(9, quantized("int8", 32))]
+    x = random(5, 64)
+    results = apply_together(jnp.asarray(x), *(layer for layer, _ in layers))
+    np.testing.assert_allclose(results[0], x @ layers[0][1]["weight"].T, rtol=0, atol=1e-4)
+    expected = x @ np.asarray(dequantize(quantize(layers[1][1]["weight"], "int8", 32))).T
+    np.testing.assert_allclose(results[1], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh", "relu"])
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("config", [PLAIN, quantized("int8", None)], ids=["plain", "int8"])
+def test_gated_mlp(name, use_bias, config):
+    activation = activation_function(name)
+    arguments = {"activation": activation, "use_bias": use_bias, "dtype": jnp.float32}
+    layer = GatedMLP(64, 96, nnx.Rngs(0), quant_config=config, prefix="mlp", **arguments)
+    _, weights = filled(layer)
+    x = random(5, 64, seed=9) / 8
+
+    def project(name, x):
+        weight = weights[f"{name}_proj.weight"]
+        weight = weight if config is PLAIN else np.asarray(dequantize(quantize(weight, "int8")))
+        return x @ weight.T + weights.get(f"{name}_proj.bias", 0)
+
+    expected = project("down", np.asarray(activation(project("gate", x))) * project("up", x))
+    result = nnx.jit(lambda layer, x: layer(x))(layer, jnp.asarray(x))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_groups_that_the_kernels_do_not_have_stay_with_plain_jax():
+    layer, weights = linear(9, quantized("int4", 16))
+    assert isinstance(layer.weight.get_value(), QuantizedWeight)
+    assert isinstance(layer.quant_method, QuantizedLinearMethod)
+    x = random(3, 64, seed=1)
+    expected = x @ np.asarray(dequantize(quantize(weights["weight"], "int4", 16))).T
+    np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=0, atol=1e-4)
+
+
+def test_layers_alike_are_equal_however_their_weights_came():
+    layers = [linear(9, quantized("int8", tile_size))[0] for tile_size in (None, 32)]
+    assert all(isinstance(jax.tree.leaves(layer.weight.get_value())[0], jax.Array) for layer in layers)
+    assert [layer.quant_method for layer in layers] == [NativeLinearMethod(None)] * 2
