@@ -57,7 +57,7 @@ void widen_row(const Quantize& a, int64_t row, float* out) {
 }
 
 // Among bits as integers, so that a NaN is larger than everything.
-float largest_magnitude(const float* x, int64_t size) {
+JAXIS_INLINE float largest_magnitude(const float* x, int64_t size) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < size; ++i) {
     const uint32_t bits = to_bits(x[i]) & ~kSign;
@@ -71,7 +71,7 @@ struct Range {
 };
 
 // Also among integers, in the order of the numbers that they stand for.
-Range range(const float* x, int64_t size) {
+JAXIS_INLINE Range range(const float* x, int64_t size) {
   const auto ordered = [](uint32_t bits) {
     const int32_t value = static_cast<int32_t>(bits);
     return value ^ ((value >> 31) & 0x7fffffff);
@@ -105,7 +105,7 @@ JAXIS_INLINE float rounded_scale(float scale, bool wide) {
 }
 
 // Added up in halves: of a power of two of places, the rest of them 0, the second half onto the first, and again.
-float squared_error(const float* x, int64_t size, float scale, float* scratch) {
+JAXIS_INLINE float squared_error(const float* x, int64_t size, float scale, float* scratch) {
   int64_t places = 1;
   while (places < size) places *= 2;
   const float divisor = divisor_of(scale);
@@ -120,15 +120,15 @@ float squared_error(const float* x, int64_t size, float scale, float* scratch) {
   return scratch[0];
 }
 
-float mse_scale(const Quantize& a, const float* x, float* scratch) {
-  const Range r = range(x, a.group);
+JAXIS_INLINE float mse_scale(const float* x, int64_t size, bool wide, float* scratch) {
+  const Range r = range(x, size);
   const float extreme = -r.low > r.high ? r.low : r.high;
-  const float plain = rounded_scale(extreme / -8.0f, a.wide_scales);
-  const float clipping = rounded_scale(extreme / -8.8f, a.wide_scales);
-  return squared_error(x, a.group, clipping, scratch) < squared_error(x, a.group, plain, scratch) ? clipping : plain;
+  const float plain = rounded_scale(extreme / -8.0f, wide);
+  const float clipping = rounded_scale(extreme / -8.8f, wide);
+  return squared_error(x, size, clipping, scratch) < squared_error(x, size, plain, scratch) ? clipping : plain;
 }
 
-void quantize_to_int8(const float* x, int64_t size, float scale, int8_t* out) {
+JAXIS_INLINE void quantize_to_int8(const float* x, int64_t size, float scale, int8_t* out) {
   const float divisor = divisor_of(scale);
   for (int64_t i = 0; i < size; ++i) {
     out[i] = static_cast<int8_t>(static_cast<int32_t>(quotient(x[i], divisor, -127.0f, 127.0f)));
@@ -136,47 +136,48 @@ void quantize_to_int8(const float* x, int64_t size, float scale, int8_t* out) {
 }
 
 // In x's place: whole numbers from 0 to 15.
-void quantize_to_int4(float* x, int64_t size, float scale, float low, float high, float zero_point) {
+JAXIS_INLINE void quantize_to_int4(float* x, int64_t size, float scale, float low, float high, float zero_point) {
   const float divisor = divisor_of(scale);
   for (int64_t i = 0; i < size; ++i) {
     x[i] = clipped(quotient(x[i], divisor, low, high) + zero_point, 0.0f, 15.0f);
   }
 }
 
-}  // namespace
-
-bool quantize(const Quantize& a) {
-  const int64_t num_groups = a.k / a.group;
+// kGroup is `group`, where the compiler is to know it; else 0.
+template <int64_t kGroup>
+bool quantize_groups(const Quantize& a) {
+  const int64_t group_size = kGroup != 0 ? kGroup : a.group;
+  const int64_t num_groups = a.k / group_size;
   float* const x = a.scratch;
   float* const sums = a.scratch + a.k;
   for (int64_t row = 0; row < a.rows; ++row) {
     widen_row(a, row, x);
     if ((to_bits(largest_magnitude(x, a.k)) & kExponent) == kExponent) return false;
     for (int64_t g = 0; g < num_groups; ++g) {
-      float* const group = x + g * a.group;
+      float* const group = x + g * group_size;
       float scale = 0.0f;
       switch (a.calibration) {
         case Calibration::kInt8AbsMax:
-          scale = rounded_scale(largest_magnitude(group, a.group) / 127.0f, a.wide_scales);
-          quantize_to_int8(group, a.group, scale, static_cast<int8_t*>(a.qvalue) + row * a.k + g * a.group);
+          scale = rounded_scale(largest_magnitude(group, group_size) / 127.0f, a.wide_scales);
+          quantize_to_int8(group, group_size, scale, static_cast<int8_t*>(a.qvalue) + row * a.k + g * group_size);
           break;
         case Calibration::kInt4AbsMax:
-          scale = rounded_scale(largest_magnitude(group, a.group) / 7.0f, a.wide_scales);
-          quantize_to_int4(group, a.group, scale, -8.0f, 7.0f, 8.0f);
+          scale = rounded_scale(largest_magnitude(group, group_size) / 7.0f, a.wide_scales);
+          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f);
           break;
         case Calibration::kInt4MinMax: {
-          const Range r = range(group, a.group);
+          const Range r = range(group, group_size);
           // 0 among them, so that it is exact and the zero point fits.
           const float low = r.low < 0.0f ? r.low : 0.0f, high = r.high > 0.0f ? r.high : 0.0f;
           scale = rounded_scale((high - low) / 15.0f, a.wide_scales);
           const float zero_point = quotient(-low, divisor_of(scale), 0.0f, 15.0f);
-          quantize_to_int4(group, a.group, scale, -15.0f, 15.0f, zero_point);
+          quantize_to_int4(group, group_size, scale, -15.0f, 15.0f, zero_point);
           a.zero_points[row * num_groups + g] = static_cast<uint8_t>(zero_point);
           break;
         }
         case Calibration::kInt4Mse:
-          scale = mse_scale(a, group, sums);
-          quantize_to_int4(group, a.group, scale, -8.0f, 7.0f, 8.0f);
+          scale = mse_scale(group, group_size, a.wide_scales, sums);
+          quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f);
           break;
       }
       if ((to_bits(scale) & kExponent) == kExponent) return false;
@@ -194,6 +195,21 @@ bool quantize(const Quantize& a) {
     }
   }
   return true;
+}
+
+}  // namespace
+
+bool quantize(const Quantize& a) {
+  switch (a.group) {
+    case 32:
+      return quantize_groups<32>(a);
+    case 64:
+      return quantize_groups<64>(a);
+    case 128:
+      return quantize_groups<128>(a);
+    default:
+      return quantize_groups<0>(a);
+  }
 }
 
 }  // namespace jaxis::JAXIS_ISA

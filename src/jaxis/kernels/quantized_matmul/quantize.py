@@ -43,8 +43,7 @@ def quantize(
     Raises:
       ValueError: The weight has values that are not finite, or the arguments do not go together.
     """
-    out_size, in_size = weight.shape
-    check_quantizable(in_size, qtype, tile_size, calibration_method)
+    check_quantizable(weight.shape[1], qtype, tile_size, calibration_method)
     if weight.size == 0:
         raise ValueError("has no rows")
     function = quantize_native.quantize if quantize_native.usable(weight) else quantize_by_definition

@@ -1,0 +1,96 @@
+"""Native quantization against the definition in plain JAX, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+
+from jaxis.kernels.quantized_matmul import packed, quantize_native
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+
+# The package's own `quantize` hides the module of that name.
+definition = importlib.import_module("jaxis.kernels.quantized_matmul.quantize")
+
+METHODS = [("int8", "absmax"), ("int4", "absmax"), ("int4", "minmax"), ("int4", "mse")]
+DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16]
+SHAPES = [(37, 192, 64), (3, 64, 64), (33, 96, 32), (9, 70, None), (7, 30, 10), (65, 1024, 128), (34, 96, None)]
+
+
+def _weights(rows: int, columns: int, kind: str) -> np.ndarray:
+    rng = np.random.default_rng(rows)
+    weight = rng.standard_normal((rows, columns)).astype(np.float32)
+    if kind == "ties":
+        return np.round(weight * 2) / 2
+    if kind == "outliers":
+        weight[0], weight[1] = 0, -0.0
+        weight[2, :5] *= 1e4
+    if kind == "every size":
+        with np.errstate(under="ignore"):
+            weight *= 10.0 ** rng.uniform(-44, 4, (rows, 1)).astype(np.float32)
+    return weight
+
+
+@each_isa
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("qtype", "method"), METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype: type) -> None:
+    for rows, columns, tile in SHAPES:
+        for kind in ("normal", "ties", "outliers", "every size"):
+            weight = _weights(rows, columns, kind).astype(dtype)
+            expected = definition.quantize_by_definition(weight, qtype, tile, method)
+            got = quantize_native.quantize(weight, qtype, tile, method)
+            assert [a.tobytes() for a in got] == [a.tobytes() for a in expected], (rows, columns, tile, kind)
+
+            at_once = packed.quantize_and_pack(weight, qtype, tile, method)
+            if at_once is not None:
+                two_steps = packed.pack_quantized(QuantizedWeight(*expected))
+                assert at_once.format == two_steps.format
+                np.testing.assert_array_equal(at_once.data, two_steps.data)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_integers_are_quotients_rounded_once(dtype: type) -> None:
+    weight = np.random.default_rng(0).standard_normal((640, 2048)).astype(dtype)
+    qvalue, scale = definition.quantize_by_definition(weight, "int8", 64, "absmax")
+    quotients = weight.astype(np.float32) / np.repeat(scale.astype(np.float32), 64, axis=1)
+    np.testing.assert_array_equal(qvalue, np.clip(np.rint(quotients), -127, 127))
+
+
+def test_mse_takes_the_scale_with_the_smaller_squared_error() -> None:
+    weight = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
+    _, scale = definition.quantize_by_definition(weight, "int4", 64, "mse")
+    largest = weight[np.arange(200), np.abs(weight).argmax(axis=1)]
+    candidates = [(largest / np.float32(target)).astype(ml_dtypes.bfloat16) for target in (-8, -8.8)]
+    errors = []
+    for candidate in candidates:
+        wide = candidate.astype(np.float64)[:, None]
+        errors.append(np.square(np.clip(np.rint(weight / wide), -8, 7) * wide - weight).sum(axis=1))
+    np.testing.assert_array_equal(scale[:, 0], np.where(errors[1] < errors[0], candidates[1], candidates[0]))
+    assert {True, False} == set((errors[1] < errors[0]).tolist())
+
+
+@each_isa
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("qtype", "method"), METHODS)
+def test_values_that_are_not_finite_are_refused(value: float, qtype: str, method: str) -> None:
+    weight = np.ones((40, 64), np.float32)
+    weight[39, 63] = value
+    assert definition.quantize_by_definition(weight, qtype, 32, method) is None
+    assert quantize_native.quantize(weight, qtype, 32, method) is None
+    with pytest.raises(ValueError, match="not finite"):
+        packed.quantize_and_pack(weight, qtype, 32, method)
+
+
+@each_isa
+@pytest.mark.usefixtures("isa")
+def test_a_row_that_does_not_lie_in_one_piece_is_read_right() -> None:
+    weight = np.random.default_rng(2).standard_normal((64, 40)).astype(np.float32).T
+    expected = definition.quantize_by_definition(np.ascontiguousarray(weight), "int8", None, "absmax")
+    got = quantize_native.quantize(weight, "int8", None, "absmax")
+    assert [a.tobytes() for a in got] == [a.tobytes() for a in expected]
