@@ -40,7 +40,7 @@ def test_latency_of_the_embedded_model(invoke, tmp_path):
 
 def test_latency_counts_the_bytes_of_the_model(invoke, tokens_model, tmp_path):
     file = tmp_path / "latency.json"
-    loads = ("--input-len", "4,12", "--output-len", 2, "--repeats", 1, "--load-format", "dummy")
+    loads = ("--input-len", "4,12", "--output-len", 2, "--repeats", 1, "--load-format", "dummy", "--dtype", "float32")
     result = invoke("bench", "latency", tokens_model, *loads, "--json", file)
     assert result.exit_code == 0, result.output
     per_token = FLOAT32 * CONFIG["num_hidden_layers"] * 2 * CONFIG["num_key_value_heads"] * CONFIG["head_dim"]

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +118,7 @@ def test_device_without_the_memory(start_llm, monkeypatch):
     def no_memory(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocator: ...")
 
-    monkeypatch.setattr(kv_cache, "jnp", SimpleNamespace(zeros=no_memory))
+    monkeypatch.setattr(kv_cache, "make_kv_cache", no_memory)
     with pytest.raises(EngineError, match=r"no memory for a KV cache of 64 blocks: give a smaller kv_cache_memory$"):
         start_llm()
 
