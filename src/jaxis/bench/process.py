@@ -89,7 +89,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "jaxis": __version__,
         "jax": jax.__version__,
     }
