@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
-from jaxis.layers.attention import KVCacheSpec, attention
+from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.parallel.mesh import make_mesh
+from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.layers.module import named_modules
+from jaxis.parallel.mesh import logical_sharding, make_mesh
 
 
 @dataclass
@@ -33,7 +34,6 @@ class PagedSequences:
 
     Args:
       model: A decoder of `jaxis.models`.
-      num_kv_heads, head_dim: K and D of the caches.
       block_size, num_blocks, max_blocks: B, blocks in all (none is ever freed), and most blocks of a sequence.
       dtype: Of the caches.
       mesh: Where the model is; None is one device.
@@ -42,8 +42,6 @@ class PagedSequences:
     def __init__(
         self,
         model: nnx.Module,
-        num_kv_heads: int,
-        head_dim: int,
         *,
         block_size: int = 8,
         num_blocks: int = 256,
@@ -56,10 +54,11 @@ class PagedSequences:
         self.block_size, self.max_blocks = block_size, max_blocks
         # Scattered, and none is block 0, which padding rows of a block table name.
         self.free = list(np.random.default_rng(0).permutation(np.arange(1, num_blocks)))
-        shape = (num_blocks, block_size, 2 * num_kv_heads, head_dim)
+        specs = [m.kv_cache_spec for _, m in named_modules(model) if hasattr(m, "kv_cache_spec")]
         # NaN, so that reading a slot that was not written shows.
-        sharding = NamedSharding(self.mesh, PartitionSpec(None, None, "model", None))
-        self.caches = [jnp.full(shape, jnp.nan, dtype, device=sharding) for _ in model.model.layers]
+        self.caches = [
+            self._empty_cache(spec.on_devices(self.mesh.shape["model"]), num_blocks, dtype) for spec in specs
+        ]
 
         def forward(state, caches, input_ids, metadata):
             merged = nnx.merge(graph, state)
@@ -67,6 +66,12 @@ class PagedSequences:
             return caches, merged.compute_logits(hidden)
 
         self._forward = jax.jit(forward, donate_argnums=1)
+
+    def _empty_cache(self, spec: KVCacheSpec, num_blocks: int, dtype: Any) -> jax.Array:
+        with jax.set_mesh(self.mesh):
+            shape = spec.on_devices(self.mesh.shape["model"]).shape(num_blocks, self.block_size, dtype)
+        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+        return jnp.full(shape, jnp.nan, dtype, device=logical_sharding(self.mesh, axes, shape))
 
     def fork(self, parent: PagedSequence, length: int) -> PagedSequence:
         """A sequence that shares the parent's blocks for its first `length` tokens, a multiple of the block size."""

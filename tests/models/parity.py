@@ -163,8 +163,7 @@ def whole_run(
 
 @functools.cache
 def paged_sequences(family: Family, dtype: Any = jnp.float32) -> PagedSequences:
-    attention = loaded_model(family, dtype).model.layers[0].self_attn
-    return PagedSequences(loaded_model(family, dtype), attention.num_kv_heads, attention.head_dim, dtype=dtype)
+    return PagedSequences(loaded_model(family, dtype), dtype=dtype)
 
 
 # One size for every step, since compiling costs more than the padding.

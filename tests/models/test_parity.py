@@ -67,7 +67,7 @@ def test_unequal_chunks_of_several_sequences_in_one_step_equal_transformers(fami
 
 def test_steps_of_one_token_and_of_fewer_tokens_than_requests_equal_transformers():
     family = next(f for f in FAMILIES if f.name == "Qwen3")
-    paged = PagedSequences(parity.loaded_model(family), num_kv_heads=2, head_dim=32)
+    paged = PagedSequences(parity.loaded_model(family))
     tokens, expected = prompt(17), parity.reference_run(family, 17)[0]
     first, second = PagedSequence(), PagedSequence()
     rows = [paged.step([(first, [token])], pad_tokens=1, pad_requests=1)[0] for token in tokens[:9]]

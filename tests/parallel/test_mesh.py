@@ -69,7 +69,7 @@ for size in (1, 2, 4, 8):
         assert len(weight[...].sharding.device_set) == size
         assert weight[...].addressable_shards[0].data.size == weight[...].size // size
     assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
-    paged = PagedSequences(model, max(2, size), layer.self_attn.head_dim, mesh=mesh)
+    paged = PagedSequences(model, mesh=mesh)
     assert paged.caches[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size
     first, second = PagedSequence(), PagedSequence()
     rows = [paged.step([(first, tokens[:19])], pad_tokens=24, pad_requests=3)[0]]

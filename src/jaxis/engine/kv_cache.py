@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,9 @@ import jax
 import numpy as np
 import psutil
 
-from jaxis.errors import ConfigError, EngineError
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
-from jaxis.layers.attention import KVCacheSpec
+from jaxis.errors import EngineError
+from jaxis.kernels.ragged_paged_attention import make_kv_cache
+from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.parallel.mesh import logical_sharding
 
@@ -45,28 +44,9 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpe
     return [spec] * config["num_hidden_layers"]
 
 
-def replicate_kv_heads(specs: list[KVCacheSpec], tensor_parallel_size: int) -> list[KVCacheSpec]:
-    """The specs with each kv head as often as devices need it, where there are fewer heads than devices.
-
-    Raises:
-      ConfigError: Heads and devices do not divide one another.
-    """
-    result = []
-    for spec in specs:
-        heads = spec.num_kv_heads
-        if heads % tensor_parallel_size and tensor_parallel_size % heads:
-            raise ConfigError(
-                f"tensor_parallel_size={tensor_parallel_size} and the model's {heads} key-value heads: "
-                "one must divide the other"
-            )
-        result.append(dataclasses.replace(spec, num_kv_heads=max(heads, tensor_parallel_size)))
-    return result
-
-
 def block_bytes(specs: list[KVCacheSpec], block_size: int, dtype: Any) -> int:
     """Bytes of one block in all layers together."""
-    shapes = [kv_cache_shape(1, block_size, spec.num_kv_heads, spec.head_dim, dtype) for spec in specs]
-    return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
+    return sum(math.prod(spec.shape(1, block_size, dtype)) for spec in specs) * np.dtype(dtype).itemsize
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int:
@@ -128,9 +108,8 @@ def make_kv_caches(
     caches = []
     for spec in specs:
         with jax.set_mesh(mesh):
-            shape = kv_cache_shape(num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
-        # The heads are the last axis but one in every layout.
-        axes = (*[None] * (len(shape) - 2), "kv_heads", None)
+            shape = spec.shape(num_blocks, block_size, dtype)
+        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
         try:
             caches.append(make_kv_cache(shape, dtype, logical_sharding(mesh, axes, shape)))
         except jax.errors.JaxRuntimeError as error:

@@ -22,7 +22,6 @@ from jaxis.engine.kv_cache import (
     kv_cache_specs,
     make_kv_caches,
     num_cache_blocks,
-    replicate_kv_heads,
 )
 from jaxis.engine.programs import ProgramCache
 from jaxis.engine.request_sampling import RequestSampling
@@ -135,7 +134,7 @@ class Runner:
         self._replicated = NamedSharding(mesh, PartitionSpec())
 
         cache_config = vllm_config.cache_config
-        self._specs = replicate_kv_heads(kv_cache_specs(model, vllm_config), mesh.shape["model"])
+        self._specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, vllm_config)]
         self._cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
         bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
         self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, bytes_per_block, mesh)

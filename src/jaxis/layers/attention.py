@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +14,7 @@ from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxRmsNorm
@@ -22,14 +22,6 @@ from jaxis.layers.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
-
-
-@dataclass(frozen=True)
-class KVCacheSpec:
-    """What a layer keeps of each token: keys and values of K heads of D numbers."""
-
-    num_kv_heads: int
-    head_dim: int
 
 
 class GroupedQueryAttention(JaxModule):
@@ -99,7 +91,7 @@ class GroupedQueryAttention(JaxModule):
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
         """What the engine allocates for this layer."""
-        return KVCacheSpec(self.num_kv_heads, self.head_dim)
+        return KVCacheSpec(self.num_kv_heads, self.head_dim, self.sliding_window)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata

@@ -1,8 +1,8 @@
-"""The pre-norm decoder layer of the Llama lineage: norm, attention, add; norm, gated MLP, add."""
+"""The pre-norm decoder layer of the Llama lineage: norm, attention, add; norm, feed-forward, add."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
@@ -21,65 +21,22 @@ if TYPE_CHECKING:
 
 
 class PreNormDecoderLayer(JaxModule):
-    """Sizes, epsilon, activation and rope come from config.json; what families differ in are arguments.
+    """`x + self_attn(norm(x))`, then `x + mlp(norm(x))`; which attention and which feed-forward, the family says.
 
     Args:
-      vllm_config: The engine's configuration.
+      vllm_config: The engine's configuration; sizes and epsilon come from its config.json.
       rng: For the initial weights.
-      quant_config: How linear layers are stored, if not plainly.
-      prefix: The layer's dotted name.
-      head_dim: D where config.json names none; None is hidden_size / num_attention_heads.
-      qkv_bias, o_bias, mlp_bias: Which projections have biases.
-      qk_norm: Whether queries and keys get an RMS norm a head.
-      sliding_window: A token sees itself and this many - 1 before it; None sees all.
+      self_attn: Takes (kv_cache, x [T, E], metadata), gives the updated cache and [T, E].
+      mlp: Takes x [T, E], gives [T, E].
     """
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
-        *,
-        head_dim: int | None = None,
-        qkv_bias: bool = False,
-        o_bias: bool = False,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-        sliding_window: int | None = None,
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, *, self_attn: JaxModule, mlp: JaxModule) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        hidden_size, num_heads, epsilon = config["hidden_size"], config["num_attention_heads"], config["rms_norm_eps"]
-        head_dim = config.get("head_dim", head_dim or hidden_size // num_heads)
-        self.input_layernorm = JaxRmsNorm(hidden_size, rng, epsilon=epsilon, dtype=dtype)
-        self.self_attn = GroupedQueryAttention(
-            hidden_size,
-            num_heads,
-            config.get("num_key_value_heads", num_heads),
-            head_dim,
-            rng,
-            rope=make_rotary_embedding(
-                rope_config(config), head_dim=head_dim, max_model_len=vllm_config.model_config.max_model_len
-            ),
-            qkv_bias=qkv_bias,
-            o_bias=o_bias,
-            qk_norm_epsilon=epsilon if qk_norm else None,
-            sliding_window=sliding_window,
-            dtype=dtype,
-            quant_config=quant_config,
-            prefix=f"{prefix}.self_attn",
-        )
-        self.post_attention_layernorm = JaxRmsNorm(hidden_size, rng, epsilon=epsilon, dtype=dtype)
-        self.mlp = GatedMLP(
-            hidden_size,
-            config["intermediate_size"],
-            rng,
-            activation=activation_function(config.get("hidden_act", "silu")),
-            use_bias=mlp_bias,
-            dtype=dtype,
-            quant_config=quant_config,
-            prefix=f"{prefix}.mlp",
-        )
+        size, epsilon = config["hidden_size"], config["rms_norm_eps"]
+        self.input_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
+        self.mlp = mlp
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -88,3 +45,71 @@ class PreNormDecoderLayer(JaxModule):
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + attended
         return kv_cache, x + self.mlp(self.post_attention_layernorm(x))
+
+
+def attention_from_config(
+    vllm_config: VllmConfig,
+    rng: nnx.Rngs,
+    quant_config: QuantizationConfig | None,
+    prefix: str,
+    *,
+    head_dim: int | None = None,
+    qk_norm: bool = False,
+    **options: Any,
+) -> GroupedQueryAttention:
+    """Grouped-query attention whose sizes and rope are config.json's.
+
+    Args:
+      vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      head_dim: D where config.json names none; None is hidden_size / num_attention_heads.
+      qk_norm: Whether queries and keys get an RMS norm a head.
+      options: Of `GroupedQueryAttention`, as they are.
+    """
+    config = vllm_config.model_config.hf_config
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", head_dim or hidden_size // num_heads)
+    if "rope" not in options:
+        options["rope"] = make_rotary_embedding(
+            rope_config(config), head_dim=head_dim, max_model_len=vllm_config.model_config.max_model_len
+        )
+    return GroupedQueryAttention(
+        hidden_size,
+        num_heads,
+        config.get("num_key_value_heads", num_heads),
+        head_dim,
+        rng,
+        qk_norm_epsilon=config["rms_norm_eps"] if qk_norm else None,
+        dtype=vllm_config.model_config.dtype,
+        quant_config=quant_config,
+        prefix=prefix,
+        **options,
+    )
+
+
+def mlp_from_config(
+    vllm_config: VllmConfig,
+    rng: nnx.Rngs,
+    quant_config: QuantizationConfig | None,
+    prefix: str,
+    *,
+    intermediate_size: int | None = None,
+    use_bias: bool = False,
+) -> GatedMLP:
+    """The gated feed-forward block whose sizes and activation are config.json's.
+
+    Args:
+      vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      intermediate_size: F; None is config.json's `intermediate_size`.
+      use_bias: Whether the three projections have biases.
+    """
+    config = vllm_config.model_config.hf_config
+    return GatedMLP(
+        config["hidden_size"],
+        config["intermediate_size"] if intermediate_size is None else intermediate_size,
+        rng,
+        activation=activation_function(config.get("hidden_act", "silu")),
+        use_bias=use_bias,
+        dtype=vllm_config.model_config.dtype,
+        quant_config=quant_config,
+        prefix=prefix,
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.models.decoder import CausalLM
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ class LlamaDecoderLayer(PreNormDecoderLayer):
         super().__init__(
             vllm_config,
             rng,
-            quant_config,
-            prefix,
-            qkv_bias=attention_bias,
-            o_bias=attention_bias,
-            mlp_bias=config.get("mlp_bias", False),
+            self_attn=attention_from_config(
+                vllm_config, rng, quant_config, f"{prefix}.self_attn", qkv_bias=attention_bias, o_bias=attention_bias
+            ),
+            mlp=mlp_from_config(
+                vllm_config, rng, quant_config, f"{prefix}.mlp", use_bias=config.get("mlp_bias", False)
+            ),
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.models.decoder import CausalLM
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ class MistralDecoderLayer(PreNormDecoderLayer):
         config = vllm_config.model_config.hf_config
         # A config.json without the key means the first release, whose window is 4096; null means none.
         window = config.get("sliding_window", None if "sliding_window" in config.to_dict() else 4096)
-        super().__init__(vllm_config, rng, quant_config, prefix, sliding_window=window)
+        super().__init__(
+            vllm_config,
+            rng,
+            self_attn=attention_from_config(
+                vllm_config, rng, quant_config, f"{prefix}.self_attn", sliding_window=window
+            ),
+            mlp=mlp_from_config(vllm_config, rng, quant_config, f"{prefix}.mlp"),
+        )
 
 
 class MistralForCausalLM(CausalLM):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.models.decoder import CausalLM
 
 if TYPE_CHECKING:
@@ -42,10 +42,15 @@ class Qwen2DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             vllm_config,
             rng,
-            quant_config,
-            prefix,
-            qkv_bias=True,
-            sliding_window=layer_sliding_window(vllm_config.model_config.hf_config, layer_index),
+            self_attn=attention_from_config(
+                vllm_config,
+                rng,
+                quant_config,
+                f"{prefix}.self_attn",
+                qkv_bias=True,
+                sliding_window=layer_sliding_window(vllm_config.model_config.hf_config, layer_index),
+            ),
+            mlp=mlp_from_config(vllm_config, rng, quant_config, f"{prefix}.mlp"),
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.models.decoder import CausalLM
 from jaxis.models.qwen2 import layer_sliding_window
 
@@ -30,13 +30,18 @@ class Qwen3DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             vllm_config,
             rng,
-            quant_config,
-            prefix,
-            head_dim=128,
-            qkv_bias=attention_bias,
-            o_bias=attention_bias,
-            qk_norm=True,
-            sliding_window=layer_sliding_window(config, layer_index),
+            self_attn=attention_from_config(
+                vllm_config,
+                rng,
+                quant_config,
+                f"{prefix}.self_attn",
+                head_dim=128,
+                qkv_bias=attention_bias,
+                o_bias=attention_bias,
+                qk_norm=True,
+                sliding_window=layer_sliding_window(config, layer_index),
+            ),
+            mlp=mlp_from_config(vllm_config, rng, quant_config, f"{prefix}.mlp"),
         )
 
 
