@@ -150,10 +150,10 @@ def test_a_token_gets_the_same_in_any_company(name):
     x = random(T, E)
     together = ours(x)
     for rows in (slice(3, 4), slice(5, 12)):
-        np.testing.assert_allclose(ours(x[rows]), together[rows], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ours(x[rows]), together[rows], rtol=0, atol=1e-5)
     # Whatever stands in padding rows, no token sees it.
     padded = np.concatenate([x, np.full((9, E), np.nan, np.float32)])
-    np.testing.assert_allclose(ours(padded)[:T], together, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours(padded)[:T], together, rtol=0, atol=1e-5)
 
 
 def test_all_tokens_may_go_to_one_expert():
