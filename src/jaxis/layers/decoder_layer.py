@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class PreNormDecoderLayer(JaxModule):
     """`x + self_attn(norm(x))`, then `x + mlp(norm(x))`; which attention and which feed-forward, the family says.
 
+    Attributes:
+      feed_forward_name: What the checkpoint calls `mlp`.
+
     Args:
       vllm_config: The engine's configuration; sizes and epsilon come from its config.json.
       rng: For the initial weights.
@@ -30,13 +33,15 @@ class PreNormDecoderLayer(JaxModule):
       mlp: Takes x [T, E], gives [T, E].
     """
 
+    feed_forward_name: ClassVar[str] = "mlp"
+
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, *, self_attn: JaxModule, mlp: JaxModule) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
         size, epsilon = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
         self.self_attn = self_attn
         self.post_attention_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
-        self.mlp = mlp
+        setattr(self, self.feed_forward_name, mlp)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -44,7 +49,8 @@ class PreNormDecoderLayer(JaxModule):
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + attended
-        return kv_cache, x + self.mlp(self.post_attention_layernorm(x))
+        feed_forward = getattr(self, self.feed_forward_name)
+        return kv_cache, x + feed_forward(self.post_attention_layernorm(x))
 
 
 def attention_from_config(
