@@ -18,6 +18,8 @@ from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
@@ -134,7 +136,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     folder = vllm_config.model_config.model
     # The older of the two model development guides has load_weights(rng), which finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, on_progress)
         offered["weights"] = weights
         arguments = _arguments_named_by(model.load_weights, offered)
@@ -151,7 +153,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
 
 
 def _tensors(
-    checkpoint: Checkpoint, on_progress: Callable[[int, int], None] | None
+    checkpoint: Checkpoint | OrbaxCheckpoint, on_progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
     for name, tensor in checkpoint.iterate():
