@@ -76,8 +76,12 @@ def construct_model(
     return model_class(**_arguments_named_by(model_class.__init__, offered))
 
 
-def construct_abstractly(vllm_config: VllmConfig) -> JaxModule:
+def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) -> JaxModule:
     """The checkpoint's model without any weights: parameters that have shapes and types only.
+
+    Args:
+      vllm_config: Names the folder and the data type.
+      check_config: Whether what the model did not look at is an error; otherwise `HFConfig.unread_keys` tells.
 
     Raises:
       ConfigError: An architecture, a config key or a quantization rule that is not supported.
@@ -85,7 +89,8 @@ def construct_abstractly(vllm_config: VllmConfig) -> JaxModule:
     model_class = get_model_class(list(vllm_config.model_config.hf_config["architectures"]))
     with initializers_skipped():
         model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
-    _check_config(vllm_config, model_class)
+    if check_config:
+        _check_config(vllm_config, model_class)
     return model
 
 
@@ -146,7 +151,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from None
-    missing = [n for n, p in named_parameters(model) if _is_abstract(p)]
+    missing = unfilled_parameters(model)
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
         raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
@@ -161,6 +166,11 @@ def _tensors(
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def unfilled_parameters(model: nnx.Module) -> list[str]:
+    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
+    return [name for name, param in named_parameters(model) if _is_abstract(param)]
 
 
 def _is_abstract(param: nnx.Param) -> bool:
