@@ -22,6 +22,7 @@ const Kernels table = {
     matmul,
     packed_rows,
     rms_norm,
+    layer_norm,
     rotary_embedding,
     argmax,
     tile_weights,
