@@ -20,6 +20,7 @@ from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, 
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.loading.expert_stacks import PartialStack
 from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
@@ -169,8 +170,18 @@ def _tensors(
 
 
 def unfilled_parameters(model: nnx.Module) -> list[str]:
-    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
-    return [name for name, param in named_parameters(model) if _is_abstract(param)]
+    """Names of the parameters of an abstractly constructed model that nothing has filled yet; of a stack, its parts."""
+    return [
+        part
+        for name, param in named_parameters(model)
+        if _is_abstract(param)
+        for part in _names_of_missing(name, param)
+    ]
+
+
+def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
+    value = param.get_value()
+    return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
 
 
 def _is_abstract(param: nnx.Param) -> bool:
