@@ -51,9 +51,12 @@ def load_model(
             _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
         # A module may stand under two names.
-        for module in {id(module): module for _, module in named_modules(model)}.values():
+        for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
             if (method := getattr(module, "quant_method", None)) is not None:
-                method.process_weights_after_loading(module)
+                try:
+                    method.process_weights_after_loading(module)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
     return model
 
 
