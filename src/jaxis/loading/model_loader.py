@@ -18,6 +18,7 @@ from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.expert_stacks import PartialStack
 from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
@@ -147,7 +148,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from None
-    missing = [n for n, p in named_parameters(model) if _is_abstract(p)]
+    missing = [name for n, p in named_parameters(model) if _is_abstract(p) for name in _names_of_missing(n, p)]
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
         raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
@@ -162,6 +163,11 @@ def _tensors(
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
+    value = param.get_value()
+    return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
 
 
 def _is_abstract(param: nnx.Param) -> bool:

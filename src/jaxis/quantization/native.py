@@ -24,8 +24,9 @@ from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme, plac
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
+    from jaxis.layers.experts import JaxExperts
     from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import LinearMethod, QuantizationConfig
+    from jaxis.quantization.config import ExpertsMethod, LinearMethod, QuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,20 @@ class NativeQuantizationConfig:
 
     inner: QuantizationConfig | None = None
 
-    def get_quant_method(self, layer: JaxLinear | JaxEmbed, prefix: str) -> LinearMethod | None:
+    @property
+    def unquantized(self) -> NativeQuantizationConfig:
+        """For layers that stay as they are; see `without_quantization`."""
+        return NativeQuantizationConfig()
+
+    def get_quant_method(
+        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
+    ) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's."""
+        from jaxis.layers.experts import JaxExperts
+
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
+        if isinstance(layer, JaxExperts):
+            return method
         if isinstance(method, CompressedTensorsMethod):
             return dataclasses.replace(method, method=NativeLinearMethod(method.scheme.act_qtype))
         if isinstance(method, StoredBlocksMethod | DequantizedLinearMethod):
