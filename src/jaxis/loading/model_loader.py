@@ -18,9 +18,9 @@ from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.expert_stacks import PartialStack
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
-from jaxis.loading.expert_stacks import PartialStack
 from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
@@ -54,9 +54,12 @@ def load_model(
             _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
         # A module may stand under two names.
-        for module in {id(module): module for _, module in named_modules(model)}.values():
+        for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
             if (method := getattr(module, "quant_method", None)) is not None:
-                method.process_weights_after_loading(module)
+                try:
+                    method.process_weights_after_loading(module)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
     return model
 
 
@@ -169,19 +172,15 @@ def _tensors(
             on_progress(bytes_read, checkpoint.total_bytes)
 
 
-def unfilled_parameters(model: nnx.Module) -> list[str]:
-    """Names of the parameters of an abstractly constructed model that nothing has filled yet; of a stack, its parts."""
-    return [
-        part
-        for name, param in named_parameters(model)
-        if _is_abstract(param)
-        for part in _names_of_missing(name, param)
-    ]
-
-
 def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
     value = param.get_value()
     return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
+
+
+def unfilled_parameters(model: nnx.Module) -> list[str]:
+    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
+    parameters = named_parameters(model)
+    return [name for n, p in parameters if _is_abstract(p) for name in _names_of_missing(n, p)]
 
 
 def _is_abstract(param: nnx.Param) -> bool:
