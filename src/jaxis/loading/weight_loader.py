@@ -16,6 +16,7 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_children
+from jaxis.loading.headers import reading_only_headers
 from jaxis.parallel.mesh import logical_sharding
 
 Weights = Iterable[tuple[str, np.ndarray]]
@@ -55,7 +56,9 @@ def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
 
 
 def place_array(tensor: np.ndarray, axes: tuple[str | None, ...] | None) -> jax.Array:
-    """The tensor on the current mesh, split as its logical axes say."""
+    """The tensor on the current mesh, split as its logical axes say; of a header, the header."""
+    if reading_only_headers():
+        return tensor
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)
