@@ -69,6 +69,10 @@ _GLM_MOE = {
     **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.6},
     **_rope(theta=1_000_000.0, partial_rotary_factor=0.5),
 }
+_LLAMA4 = {
+    **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
+}
 
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
@@ -108,6 +112,25 @@ FAMILIES = (
             **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4},
             **{"decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True, "tie_word_embeddings": True},
             **{"use_sliding_window": True, "sliding_window": 19},
+        },
+    ),
+    Family(
+        "GPT-OSS",
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 21},
+            **{"num_hidden_layers": 4, "swiglu_limit": 1.5, "swiglu_alpha": 1.3},
+            **_rope("yarn", 150_000.0, factor=32.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    Family("Llama 4", "Llama4TextConfig", {**_LLAMA4, **_LLAMA31}),
+    Family(
+        "Llama 4, dense layers between, no norms",
+        "Llama4TextConfig",
+        {
+            **_LLAMA4,
+            **{"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
+            **{"num_experts_per_tok": 2, "attention_bias": True, "no_rope_layers": [0, 1, 1, 0]},
         },
     ),
     Family(

@@ -59,6 +59,7 @@ def attention_from_config(
     quant_config: QuantizationConfig | None,
     prefix: str,
     *,
+    attention_class: type[GroupedQueryAttention] = GroupedQueryAttention,
     head_dim: int | None = None,
     qk_norm: bool = False,
     **options: Any,
@@ -67,9 +68,10 @@ def attention_from_config(
 
     Args:
       vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      attention_class: What to make.
       head_dim: D where config.json names none; None is hidden_size / num_attention_heads.
       qk_norm: Whether queries and keys get an RMS norm a head.
-      options: Of `GroupedQueryAttention`, as they are.
+      options: Of `attention_class`, as they are.
     """
     config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
@@ -81,7 +83,7 @@ def attention_from_config(
     if qk_norm:
         for name in ("q_norm", "k_norm"):
             options[name] = JaxRmsNorm(head_dim, rng, epsilon=config["rms_norm_eps"], dtype=dtype)
-    return GroupedQueryAttention(
+    return attention_class(
         hidden_size,
         num_heads,
         config.get("num_key_value_heads", num_heads),
