@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "latent_attention.h"
 #include "matmul.h"
 #include "norm.h"
 #include "quantize.h"
@@ -17,6 +18,7 @@ namespace jaxis {
 struct Kernels {
   const char* name;
   void (*paged_attention)(const PagedAttention&, const Pool&);
+  void (*latent_attention)(const LatentAttention&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
