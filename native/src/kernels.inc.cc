@@ -5,6 +5,7 @@
 #include "filters.inc.cc"
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
+#include "experts.inc.cc"
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
@@ -23,7 +24,9 @@ const Kernels table = {
     latent_attention,
     matmul,
     packed_rows,
+    experts,
     rms_norm,
+    layer_norm,
     rotary_embedding,
     argmax,
     tile_weights,
