@@ -12,6 +12,8 @@ ENTRY_POINT_GROUP = "jaxis.models"
 
 # Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
 _BUILT_IN: dict[str, str] = {
+    "DeepseekV2ForCausalLM": "jaxis.models.deepseek_v2:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "jaxis.models.deepseek_v3:DeepseekV3ForCausalLM",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
     "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
