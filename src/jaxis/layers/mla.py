@@ -164,7 +164,7 @@ class MultiHeadLatentAttention(JaxModule):
         return kv_cache, self.o_proj(out.reshape(x.shape[0], -1))
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [T, E] -> queries [T, H, N + R], latents [T, L] and rope keys [T, 1, R]; queries and keys not yet turned."""
+        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R]; nothing is turned yet."""
         first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
         q, compressed = apply_together(x, first, self.kv_a_proj_with_mqa)
         if self.sizes.q_lora_rank is not None:

@@ -92,12 +92,6 @@ def require_value(config: HFConfig, key: str, value: object) -> None:
         raise ConfigError(f"{key}={found!r} in {config.source} is not supported by this family; supported: {value!r}")
 
 
-def is_sparse(config: HFConfig, layer_index: int) -> bool:
-    """Whether the layer has a mixture of experts."""
-    require_value(config, "moe_layer_freq", 1)
-    return layer_index >= config["first_k_dense_replace"]
-
-
 def deepseek_v2_routing(config: HFConfig) -> Routing:
     """Softmax scores that are not renormalised; the best experts of all, or of the best groups.
 
@@ -127,7 +121,62 @@ def deepseek_v2_routing(config: HFConfig) -> Routing:
     )
 
 
-class DeepseekV2DecoderLayer(PreNormDecoderLayer):
+class DeepseekDecoderLayer(PreNormDecoderLayer):
+    """Latent attention, then a dense block or a mixture of experts beside one wide block of shared ones.
+
+    Args:
+      vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      routing: Of the mixture.
+      use_selection_bias: Whether its router has one.
+      is_sparse: Whether the layer has a mixture.
+      interleaved_rope: How the rope's dimensions pair up.
+      mlp_bias: Whether the dense and the shared block have biases.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rng: nnx.Rngs,
+        quant_config: QuantizationConfig | None,
+        *,
+        prefix: str,
+        routing: Routing,
+        use_selection_bias: bool,
+        is_sparse: bool,
+        interleaved_rope: bool = True,
+        mlp_bias: bool = False,
+    ) -> None:
+        config = vllm_config.model_config.hf_config
+        expert_size, num_shared = config["moe_intermediate_size"], config["n_shared_experts"]
+
+        def dense(name: str, size: int) -> JaxModule:
+            return mlp_from_config(
+                vllm_config, rng, quant_config, f"{prefix}.{name}", intermediate_size=size, use_bias=mlp_bias
+            )
+
+        def sparse() -> JaxModule:
+            return moe_from_config(
+                vllm_config,
+                rng,
+                quant_config,
+                f"{prefix}.mlp",
+                routing=routing,
+                intermediate_size=expert_size,
+                use_selection_bias=use_selection_bias,
+                shared_experts=dense("mlp.shared_experts", num_shared * expert_size),
+            )
+
+        super().__init__(
+            vllm_config,
+            rng,
+            self_attn=latent_attention_from_config(
+                vllm_config, rng, quant_config, f"{prefix}.self_attn", interleaved_rope=interleaved_rope
+            ),
+            mlp=sparse() if is_sparse else dense("mlp", config["intermediate_size"]),
+        )
+
+
+class DeepseekV2DecoderLayer(DeepseekDecoderLayer):
     def __init__(
         self,
         vllm_config: VllmConfig,
@@ -137,41 +186,17 @@ class DeepseekV2DecoderLayer(PreNormDecoderLayer):
         layer_index: int,
         prefix: str,
     ) -> None:
+        config = vllm_config.model_config.hf_config
+        require_value(config, "moe_layer_freq", 1)
         super().__init__(
             vllm_config,
             rng,
-            self_attn=latent_attention_from_config(vllm_config, rng, quant_config, f"{prefix}.self_attn"),
-            mlp=self._mlp(vllm_config, rng, quant_config, layer_index, f"{prefix}.mlp"),
-        )
-
-    @staticmethod
-    def _mlp(
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        layer_index: int,
-        prefix: str,
-    ) -> JaxModule:
-        config = vllm_config.model_config.hf_config
-        use_bias = config.get("mlp_bias", False)
-        if not is_sparse(config, layer_index):
-            return mlp_from_config(vllm_config, rng, quant_config, prefix, use_bias=use_bias)
-        expert_size = config["moe_intermediate_size"]
-        return moe_from_config(
-            vllm_config,
-            rng,
             quant_config,
-            prefix,
+            prefix=prefix,
             routing=deepseek_v2_routing(config),
-            intermediate_size=expert_size,
-            shared_experts=mlp_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.shared_experts",
-                intermediate_size=expert_size * config["n_shared_experts"],
-                use_bias=use_bias,
-            ),
+            use_selection_bias=False,
+            is_sparse=layer_index >= config["first_k_dense_replace"],
+            mlp_bias=config.get("mlp_bias", False),
         )
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from flax import nnx
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, mlp_from_config
-from jaxis.layers.moe import SparseMoE, moe_from_config
 from jaxis.layers.routing import Routing
 from jaxis.models.decoder import CausalLM
-from jaxis.models.deepseek_v2 import is_sparse, latent_attention_from_config, require_value
+from jaxis.models.deepseek_v2 import DeepseekDecoderLayer, require_value
+from jaxis.models.prediction_layers import without_prediction_layers
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -42,31 +40,7 @@ def deepseek_v3_routing(config: HFConfig) -> Routing:
     )
 
 
-def deepseek_v3_moe(
-    vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None, prefix: str
-) -> SparseMoE:
-    """The sparse block of a layer: routed experts, and shared ones that are one wide block."""
-    config = vllm_config.model_config.hf_config
-    expert_size = config["moe_intermediate_size"]
-    return moe_from_config(
-        vllm_config,
-        rng,
-        quant_config,
-        prefix,
-        routing=deepseek_v3_routing(config),
-        intermediate_size=expert_size,
-        use_selection_bias=True,
-        shared_experts=mlp_from_config(
-            vllm_config,
-            rng,
-            quant_config,
-            f"{prefix}.shared_experts",
-            intermediate_size=expert_size * config["n_shared_experts"],
-        ),
-    )
-
-
-class DeepseekV3DecoderLayer(PreNormDecoderLayer):
+class DeepseekV3DecoderLayer(DeepseekDecoderLayer):
     def __init__(
         self,
         vllm_config: VllmConfig,
@@ -77,36 +51,26 @@ class DeepseekV3DecoderLayer(PreNormDecoderLayer):
         prefix: str,
     ) -> None:
         config = vllm_config.model_config.hf_config
-        mlp = deepseek_v3_moe if is_sparse(config, layer_index) else mlp_from_config
+        require_value(config, "moe_layer_freq", 1)
         super().__init__(
             vllm_config,
             rng,
-            self_attn=latent_attention_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.self_attn",
-                interleaved_rope=config.get("rope_interleave", True),
-            ),
-            mlp=mlp(vllm_config, rng, quant_config, f"{prefix}.mlp"),
+            quant_config,
+            prefix=prefix,
+            routing=deepseek_v3_routing(config),
+            use_selection_bias=True,
+            is_sparse=layer_index >= config["first_k_dense_replace"],
+            interleaved_rope=config.get("rope_interleave", True),
         )
 
 
 class DeepseekV3ForCausalLM(CausalLM):
-    """The decoder alone: layers of the checkpoint that predict further tokens at once (multi-token prediction) stand
-    after the last decoder layer, change none of its logits, and are left out."""
-
     layer_class = DeepseekV3DecoderLayer
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         super().__init__(vllm_config, rng, quant_config)
-        config = vllm_config.model_config.hf_config
-        first = config["num_hidden_layers"]
-        self.multi_token_layers = range(first, first + config.get("num_nextn_predict_layers", 0))
+        self.num_prediction_layers = vllm_config.model_config.hf_config.get("num_nextn_predict_layers", 0)
 
-    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """As `CausalLM`'s; drops the multi-token prediction layers too."""
-        for name, tensor in super().without_redundant_tensors(weights):
-            match = re.match(r"model\.layers\.(\d+)\.", name)
-            if match is None or int(match[1]) not in self.multi_token_layers:
-                yield name, tensor
+    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
+        first = len(self.model.layers)
+        return super().load_weights(without_prediction_layers(weights, first, self.num_prediction_layers))
