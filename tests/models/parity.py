@@ -74,6 +74,25 @@ _LLAMA4 = {
     **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
 }
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    # Not that of the latents' norms.
+    "rms_norm_eps": 1e-3,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_NO_GROUPS = {"n_group": 1, "topk_group": 1}
+
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
     Family("Llama 3", "LlamaConfig", _rope(theta=500_000.0)),
@@ -142,6 +161,71 @@ FAMILIES = (
         "GLM-4.5 MoE, groups, two dense layers",
         "Glm4MoeConfig",
         {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
+    ),
+    Family(
+        "DeepSeek V2 Lite",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707),
+        },
+    ),
+    Family(
+        "DeepSeek V2, biases",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    Family(
+        "DeepSeek V3",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    Family(
+        "DeepSeek V3, half-split rope, biases",
+        "DeepseekV3Config",
+        {**_LATENT, **_GROUPS, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    Family(
+        "Kimi K2",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_NO_GROUPS,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            **_rope(
+                "yarn",
+                50_000.0,
+                factor=32.0,
+                original_max_position_embeddings=64,
+                beta_fast=1.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    Family(
+        "GLM-4.7 Flash",
+        "Glm4MoeLiteConfig",
+        {
+            **{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"},
+            **_NO_GROUPS,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            **_rope(theta=1_000_000.0),
+        },
     ),
 )
 
