@@ -105,7 +105,11 @@ class JaxAutoWeightsLoader:
         """`weights` holds (the name's parts below this module, full name, tensor)."""
         if not is_root and callable(load_weights := getattr(module, "load_weights", None)):
             weights = iter(weights)
-            for name in load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ():
+            try:
+                filled = load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
+            except CheckpointError as error:
+                raise CheckpointError(f"{prefix.removesuffix('.')}: {error}") from None
+            for name in filled:
                 yield f"{prefix}{name}"
             for _, full_name, tensor in weights:
                 where = type(module).__name__
