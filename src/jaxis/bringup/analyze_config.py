@@ -13,7 +13,7 @@ from jaxis.hf_config import HFConfig, KeyUse
 from jaxis.layers.module import JaxModule
 from jaxis.loading.model_loader import construct_abstractly
 from jaxis.models.registry import supported_architectures
-from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.config import QuantizationConfig
 
 MAX_REFUSALS = 10

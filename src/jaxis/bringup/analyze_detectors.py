@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxis.bringup.analyze_axes import AxisTable, Feature, ModelFacts
 from jaxis.errors import ConfigError
 from jaxis.hf_config import HFConfig
-from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.rope_config import rope_config
 
 AXES = AxisTable()
