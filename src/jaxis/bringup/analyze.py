@@ -27,11 +27,12 @@ from jaxis.bringup.analyze_source import ModelSource, open_source
 from jaxis.bringup.analyze_tensors import TensorProblem, check_tensors
 from jaxis.engine.setup import KV_CACHE_DTYPES, parse_bytes
 from jaxis.hf_config import HFConfig
-from jaxis.loading.safetensors import TensorInfo
+from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
 
 SCHEMA = 1
 """Version of the JSON that `Analysis.to_json` writes; it grows when a field changes its meaning or goes."""
-_WIDTHS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
+_STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral"}
+_QUANTIZATIONS = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,14 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
     config = HFConfig(source.config, source=source.config_path)
     text_config = config.get("text_config")
     prefix = "text_config." if isinstance(text_config, HFConfig) else ""
-    axes = AXES.detect(_text_view(source.config), facts)
+    axes = [row.detect(_text_view(source.config), facts) for row in AXES]
     keys = _key_statuses(construction, axes, prefix)
     tensor_problems = None
     plain = construction
     if construction.model is not None:
         if construction.vllm_config.quant_config is not None or source.tensors is not None:
             # As it would be without quantization, and with parameters that stay empty: for the figures.
-            plain = construct({**source.config, "quantization_config": None}, source.config_path)
+            plain = construct(_unquantized(source.config), source.config_path)
         if source.tensors is not None and not construction.refusals:
             tensor_problems = tuple(check_tensors(construction.model, source.tensors))
     parameters = kinds = None
@@ -183,7 +184,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
         kv_cache_dtype=kv_cache_dtype,
         kv_cache=kinds,
         max_context=max_context,
-        memory=None if kinds is None else _memory(plain, kinds, memory, source.tensors, max_context),
+        memory=None if kinds is None else _memory(source, plain, kinds, memory, max_context),
     )
 
 
@@ -198,21 +199,23 @@ def _text_view(values: dict[str, Any]) -> HFConfig:
 
 def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> tuple[KeyStatus, ...]:
     asked = {key for axis in axes for feature in axis.missing for key in feature.keys}
-    understood = {key for axis in axes for key in axis.keys}
+    understood: dict[str, bool] = {}
+    for axis in axes:
+        for key, says_more in axis.keys.items():
+            top = key.partition(".")[0]
+            understood[top] = understood.get(top, False) or says_more
     statuses = []
     for use in construction.uses:
-        key = use.key.removeprefix(prefix)
-        if use.key in construction.refused_keys:
+        key = use.key.removeprefix(prefix).partition(".")[0]
+        is_asked = key in asked and use.value is not None
+        if key in construction.refused_keys or (is_asked and (use.use == "unread" or construction.model is None)):
             status = "unsupported"
-        elif use.use == "neutral":
-            status = "neutral"
-        elif key.partition(".")[0] in asked and use.value is not None and (use.use == "unread" or not construction.model):
-            status = "unsupported"
-        elif use.use != "unread":
-            status = "supported" if use.use == "used" else "default"
+        elif use.use in _STATUS_OF_USE:
+            status = _STATUS_OF_USE[use.use]
+        elif construction.model is None and key in understood:  # construction did not get there
+            status = "supported" if understood[key] else "default"
         else:
-            is_reached = construction.model is not None
-            status = "supported" if key in understood and not is_reached else "unknown"
+            status = "unknown"
         statuses.append(KeyStatus(use.key, use.value, status))
     return tuple(statuses)
 
@@ -225,17 +228,21 @@ def _problems(
 ) -> list[str]:
     problems = list(construction.refusals)
     missing = [(axis, feature) for axis in axes for feature in axis.missing]
-    unread = [key.key for key in keys if key.status == "unsupported" and key.key not in construction.refused_keys]
+    refused = construction.refused_keys
+    unread = [key for key in keys if key.status == "unsupported" and key.key.partition(".")[0] not in refused]
     if construction.model is None or unread:
         for axis, feature in missing:
             where = f": belongs in {', '.join(files_of(feature))}" if files_of(feature) else ""
-            problems.append(f"{axis.name}: {feature.value} is missing{where}")
+            problems.append(f"missing on the axis {axis.name!r}: {feature.value}{where}")
     if not construction.is_known:
         rest = "" if missing else "; all that its config asks for is there"
         problems.append(f"no family of this architecture: belongs in models/, models/registry.py{rest}")
     if unknown := [key.key for key in keys if key.status == "unknown"]:
         problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
-    for kind, words in (("refused", "tensors that the model does not take"), ("unfilled", "parameters without a tensor")):
+    for kind, words in (
+        ("refused", "tensors that the model does not take"),
+        ("unfilled", "parameters without a tensor"),
+    ):
         if count := sum(problem.count for problem in tensor_problems or () if problem.kind == kind):
             problems.append(f"the checkpoint has {count} {words}" if kind == "refused" else f"{count} {words}")
     return problems
@@ -250,18 +257,28 @@ def _no_tensors_reason(
 
 
 def _memory(
+    source: ModelSource,
     plain: Construction,
     kinds: tuple[CacheKind, ...],
     memory: tuple[str, int],
-    tensors: dict[str, TensorInfo] | None,
     max_context: int | None,
 ) -> Memory:
     name, nbytes = memory
-    weights = {width: weight_bytes(plain.model, rules) for width, rules in _WIDTHS.items()}
-    if tensors is not None:
-        weights = {"as published": sum(info.nbytes for info in tensors.values())} | weights
+    weights = {}
+    if source.tensors is not None:
+        weights["as published"] = sum(info.nbytes for info in source.tensors.values())
+    weights["bfloat16"] = weight_bytes(plain.model)
+    for quantization in _QUANTIZATIONS:
+        rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+        quantized = construct(_unquantized(source.config), source.config_path, rules)
+        if quantized.model is not None:  # some layers' sizes do not allow it
+            weights[quantization] = weight_bytes(quantized.model)
     fits = (fit(width, size, kinds, nbytes, max_context or 2**20) for width, size in weights.items())
     return Memory(name, nbytes, tuple(fits))
+
+
+def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "quantization_config": None}
 
 
 def _finite(value: Any) -> Any:

@@ -75,12 +75,12 @@ class Axis:
     Attributes:
       name: The axis.
       features: What the config, or the constructed model, has on it.
-      keys: Keys of the config that say so and are set.
+      keys: Keys of the config that say so, and whether they say more than what is assumed without them.
     """
 
     name: str
     features: tuple[Feature, ...]
-    keys: tuple[str, ...] = ()
+    keys: dict[str, bool] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[Feature, ...]:
@@ -92,34 +92,33 @@ Detector = Callable[[HFConfig, ModelFacts | None], Sequence[Feature]]
 
 
 @dataclass(frozen=True)
-class AxisTable:
-    """Detectors by the axes' names, in the order in which they are shown."""
+class AxisRow:
+    """A row of the table of axes.
 
-    detectors: dict[str, Detector] = field(default_factory=dict)
+    Attributes:
+      name: The axis.
+      detector: What the config, or the constructed model, has on it.
+      other_keys: Keys that belong to it too, and that the detector need not look at.
+    """
 
-    def add(self, name: str) -> Callable[[Detector], Detector]:
-        """Decorator: the function detects this axis."""
+    name: str
+    detector: Detector
+    other_keys: tuple[str, ...] = ()
 
-        def register(detector: Detector) -> Detector:
-            self.detectors[name] = detector
-            return detector
-
-        return register
-
-    def detect(self, config: HFConfig, facts: ModelFacts | None) -> list[Axis]:
-        """Every axis of a model.
+    def detect(self, config: HFConfig, facts: ModelFacts | None) -> Axis:
+        """What a model is on the axis.
 
         Args:
           config: Of the text model; nothing of what is read here counts as read by anybody.
           facts: Of the constructed model; None where there is none.
         """
-        axes = []
-        for name, detector in self.detectors.items():
-            view = HFConfig(config.to_dict(), source=config.source)
-            features = tuple(detector(view, facts))
-            keys = tuple(use.key for use in view.key_uses() if use.use == "used")
-            axes.append(Axis(name, features, keys))
-        return axes
+        view = HFConfig(config.to_dict(), source=config.source)
+        features = tuple(self.detector(view, facts))
+        for key in self.other_keys:
+            if key in view:
+                view.get(key)
+        keys = {use.key: use.use == "used" for use in view.key_uses() if use.use in ("used", "default")}
+        return Axis(self.name, features, keys)
 
 
 def files_of(feature: Feature) -> tuple[str, ...]:
@@ -140,5 +139,6 @@ def _exists(code: str) -> bool:
     except (ImportError, AttributeError):
         return False
     if parameter is not None:
-        return parameter in inspect.signature(found).parameters
+        # Not of the class: the metaclass of modules has a `__call__` of its own.
+        return parameter in inspect.signature(found.__init__ if isinstance(found, type) else found).parameters
     return key is None or key in found

@@ -15,6 +15,7 @@ from jaxis.loading.model_loader import construct_abstractly
 from jaxis.models.registry import supported_architectures
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.config import QuantizationConfig
+from jaxis.quantization.rules import RuleQuantizationConfig
 
 MAX_REFUSALS = 10
 _DEFAULT_CONTEXT = 2048
@@ -41,22 +42,25 @@ class Construction:
     is_known: bool = True
 
 
-def construct(values: dict[str, Any], source: str) -> Construction:
+def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig | None = None) -> Construction:
     """Constructs the family abstractly; a refused key is taken out and the next one looked for.
 
     Args:
       values: config.json, parsed.
       source: Where it is from, for error messages.
+      rules: How an unquantized checkpoint is to be quantized; None is not at all.
     """
     architectures = values.get("architectures") or []
     if not any(name in supported_architectures() for name in architectures):
-        return Construction(None, None, tuple(HFConfig(values).key_uses()), is_known=False)
+        config = HFConfig(values)
+        config.get("text_config")  # so that its keys are told one by one
+        return Construction(None, None, tuple(config.key_uses()), is_known=False)
     refusals: list[str] = []
     refused: dict[str, None] = {}
     while True:
         config = HFConfig(values, refused, source=source)
         try:
-            model, vllm_config = _construct(config, source, refusals, refused)
+            model, vllm_config = _construct(config, source, rules, refusals, refused)
         except ConfigError as error:
             if refused and isinstance(error, KeyError):  # misses what was taken out
                 break
@@ -66,24 +70,26 @@ def construct(values: dict[str, Any], source: str) -> Construction:
                 refused |= dict.fromkeys(named)
                 break
             refused |= dict.fromkeys(named)
-        except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             refusals.append(f"the family cannot be constructed: {type(error).__name__}: {_one_line(error)}")
             break
         else:
             if set(refused) - {"quantization_config"}:
                 break
-            return Construction(
-                model, vllm_config, tuple(config.key_uses()), tuple(refusals), frozenset(refused)
-            )
+            return Construction(model, vllm_config, tuple(config.key_uses()), tuple(refusals), frozenset(refused))
     return Construction(None, None, tuple(config.key_uses()), tuple(refusals), frozenset(refused))
 
 
 def _construct(
-    config: HFConfig, source: str, refusals: list[str], refused: dict[str, None]
+    config: HFConfig,
+    source: str,
+    rules: RuleQuantizationConfig | None,
+    refusals: list[str],
+    refused: dict[str, None],
 ) -> tuple[JaxModule, VllmConfig]:
     quant_config: QuantizationConfig | None = None
     try:
-        quant_config = quantization_of_checkpoint(config, None)
+        quant_config = quantization_of_checkpoint(config, rules)
     except ConfigError as error:
         # Of the model as such, everything else can still be told.
         refusals.append(_one_line(error))

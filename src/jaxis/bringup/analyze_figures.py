@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -17,10 +16,10 @@ from jaxis.config import VllmConfig
 from jaxis.engine.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.rules import SHORT_NAMES, QuantizationRule, RuleQuantizationConfig
+from jaxis.quantization.methods import WeightScheme
 
 BLOCK_SIZE = 16
-_SCALE_BYTES = {None: 4, 32: 2}  # of a whole row float32, of a group bfloat16: see QuantizedWeight
+_BITS = {"int8": 8, "int4": 4}
 MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
 
 
@@ -118,26 +117,25 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: Any) -> list[C
     return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
 
 
-def weight_bytes(model: JaxModule, quantization: str) -> int:
-    """Bytes of the model's weights in bfloat16, or quantized while loading as `--quantization` would.
+def weight_bytes(model: JaxModule) -> int:
+    """Bytes of a model's weights once they are loaded: 2 for each parameter, or what quantization makes of it.
 
     Args:
-      model: Constructed abstractly, its weights in the checkpoint's own shapes.
-      quantization: "none" for bfloat16, "int8" or "int4".
+      model: Constructed abstractly, its weights still in the checkpoint's own shapes, with the quantization rules or
+        none.
     """
-    rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
-    owners = {id(param): name for name, module in named_modules(model) for param in _matrices(module)}
+    schemes: dict[int, WeightScheme] = {}
+    for _, module in named_modules(model):
+        if (scheme := getattr(getattr(module, "quant_method", None), "scheme", None)) is not None:
+            schemes |= {id(param): scheme for param in _matrices(module)}
     total = 0
     for param in {id(param): param for _, param in named_parameters(model)}.values():
-        rule = rules.find(owners[id(param)]) if id(param) in owners else None
-        shape = jax.tree.leaves(param.get_value())[0].shape
-        total += _quantized_bytes(shape, rule) if rule and rule.weight_qtype else 2 * math.prod(shape)
+        scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
+        total += 2 * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
     return total
 
 
-def fit(
-    weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int, max_context: int
-) -> Fit:
+def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int, max_context: int) -> Fit:
     """How much context fits beside weights in `MEMORY_SHARE` of a memory.
 
     Args:
@@ -171,19 +169,17 @@ def machine_memory() -> tuple[str, int]:
 
 
 def _matrices(module: nnx.Module) -> list[nnx.Param]:
-    """The parameters of a layer with a `quant_method` that quantization narrows: matrices, and stacks of them."""
-    if getattr(module, "quant_method", None) is None:
-        return []
+    """The parameters of a quantized layer that are narrowed: its matrix, or, of experts, stacks of them."""
     params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
     minimum = 3 if any(_axes(param)[:1] == ("expert",) for param in params) else 2
     return [param for param in params if len(_axes(param)) >= minimum]
 
 
-def _quantized_bytes(shape: tuple[int, ...], rule: QuantizationRule) -> int:
+def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
     elements, columns = math.prod(shape), shape[-1]
-    groups = elements // columns * (1 if rule.tile_size is None else columns // rule.tile_size)
-    bits = {"int8": 8, "int4": 4}[rule.weight_qtype]
-    return elements * bits // 8 + groups * _SCALE_BYTES[rule.tile_size]
+    groups = elements // columns * (1 if scheme.tile_size is None else columns // scheme.tile_size)
+    # Scales are float32 of a whole row, bfloat16 of a group: see QuantizedWeight.
+    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.tile_size is None else 2)
 
 
 def _num_elements(param: nnx.Param) -> int:
@@ -199,6 +195,3 @@ def _num_experts(model: JaxModule) -> int | None:
 
 def _axes(param: nnx.Param) -> tuple[str | None, ...]:
     return tuple(param.get_metadata().get("logical_axes") or ())
-
-
-DEFAULT_CACHE_DTYPE = jnp.bfloat16

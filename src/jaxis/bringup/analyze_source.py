@@ -33,9 +33,7 @@ class ModelSource:
     no_tensors_reason: str = ""
 
 
-def open_source(
-    model: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
-) -> ModelSource:
+def open_source(model: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None) -> ModelSource:
     """Reads config.json and the safetensors headers of a folder, a hub repository, or config.json alone.
 
     Args:
@@ -63,7 +61,9 @@ def open_source(
             tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
         return ModelSource(name, str(config_path), config, tensors)
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
-        raise CheckpointError(f"there is no {name!r}: give a folder, a config.json, or a hub id such as Qwen/Qwen3-0.6B")
+        raise CheckpointError(
+            f"there is no {name!r}: give a folder, a config.json, or a hub id such as Qwen/Qwen3-0.6B"
+        )
     config_path = download_config(name, revision=revision, token=token)
     tensors = hub_tensor_infos(name, revision=revision, token=token)
     reason = "the repository has no safetensors weights" if tensors is None else ""

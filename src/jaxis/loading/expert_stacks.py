@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.loading.headers import HeaderTensor, reading_only_headers
 from jaxis.loading.weight_loader import place_array
 from jaxis.parallel.mesh import logical_sharding
 
@@ -84,7 +85,8 @@ def fill_expert(
         raise CheckpointError(
             f"has {list(shape)} for an expert in the checkpoint, {list(target.shape[1:])} in the model"
         )
-    stack, loaded = write(stack, target), loaded | {expert}
+    stack = HeaderTensor.of(target.shape, target.dtype) if reading_only_headers() else write(stack, target)
+    loaded |= {expert}
     param.set_value(stack if len(loaded) == target.shape[0] else PartialStack(stack, target, loaded))
 
 
