@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.analyze import analyze
 from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(quantize)
+app.command()(analyze)
 app.command()(convert)
 app.command()(env)
 app.add_typer(bench, name="bench")
@@ -55,6 +57,7 @@ def jaxis(
       jaxis chat ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
+      jaxis analyze Qwen/Qwen3-30B-A3B
       jaxis bench latency ./Qwen3-0.6B
       jaxis env
 
