@@ -22,6 +22,7 @@ struct Kernels {
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*experts)(const Experts&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
+  void (*layer_norm)(const LayerNorm&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
   void (*argmax)(const Argmax&, const Pool&);
   void (*tile_weights)(const TileWeights&, const Pool&);

@@ -24,6 +24,7 @@ const Kernels table = {
     packed_rows,
     experts,
     rms_norm,
+    layer_norm,
     rotary_embedding,
     argmax,
     tile_weights,

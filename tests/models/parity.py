@@ -64,6 +64,15 @@ _YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=
 _LLAMA31 = _rope(
     "llama3", 500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
 )
+_GLM_MOE = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.6},
+    **_rope(theta=1_000_000.0, partial_rotary_factor=0.5),
+}
+_LLAMA4 = {
+    **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
+}
 
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
@@ -87,6 +96,53 @@ FAMILIES = (
     Family("Qwen3, biases, yarn rope", "Qwen3Config", {"head_dim": 8, "attention_bias": True, **_YARN}),
     Family("Mistral, window", "MistralConfig", {"sliding_window": 13}),
     Family("Mistral", "MistralConfig", {"sliding_window": None, "head_dim": 24, **_rope(theta=1_000_000.0)}),
+    Family("Mixtral", "MixtralConfig", {"num_local_experts": 6, "sliding_window": 13, **_rope(theta=1_000_000.0)}),
+    Family(
+        "Qwen3 MoE",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+            **{"head_dim": 32, **_rope(theta=1_000_000.0)},
+        },
+    ),
+    Family(
+        "Qwen3 MoE, dense layers between, biases",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4},
+            **{"decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True, "tie_word_embeddings": True},
+            **{"use_sliding_window": True, "sliding_window": 19},
+        },
+    ),
+    Family(
+        "GPT-OSS",
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 21},
+            **{"num_hidden_layers": 4, "swiglu_limit": 1.5, "swiglu_alpha": 1.3},
+            **_rope("yarn", 150_000.0, factor=32.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    Family("Llama 4", "Llama4TextConfig", {**_LLAMA4, **_LLAMA31}),
+    Family(
+        "Llama 4, dense layers between, no norms",
+        "Llama4TextConfig",
+        {
+            **_LLAMA4,
+            **{"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
+            **{"num_experts_per_tok": 2, "attention_bias": True, "no_rope_layers": [0, 1, 1, 0]},
+        },
+    ),
+    Family(
+        "GLM-4.5 MoE",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "use_qk_norm": True, "attention_bias": True, "head_dim": 24},
+    ),
+    Family(
+        "GLM-4.5 MoE, groups, two dense layers",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
+    ),
 )
 
 
@@ -101,6 +157,9 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
             # Norms around 1, so that a missing one shows and activations keep their size.
             center = 1.0 if "norm" in name else 0.0
             parameter.copy_(center + 0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

@@ -12,10 +12,15 @@ ENTRY_POINT_GROUP = "jaxis.models"
 
 # Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
 _BUILT_IN: dict[str, str] = {
+    "Glm4MoeForCausalLM": "jaxis.models.glm4_moe:Glm4MoeForCausalLM",
+    "GptOssForCausalLM": "jaxis.models.gpt_oss:GptOssForCausalLM",
+    "Llama4ForCausalLM": "jaxis.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "jaxis.models.mixtral:MixtralForCausalLM",
     "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "jaxis.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "jaxis.models.qwen3_moe:Qwen3MoeForCausalLM",
 }
 _registered: dict[str, type[Any] | str] = {}
 
