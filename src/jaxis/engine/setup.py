@@ -265,7 +265,7 @@ def _short_context_len(hf_config: HFConfig) -> int | None:
     A paged engine has one set of frequencies for all requests; the long one is the worse for short sequences.
     """
     # A copy: what is looked up here does not count as read by the model.
-    rope = rope_config(HFConfig(hf_config.to_dict(), source=hf_config.source))
+    rope = rope_config(HFConfig(hf_config.to_dict(), source=hf_config.source), "full_attention")
     return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
 
 

@@ -12,10 +12,20 @@ ENTRY_POINT_GROUP = "jaxis.models"
 
 # Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
 _BUILT_IN: dict[str, str] = {
+    "Cohere2ForCausalLM": "jaxis.models.cohere2:Cohere2ForCausalLM",
+    "CohereForCausalLM": "jaxis.models.cohere:CohereForCausalLM",
+    "Gemma2ForCausalLM": "jaxis.models.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "jaxis.models.gemma3:Gemma3ForCausalLM",
+    "Glm4ForCausalLM": "jaxis.models.glm4:Glm4ForCausalLM",
+    "GraniteForCausalLM": "jaxis.models.granite:GraniteForCausalLM",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
+    "Olmo2ForCausalLM": "jaxis.models.olmo2:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "jaxis.models.olmo3:Olmo3ForCausalLM",
+    "Phi3ForCausalLM": "jaxis.models.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "jaxis.models.qwen3:Qwen3ForCausalLM",
+    "Starcoder2ForCausalLM": "jaxis.models.starcoder2:Starcoder2ForCausalLM",
 }
 _registered: dict[str, type[Any] | str] = {}
 
