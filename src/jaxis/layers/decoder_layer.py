@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class PreNormDecoderLayer(JaxModule):
     """`x + self_attn(norm(x))`, then `x + mlp(norm(x))`; which attention and which feed-forward, the family says.
 
+    Attributes:
+      feed_forward_name: What the checkpoint calls `mlp`.
+
     Args:
       vllm_config: The engine's configuration; sizes and epsilon come from its config.json.
       rng: For the initial weights.
@@ -34,6 +37,8 @@ class PreNormDecoderLayer(JaxModule):
       make_norm: Makes each of the two norms; None is an RMS norm with config.json's `rms_norm_eps`.
       residual_multiplier: Multiplies what is added to x.
     """
+
+    feed_forward_name: ClassVar[str] = "mlp"
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class PreNormDecoderLayer(JaxModule):
         self.input_layernorm = make_norm()
         self.self_attn = self_attn
         self.post_attention_layernorm = make_norm()
-        self.mlp = mlp
+        setattr(self, self.feed_forward_name, mlp)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -58,7 +63,8 @@ class PreNormDecoderLayer(JaxModule):
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + scaled(attended, self.residual_multiplier)
-        return kv_cache, x + scaled(self.mlp(self.post_attention_layernorm(x)), self.residual_multiplier)
+        feed_forward = getattr(self, self.feed_forward_name)
+        return kv_cache, x + scaled(feed_forward(self.post_attention_layernorm(x)), self.residual_multiplier)
 
 
 class PostNormDecoderLayer(JaxModule):
@@ -114,6 +120,7 @@ def attention_from_config(
     quant_config: QuantizationConfig | None,
     prefix: str,
     *,
+    attention_class: type[GroupedQueryAttention] = GroupedQueryAttention,
     head_dim: int | None = None,
     qk_norm: bool = False,
     rope_settings: RopeConfig | None = None,
@@ -124,11 +131,12 @@ def attention_from_config(
 
     Args:
       vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      attention_class: What to make.
       head_dim: D where config.json names none; None is hidden_size / num_attention_heads.
       qk_norm: Whether queries and keys get an RMS norm a head.
       rope_settings: None is what config.json says of all layers.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
-      options: Of `GroupedQueryAttention`, as they are.
+      options: Of `attention_class`, as they are.
     """
     config = vllm_config.model_config.hf_config
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
@@ -142,7 +150,7 @@ def attention_from_config(
         )
     if qk_norm:
         options |= {name: rms_norm_from_config(vllm_config, rng, head_dim) for name in ("q_norm", "k_norm")}
-    return GroupedQueryAttention(
+    return attention_class(
         hidden_size,
         num_heads,
         config.get("num_key_value_heads", num_heads),

@@ -122,6 +122,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     Args:
       vllm_config, rng, quant_config: As for `JaxLinear`.
+      prefix: What the model's dotted names begin with where it is a part of another.
       tied_by_default: Whether the head is tied to the embeddings where config.json says nothing of it.
       logits_multiplier: Multiplies the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
@@ -142,6 +143,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         norm: JaxModule | None = None,
         embed_scale: float = 1.0,
         embedding_multiplier: float = 1.0,
+        prefix: str = "",
     ) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
         self.logits_multiplier = logits_multiplier
@@ -151,7 +153,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
             vllm_config,
             rng,
             quant_config,
-            "model",
+            f"{prefix}model",
             norm=norm,
             embed_scale=embed_scale,
             embedding_multiplier=embedding_multiplier,
@@ -159,7 +161,12 @@ class CausalLM(JaxModule, LoadableWithIterator):
         self.lm_head = None
         if not config.get("tie_word_embeddings", tied_by_default):
             self.lm_head = JaxLmHead(
-                config["hidden_size"], config["vocab_size"], rng, dtype=dtype, quant_config=quant_config
+                config["hidden_size"],
+                config["vocab_size"],
+                rng,
+                dtype=dtype,
+                quant_config=quant_config,
+                prefix=f"{prefix}lm_head",
             )
 
     def __call__(
