@@ -27,9 +27,8 @@ def test_published_configs_make_models_with_as_many_parameters_as_the_reference(
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     if style != "published":
         config.save_pretrained(tmp_path)
-        assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text()).get(
-            "text_config", config.to_dict()
-        )
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert "rope_parameters" in saved.get("text_config", saved)
     with torch.device("meta"):
         reference = transformers.AutoModelForCausalLM.from_config(getattr(config, "text_config", config))
     model = model_of(tmp_path)
