@@ -24,11 +24,13 @@ NEUTRAL_KEYS = frozenset(
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
+        *("ep_size",),
         # Training only.
         *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
         *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
+        *("aux_loss_alpha", "seq_aux"),
         # What a call returns, in transformers.
         *("return_dict", "output_attentions", "output_hidden_states", "tf_legacy_loss", "chunk_size_feed_forward"),
         # Classification heads.

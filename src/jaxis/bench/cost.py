@@ -66,8 +66,9 @@ class PrefillCost:
 
 def decode_cost(engine: LLMEngine) -> DecodeCost:
     """The cost of the engine's model, weights and cache as they are in memory."""
-    num_tokens = engine.runner.num_blocks * engine.vllm_config.cache_config.block_size
-    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), engine.runner.kv_cache_bytes() // num_tokens)
+    bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
+    block_size = engine.vllm_config.cache_config.block_size
+    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), bytes_per_block // block_size)
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:

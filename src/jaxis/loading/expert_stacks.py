@@ -87,7 +87,8 @@ def fill_expert(
         raise CheckpointError(
             f"has {list(shape)} for an expert in the checkpoint, {list(target.shape[1:])} in the model"
         )
-    stack, loaded = write(stack, target), loaded | {expert}
+    stack = HeaderTensor.of(target.shape, target.dtype) if reading_only_headers() else write(stack, target)
+    loaded |= {expert}
     param.set_value(stack if len(loaded) == target.shape[0] else PartialStack(stack, target, loaded))
 
 
