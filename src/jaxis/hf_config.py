@@ -165,6 +165,11 @@ class HFConfig(Mapping[str, Any]):
         self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
 
+    def get_text_config(self) -> HFConfig:
+        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
+        text_config = self._values.get("text_config")
+        return self["text_config"] if isinstance(text_config, HFConfig) else self
+
     def read_object(self, key: str) -> dict[str, Any] | None:
         """A nested object as a plain dict, all of it recorded as read; None where it is absent.
 

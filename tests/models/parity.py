@@ -7,9 +7,11 @@ To add a family, add a row to FAMILIES.
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,11 +51,15 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table: `config` holds what it changes of the common tiny sizes."""
+    """One row of the table: `config` holds what it changes of the common tiny sizes.
+
+    `architecture` is the one that jaxis is to run it by, where that is not the reference's.
+    """
 
     name: str
     config_class: str
     config: dict[str, Any] = field(default_factory=dict, hash=False)
+    architecture: str | None = None
 
 
 def _rope(rope_type: str = "default", theta: float = 10_000.0, **settings: Any) -> dict[str, Any]:
@@ -253,6 +259,9 @@ def checkpoint_folder(family: Family) -> str:
     folder = tempfile.TemporaryDirectory(prefix="jaxis_parity_")
     _folders.append(folder)
     reference_model(family).save_pretrained(folder.name)
+    if family.architecture is not None:
+        path = Path(folder.name, "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [family.architecture]}))
     return folder.name
 
 

@@ -18,6 +18,7 @@ _BUILT_IN: dict[str, str] = {
     "Glm4MoeLiteForCausalLM": "jaxis.models.glm4_moe_lite:Glm4MoeLiteForCausalLM",
     "GptOssForCausalLM": "jaxis.models.gpt_oss:GptOssForCausalLM",
     "Llama4ForCausalLM": "jaxis.models.llama4:Llama4ForCausalLM",
+    "Llama4ForConditionalGeneration": "jaxis.models.llama4:Llama4ForConditionalGeneration",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "jaxis.models.mixtral:MixtralForCausalLM",
