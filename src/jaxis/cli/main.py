@@ -14,6 +14,7 @@ from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
+from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
 from jaxis.version import __version__
 
@@ -29,6 +30,7 @@ app.command()(chat)
 app.command()(quantize)
 app.command()(analyze)
 app.command()(convert)
+app.command()(new_model)
 app.command()(env)
 app.add_typer(bench, name="bench")
 
