@@ -21,6 +21,7 @@ from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlock
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
 from jaxis.quantization.dequantized import DequantizedLinearMethod
 from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme, place_quantized
+from jaxis.quantization.native_experts import native_experts_method
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
@@ -48,7 +49,7 @@ class NativeQuantizationConfig:
 
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
         if isinstance(layer, JaxExperts):
-            return method
+            return native_experts_method(layer, method)
         if isinstance(method, CompressedTensorsMethod):
             return dataclasses.replace(method, method=NativeLinearMethod(method.scheme.act_qtype))
         if isinstance(method, StoredBlocksMethod | DequantizedLinearMethod):
