@@ -7,9 +7,11 @@ To add a family, add a row to FAMILIES.
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,11 +51,15 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table: `config` holds what it changes of the common tiny sizes."""
+    """One row of the table: `config` holds what it changes of the common tiny sizes.
+
+    `architecture` is the one that jaxis is to run it by, where that is not the reference's.
+    """
 
     name: str
     config_class: str
     config: dict[str, Any] = field(default_factory=dict, hash=False)
+    architecture: str | None = None
 
 
 def _rope(rope_type: str = "default", theta: float = 10_000.0, **settings: Any) -> dict[str, Any]:
@@ -73,6 +79,25 @@ _LLAMA4 = {
     **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
     **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
 }
+
+_LATENT = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    # Not that of the latents' norms.
+    "rms_norm_eps": 1e-3,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_NO_GROUPS = {"n_group": 1, "topk_group": 1}
 
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
@@ -143,6 +168,71 @@ FAMILIES = (
         "Glm4MoeConfig",
         {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
     ),
+    Family(
+        "DeepSeek V2 Lite",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707),
+        },
+    ),
+    Family(
+        "DeepSeek V2, biases",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    Family(
+        "DeepSeek V3",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    Family(
+        "DeepSeek V3, half-split rope, biases",
+        "DeepseekV3Config",
+        {**_LATENT, **_GROUPS, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    Family(
+        "Kimi K2",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_NO_GROUPS,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            **_rope(
+                "yarn",
+                50_000.0,
+                factor=32.0,
+                original_max_position_embeddings=64,
+                beta_fast=1.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    Family(
+        "GLM-4.7 Flash",
+        "Glm4MoeLiteConfig",
+        {
+            **{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"},
+            **_NO_GROUPS,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            **_rope(theta=1_000_000.0),
+        },
+    ),
 )
 
 
@@ -169,6 +259,9 @@ def checkpoint_folder(family: Family) -> str:
     folder = tempfile.TemporaryDirectory(prefix="jaxis_parity_")
     _folders.append(folder)
     reference_model(family).save_pretrained(folder.name)
+    if family.architecture is not None:
+        path = Path(folder.name, "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [family.architecture]}))
     return folder.name
 
 

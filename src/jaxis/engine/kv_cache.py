@@ -42,7 +42,7 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpe
     specs = [m.kv_cache_spec for _, m in named_modules(model) if hasattr(m, "kv_cache_spec")]
     if specs:
         return specs
-    config = vllm_config.model_config.hf_config
+    config = vllm_config.model_config.hf_config.get_text_config()
     num_heads = config["num_attention_heads"]
     spec = KVCacheSpec(
         config.get("num_key_value_heads", num_heads), config.get("head_dim", config["hidden_size"] // num_heads)

@@ -131,7 +131,7 @@ class Runner:
         """
         self.mesh = mesh
         self.vllm_config = vllm_config
-        self.vocab_size: int = vllm_config.model_config.hf_config["vocab_size"]
+        self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self._replicated = NamedSharding(mesh, PartitionSpec())
 
         cache_config = vllm_config.cache_config
@@ -394,7 +394,7 @@ class Runner:
 
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         model_config = self.vllm_config.model_config
-        return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
+        return self._array((num_tokens, model_config.hf_config.get_text_config()["hidden_size"]), model_config.dtype)
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

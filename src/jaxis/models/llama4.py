@@ -18,6 +18,7 @@ from jaxis.layers.moe import moe_from_config
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.models.decoder import CausalLM
+from jaxis.models.text_part import TextPart
 from jaxis.rope_config import rope_config
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class Llama4DecoderLayer(PreNormDecoderLayer):
 
 class Llama4ForCausalLM(CausalLM):
     layer_class = Llama4DecoderLayer
+
+
+class Llama4ForConditionalGeneration(TextPart):
+    """The published checkpoints, which also see; images are not served."""
+
+    language_model_class = Llama4ForCausalLM
+    other_parts = ("vision_model", "multi_modal_projector")
+    other_keys = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
 
 
 def _attention(
