@@ -147,6 +147,7 @@ class Runner:
         self._head_params = [self._params[i] for i in self._head_indices]
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
+        self._step_shapes: dict[int, StepShape] = {}
         self._forget_last_tokens()
         with jax.set_mesh(mesh):
             # Native kernels are compiled already: a program only calls them.
@@ -169,8 +170,11 @@ class Runner:
         limit = self.vllm_config.scheduler_config.max_num_batched_tokens
         padded = self._padded(num_tokens)
         padded = max(min(padded, limit), num_tokens)
-        block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
-        return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
+        if padded not in self._step_shapes:
+            block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
+            shape = StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
+            self._step_shapes[padded] = shape
+        return self._step_shapes[padded]
 
     def _padded(self, num_tokens: int) -> int:
         """A power of two, or, where programs compile fast enough for more of them, half as much again."""
