@@ -16,7 +16,7 @@ from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, calls_are_observed
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 
@@ -104,7 +104,10 @@ class GroupedQueryAttention(JaxModule):
         v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            norms = HeadNorms(self.q_norm.weight[...], self.k_norm.weight[...], self.q_norm.epsilon)
+            if calls_are_observed():
+                q, k = self.q_norm(q), self.k_norm(k)
+            else:
+                norms = HeadNorms(self.q_norm.weight[...], self.k_norm.weight[...], self.q_norm.epsilon)
         kv_cache, out = attention(
             kv_cache,
             q,
