@@ -33,7 +33,8 @@ struct PagedAttention {
   int64_t head_dim;
   int64_t block_size;
   int64_t max_blocks;
-  int64_t window;                  // a token sees itself and this many - 1 before it
+  int64_t window;                  // a token sees itself and this many - 1 before it,
+  int64_t chunk_size;              // but nothing before the last multiple of this
   float scale;
   float soft_cap;                  // 0: none
 };

@@ -106,8 +106,7 @@ Plan make_plan(const PagedAttention& a, int num_threads) {
         tile.position = a.seq_lens[r] - num_queries + query;
         tile.group_size = group_size;
         tile.rows = tile.num_queries * group_size;
-        const int64_t oldest = tile.position - a.window + 1;
-        item->first_chunk = oldest > 0 ? oldest / kChunk : 0;
+        item->first_chunk = first_visible(a, tile.position) / kChunk;
         item->num_chunks = (tile.position + tile.num_queries - 1) / kChunk + 1 - item->first_chunk;
         plan.nanoseconds += item_nanoseconds(*item, a.head_dim);
       }

@@ -89,6 +89,12 @@ JAXIS_INLINE F16 cap(F16 x, float soft_cap) {
   return broadcast(soft_cap) * (broadcast(1.0f) - broadcast(2.0f) / power);
 }
 
+// The first position that the token at `position` sees.
+JAXIS_INLINE int64_t first_visible(const PagedAttention& a, int64_t position) {
+  const int64_t chunk = position / a.chunk_size * a.chunk_size, oldest = position - a.window + 1;
+  return oldest > chunk ? oldest : chunk;
+}
+
 // Where a row's vector of queries or of output begins, in an array [T, H, D].
 JAXIS_INLINE int64_t row_offset(const PagedAttention& a, const QueryTile& tile, int64_t row) {
   const int64_t head = tile.kv_head * tile.group_size + row % tile.group_size;
@@ -161,7 +167,7 @@ template <typename T>
 void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk, const Workspace& w,
                   const Partial& out) {
   const int64_t origin = chunk * kChunk, last_position = tile.position + tile.num_queries - 1;
-  const int64_t oldest = tile.position - a.window + 1;
+  const int64_t oldest = first_visible(a, tile.position);
   const int64_t first = oldest > origin ? oldest - origin : 0;
   const int64_t last = last_position + 1 - origin < kChunk ? last_position + 1 - origin : kChunk;
   const int64_t first_tile = first / kKeyTile, last_tile = (last + kKeyTile - 1) / kKeyTile;
@@ -205,7 +211,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
 
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t position = tile.position + row / tile.group_size;
-    const int64_t from = position - a.window + 1 - origin, to = position + 1 - origin;
+    const int64_t from = first_visible(a, position) - origin, to = position + 1 - origin;
     softmax_row(w.scores + row * kScoreStride, first_tile * kKeyTile, last_tile * kKeyTile, from > 0 ? from : 0,
                 to < kChunk ? to : kChunk, a.soft_cap, quantized ? w.key_scales : nullptr,
                 quantized ? w.value_scales : nullptr, out.peak + row, out.total + row);

@@ -8,7 +8,8 @@ using Floats = ffi::Buffer<ffi::F32>;
 
 ffi::Error run_paged_attention(ffi::ThreadPool threads, Floats q, Floats k, Floats v, ffi::AnyBuffer cache,
                                Ints seq_lens, Ints block_tables, Ints query_start_loc, Ints request_distribution,
-                               Floats sinks, int64_t block_size, int64_t window, float scale, float soft_cap,
+                               Floats sinks, int64_t block_size, int64_t window, int64_t chunk_size,
+                               float scale, float soft_cap,
                                ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
   if (new_cache->untyped_data() != cache.untyped_data()) {
     return ffi::Error(ffi::ErrorCode::kInternal, "paged attention updates its cache in place");
@@ -34,6 +35,7 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, Floats q, Floats k, Floa
   a.block_size = block_size;
   a.max_blocks = block_tables.dimensions()[1];
   a.window = window;
+  a.chunk_size = chunk_size;
   a.scale = scale;
   a.soft_cap = soft_cap;
   return guarded(threads, [&](const Pool& pool) { kernels().paged_attention(a, pool); });
@@ -58,6 +60,7 @@ JAXIS_HANDLER(jaxis_paged_attention, run_paged_attention,
                   .Arg<Floats>()
                   .Attr<int64_t>("block_size")
                   .Attr<int64_t>("window")
+                  .Attr<int64_t>("chunk_size")
                   .Attr<float>("scale")
                   .Attr<float>("soft_cap")
                   .Ret<ffi::AnyBuffer>()

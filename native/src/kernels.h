@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "experts.h"
 #include "matmul.h"
 #include "norm.h"
 #include "quantize.h"
@@ -19,7 +20,9 @@ struct Kernels {
   void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
+  void (*experts)(const Experts&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
+  void (*layer_norm)(const LayerNorm&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
   void (*argmax)(const Argmax&, const Pool&);
   void (*tile_weights)(const TileWeights&, const Pool&);

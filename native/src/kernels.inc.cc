@@ -4,6 +4,7 @@
 #include "attention.inc.cc"
 #include "filters.inc.cc"
 #include "matmul.inc.cc"
+#include "experts.inc.cc"
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
@@ -21,7 +22,9 @@ const Kernels table = {
     paged_attention,
     matmul,
     packed_rows,
+    experts,
     rms_norm,
+    layer_norm,
     rotary_embedding,
     argmax,
     tile_weights,

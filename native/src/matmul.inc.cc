@@ -18,6 +18,7 @@ constexpr int64_t kQuantizedColumnsAtOnce = 512;
 
 int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int64_t activation_group(const WeightFormat& f) { return f.group != 0 ? f.group : kActivationGroup; }
 
@@ -28,6 +29,7 @@ struct Rows {
   bool quantized;
   const float* plain;  // blocks of [k][block's rows]
   int64_t groups, group;
+  int32_t zero_point;  // of weights that have none of their own
   uint8_t* values;  // see QuantizedRows; blocks one after the other
   float* scales;
   int32_t* offsets;
@@ -42,7 +44,7 @@ struct Rows {
   }
 };
 
-void quantize_row(const Rows& rows, const float* x, int64_t block, int lane, int32_t zero_point) {
+void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   const QuantizedRows to = rows.quantized_block(block);
   uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
@@ -78,54 +80,75 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane, int
     }
     const int64_t at = g * num_lanes + lane;
     const_cast<float*>(to.scales)[at] = scale;
-    const_cast<int32_t*>(to.offsets)[at] = -zero_point * sum;
+    const_cast<int32_t*>(to.offsets)[at] = -rows.zero_point * sum;
     const_cast<float*>(to.sums)[at] = static_cast<float>(sum);
   }
 }
 
-Rows prepare_rows(const Matmul& a, const Pool& pool) {
+// How `count` rows are cut into blocks; where they lie is not decided yet.
+Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
   Rows rows{};
-  rows.rows = a.rows;
-  rows.k = a.format.k;
-  rows.quantized = a.quantize_activations;
-  const int64_t most = rows.quantized ? kMaxQuantizedRows : kMaxRows;
-  rows.block_rows = div_up(a.rows, div_up(a.rows, most));
-  rows.num_blocks = div_up(a.rows, rows.block_rows);
-  const bool parallel = a.rows * rows.k > kParallelRowsNumbers;
-  const Pool alone = {1, nullptr, nullptr};
+  rows.rows = count;
+  rows.k = format.k;
+  rows.quantized = quantized;
+  const int64_t most = quantized ? kMaxQuantizedRows : kMaxRows;
+  rows.block_rows = div_up(count, div_up(count, most));
+  rows.num_blocks = div_up(count, rows.block_rows);
+  if (quantized) {
+    rows.group = activation_group(format);
+    rows.groups = div_up(rows.k, rows.group);
+    rows.zero_point = format.has_zero_points ? 0 : format.type == WeightType::kInt4 ? 8 : 128;
+  }
+  return rows;
+}
 
-  if (!rows.quantized) {
-    if (rows.block_rows == 1) {
-      rows.plain = a.x;
-      return rows;
-    }
-    float* plain = static_cast<float*>(scratch(kRowsSlot, a.rows * rows.k * 4));
-    rows.plain = plain;
-    parallel_for(parallel ? pool : alone, rows.num_blocks, [&](int64_t block) {
-      const int num = rows.rows_of(block);
-      const float* from = a.x + block * rows.block_rows * rows.k;
-      float* to = plain + block * rows.block_rows * rows.k;
-      for (int64_t i = 0; i < rows.k; ++i) {
-        for (int r = 0; r < num; ++r) to[i * num + r] = from[r * rows.k + i];
-      }
-    });
+// A row by itself is read where it stands, unless it is quantized.
+bool needs_memory(const Rows& rows) { return rows.quantized || rows.block_rows > 1; }
+
+int64_t memory_bytes(const Rows& rows) {
+  if (!needs_memory(rows)) return 0;
+  if (!rows.quantized) return rows.rows * rows.k * 4;
+  return rows.rows * rows.groups * (rows.group / 4 * kActivationBytes + 12);
+}
+
+void set_memory(Rows* rows, char* memory) {
+  if (!rows->quantized) {
+    rows->plain = reinterpret_cast<const float*>(memory);
+    return;
+  }
+  const int64_t numbers = rows->rows * rows->groups;
+  rows->scales = reinterpret_cast<float*>(memory);
+  rows->offsets = reinterpret_cast<int32_t*>(memory + numbers * 4);
+  rows->sums = reinterpret_cast<float*>(memory + numbers * 8);
+  rows->values = reinterpret_cast<uint8_t*>(memory + numbers * 12);
+}
+
+// Lays a block out in the memory set; row_at(i) is row i.
+template <typename RowAt>
+void prepare_block(const Rows& rows, int64_t block, const RowAt& row_at) {
+  const int num = rows.rows_of(block);
+  if (rows.quantized) {
+    for (int lane = 0; lane < num; ++lane) quantize_row(rows, row_at(block * rows.block_rows + lane), block, lane);
+    return;
+  }
+  const float* from[kMaxRows];
+  for (int r = 0; r < num; ++r) from[r] = row_at(block * rows.block_rows + r);
+  float* to = const_cast<float*>(rows.plain_block(block));
+  for (int64_t i = 0; i < rows.k; ++i) {
+    for (int r = 0; r < num; ++r) to[i * num + r] = from[r][i];
+  }
+}
+
+Rows prepare_rows(const Matmul& a, const Pool& pool) {
+  Rows rows = plan_rows(a.rows, a.format, a.quantize_activations);
+  if (!needs_memory(rows)) {
+    rows.plain = a.x;
     return rows;
   }
-
-  rows.group = activation_group(a.format);
-  rows.groups = div_up(rows.k, rows.group);
-  const int64_t numbers = a.rows * rows.groups;
-  char* memory = static_cast<char*>(scratch(kRowsSlot, numbers * (rows.group / 4 * kActivationBytes + 12)));
-  rows.scales = reinterpret_cast<float*>(memory);
-  rows.offsets = reinterpret_cast<int32_t*>(memory + numbers * 4);
-  rows.sums = reinterpret_cast<float*>(memory + numbers * 8);
-  rows.values = reinterpret_cast<uint8_t*>(memory + numbers * 12);
-  const int32_t zero_point = a.format.has_zero_points ? 0 : a.format.type == WeightType::kInt4 ? 8 : 128;
-  parallel_for(parallel ? pool : alone, rows.num_blocks, [&](int64_t block) {
-    for (int lane = 0; lane < rows.rows_of(block); ++lane) {
-      const int64_t row = block * rows.block_rows + lane;
-      quantize_row(rows, a.x + row * rows.k, block, lane, zero_point);
-    }
+  set_memory(&rows, static_cast<char*>(scratch(kRowsSlot, memory_bytes(rows))));
+  const Pool alone = {1, nullptr, nullptr};
+  parallel_for(a.rows * rows.k > kParallelRowsNumbers ? pool : alone, rows.num_blocks, [&](int64_t block) {
+    prepare_block(rows, block, [&](int64_t row) { return a.x + row * rows.k; });
   });
   return rows;
 }

@@ -1,4 +1,4 @@
-// Root-mean-square norm of rows.
+// Norms of rows.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,19 @@ struct RmsNorm {
   float* out;
   int64_t rows;
   int64_t size;
+  float epsilon;
+};
+
+// out[r] = (x[r] - mean(x[r])) / sqrt(variance(x[r]) + epsilon) * weight + bias, for rows of `size` numbers. Row r has
+// row r % weight_rows of the weights and biases.
+struct LayerNorm {
+  const float* x;
+  const float* weight;  // [weight_rows, size]
+  const float* bias;    // [weight_rows, size]
+  float* out;
+  int64_t rows;
+  int64_t size;
+  int64_t weight_rows;
   float epsilon;
 };
 

@@ -13,6 +13,7 @@ constexpr int64_t kRow = kHeads * kHeadDim, kKvRow = kKvHeads * kHeadDim;
 struct Options {
   CacheType type = CacheType::kFloat32;
   int64_t window = 1 << 30;
+  int64_t chunk_size = 1 << 30;
   float soft_cap = 0.0f;
   std::vector<float> sinks = {};
 };
@@ -86,6 +87,7 @@ class Cache {
     a.block_size = kBlockSize;
     a.max_blocks = max_blocks_;
     a.window = options_.window;
+    a.chunk_size = options_.chunk_size;
     a.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
     a.soft_cap = options_.soft_cap;
     kernels().paged_attention(a, pool);
@@ -117,7 +119,8 @@ std::vector<double> expected(const Sequence& s, const Options& options) {
       const int64_t kv_head = head / (kHeads / kKvHeads);
       double sum = options.sinks.empty() ? 0.0 : std::exp(double(options.sinks[head]));
       double* to = out.data() + t * kRow + head * kHeadDim;
-      for (int64_t u = std::max<int64_t>(0, t - options.window + 1); u <= t; ++u) {
+      const int64_t first = std::max(t - options.window + 1, t / options.chunk_size * options.chunk_size);
+      for (int64_t u = std::max<int64_t>(0, first); u <= t; ++u) {
         const int64_t at = u * kKvRow + kv_head * kHeadDim;
         double score = 0.0;
         for (int64_t i = 0; i < kHeadDim; ++i) score += double(s.q[t * kRow + head * kHeadDim + i]) * s.k[at + i];
@@ -137,7 +140,7 @@ std::vector<Options> all_options() {
   std::vector<Options> out;
   for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
     out.push_back({type});
-    out.push_back({type, 37, 5.0f, {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, -3.0f}});
+    out.push_back({type, 37, 100, 5.0f, {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, -3.0f}});
   }
   return out;
 }

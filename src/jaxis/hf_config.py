@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.json_object import read_json_object
@@ -63,6 +64,22 @@ GENERATION_KEYS = (
 """Keys of generation_config.json that `load_generation_defaults` returns."""
 
 
+@dataclass(frozen=True)
+class KeyUse:
+    """What a reader made of one key of a config.
+
+    Attributes:
+      key: The key; one of a nested object is written with dots.
+      value: As config.json has it.
+      use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
+        "neutral" cannot change logits; "unread" could, and nobody read it.
+    """
+
+    key: str
+    value: Any
+    use: Literal["used", "default", "neutral", "unread"]
+
+
 class _MissingKeyError(ConfigError, KeyError, AttributeError):
     """A required key is absent. Also a KeyError and AttributeError, so that `getattr(config, key, default)` works."""
 
@@ -103,7 +120,8 @@ class HFConfig(Mapping[str, Any]):
         """
         self.source = source
         self._path = _path
-        self._read: set[str] = set()
+        # Key -> whether every reader so far assumes, without the key, the value that it has.
+        self._read: dict[str, bool] = {}
         plain = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
@@ -131,7 +149,7 @@ class HFConfig(Mapping[str, Any]):
                 f"{self.source} has no {self._path + key!r}, which the model needs: "
                 f"add it to the file, or give hf_overrides={{{self._path + key!r}: ...}}"
             )
-        self._read.add(key)
+        self._read[key] = False
         return self._values[key]
 
     def __getattr__(self, key: str) -> Any:
@@ -141,8 +159,8 @@ class HFConfig(Mapping[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """The key's value, or `default` where it is absent or null. Records the key as read either way."""
-        self._read.add(key)
         value = self._values.get(key)
+        self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
 
     def read_object(self, key: str) -> dict[str, Any] | None:
@@ -185,14 +203,24 @@ class HFConfig(Mapping[str, Any]):
 
         A nested object that was read is followed: its unread keys are given with dots, e.g. `rope_scaling.factor`.
         """
-        unread: list[str] = []
-        for key in self:
-            value = self._values[key]
-            if key in self._read:
-                unread += value.unread_keys() if isinstance(value, HFConfig) else []
-            elif not _is_neutral(key, value):
-                unread.append(self._path + key)
-        return sorted(unread)
+        return sorted(use.key for use in self.key_uses() if use.use == "unread")
+
+    def key_uses(self) -> list[KeyUse]:
+        """What was made of each key so far, nulls included; a nested object that was read is followed."""
+        uses: list[KeyUse] = []
+        for key, value in self._values.items():
+            if key in self._read and isinstance(value, HFConfig):
+                uses += value.key_uses()
+                continue
+            plain = value.to_dict() if isinstance(value, HFConfig) else value
+            if value is None:
+                use = "default"
+            elif key in self._read:
+                use = "default" if self._read[key] else "used"
+            else:
+                use = "neutral" if _is_neutral(key, value) else "unread"
+            uses.append(KeyUse(self._path + key, plain, use))
+        return uses
 
 
 def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Step:
         self,
         scale: float,
         sliding_window: int | None = None,
+        attention_chunk_size: int | None = None,
         soft_cap: float | None = None,
         sinks: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -59,6 +60,8 @@ class Step:
             for row in range(begin, end):
                 position = self.seq_lens[r] - (end - row)
                 first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+                if attention_chunk_size is not None:
+                    first = max(first, position - position % attention_chunk_size)
                 for head in range(self.q.shape[1]):
                     kv_head = head // (self.q.shape[1] // keys.shape[1])
                     k, v = (x[first : position + 1, kv_head].astype(np.float64) for x in (keys, values))

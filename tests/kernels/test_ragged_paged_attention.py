@@ -26,7 +26,9 @@ implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 @functools.cache
 def jitted(implementation: str) -> jax.stages.Wrapped:
-    return jax.jit(IMPLEMENTATIONS[implementation], static_argnames=("scale", "sliding_window", "soft_cap"))
+    return jax.jit(
+        IMPLEMENTATIONS[implementation], static_argnames=("scale", "sliding_window", "attention_chunk_size", "soft_cap")
+    )
 
 
 def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: Any) -> None:
@@ -52,6 +54,14 @@ def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, nu
 @pytest.mark.parametrize("window", [1, 16, 256, 300])
 def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, window):
     check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), sliding_window=window)
+
+
+@implementations
+@pytest.mark.parametrize("chunk", [1, 24, 256, 300])
+def test_a_token_sees_only_its_own_chunk(implementation, chunk):
+    step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)])
+    check(implementation, step, attention_chunk_size=chunk)
+    check(implementation, step, attention_chunk_size=chunk, sliding_window=20)
 
 
 @implementations

@@ -128,6 +128,14 @@ def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
 
 
 @each_isa
+@pytest.mark.parametrize("chunk", [1, 24, 256, 300])
+def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
+    step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)], num_heads=4, num_kv_heads=1)
+    check(step, attention_chunk_size=chunk)
+    check(step, np.int8, attention_chunk_size=chunk, sliding_window=20, sinks=np.zeros(4, np.float32))
+
+
+@each_isa
 @pytest.mark.parametrize("num_heads", [9, 13, 71])
 def test_many_queries_to_a_key(isa, num_heads):  # noqa: F811
     check(make_step(MIX, num_heads=num_heads, num_kv_heads=1, head_dim=64), np.int8)

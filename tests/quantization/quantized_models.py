@@ -8,26 +8,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.hf_config import HFConfig
+from jaxis.kernels import native as kernels
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.native import NativeQuantizationConfig
 
 IDS = [1, 5, 9, 200, 33, 400]
 
 
-def load(folder: Path, quantization: Any = None, *, load_format: str = "auto", dtype: Any = jnp.float32) -> JaxModule:
-    """The checkpoint's model, as `LLM(folder, quantization=...)` loads it."""
+def load(
+    folder: Path,
+    quantization: Any = None,
+    *,
+    load_format: str = "auto",
+    dtype: Any = jnp.float32,
+    native: bool = False,
+) -> JaxModule:
+    """The checkpoint's model, as `LLM(folder, quantization=...)` loads it, for plain JAX or for the native kernels."""
+    if native and not kernels.usable():
+        pytest.skip("needs the native kernels")
     hf_config = HFConfig.from_folder(folder)
+    quant_config = quantization_of_checkpoint(hf_config, parse_quantization(quantization))
     config = VllmConfig(
         ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
         load_config=LoadConfig(load_format),
-        quant_config=quantization_of_checkpoint(hf_config, parse_quantization(quantization)),
+        quant_config=NativeQuantizationConfig(quant_config) if native else quant_config,
     )
     return load_model(config, make_mesh())
 

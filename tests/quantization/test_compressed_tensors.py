@@ -17,7 +17,8 @@ from jaxis.hf_config import HFConfig
 from jaxis.kernels.quantized_matmul import dequantize, quantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from jaxis.quantization.compressed_tensors import CompressedTensorsConfig, quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.compressed_tensors import CompressedTensorsConfig
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from jaxis.quantization.methods import WeightScheme
 from tiny_checkpoints import variant, write_checkpoint
@@ -189,7 +190,6 @@ CONFIG = {
     ("path", "value", "message"),
     [
         (("quant_method",), "awq", "is quantized by awq, which is not supported"),
-        (("quant_method",), "fp8", "is quantized by fp8, which is not supported"),
         (("packing",), 1, "config.json has the key 'packing', which is not supported"),
         (("quantization_status",), "frozen", "quantization_status='frozen' is not supported"),
         (("kv_cache_scheme",), {"num_bits": 8}, r"kv_cache_scheme=\{'num_bits': 8\} is not supported"),

@@ -133,7 +133,10 @@ def test_mistakes_in_a_rule(rule, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int9",), "quantization='int9' is neither one of none, int8, int4 nor an existing YAML or JSON file"),
+        (
+            ("int9",),
+            "'int9' is neither one of none, int8, int4, dequantize nor an existing YAML or JSON file",
+        ),
         (([],), "quantization must be a list of quantization rules"),
         ((7,), "quantization must be a list of quantization rules"),
         (({"rules": RULES},), "quantization must be an object with the one key 'qwix', but has 'rules'"),

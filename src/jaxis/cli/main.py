@@ -10,6 +10,7 @@ import typer
 
 from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
+from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.quantize import quantize
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(quantize)
+app.command()(convert)
 app.command()(env)
 app.add_typer(bench, name="bench")
 
@@ -52,6 +54,7 @@ def jaxis(
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
+      jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis bench latency ./Qwen3-0.6B
       jaxis env
 

@@ -45,15 +45,18 @@ def quantize(
     """
     additional = None if additional_config is None else parse_additional_config(additional_config)
     with report_errors(debug=debug):
+        from jaxis.errors import ConfigError
         from jaxis.loading.hub import resolve_model
         from jaxis.progress import ProgressDisplay
         from jaxis.quantization.arguments import parse_quantization
         from jaxis.quantization.checkpoint import quantize_checkpoint
+        from jaxis.quantization.rules import RuleQuantizationConfig
 
         if quantization is None and additional is None:
             quantization = "int8"
         rules = parse_quantization(quantization, additional)
-        assert rules is not None
+        if not isinstance(rules, RuleQuantizationConfig):
+            raise ConfigError(f"jaxis quantize cannot write what --quantization {quantization} asks for: give rules")
         with ProgressDisplay().working(f"Quantizing {source}") as on_progress:
             nbytes = quantize_checkpoint(
                 resolve_model(source, revision=revision), destination, rules, on_progress=on_progress

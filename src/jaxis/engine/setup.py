@@ -31,8 +31,9 @@ from jaxis.loading.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.progress import ProgressDisplay
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.compressed_tensors import quantization_of_checkpoint
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.config import QuantizationConfig
+from jaxis.quantization.dequantized import Dequantize
 from jaxis.quantization.native import NativeQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.rope_config import rope_config
@@ -105,7 +106,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
       ConfigError, CheckpointError, EngineError: As for `LLM`.
     """
     enable_disk_cache()
-    rules = parse_quantization(args.quantization, args.additional_config)
+    quantization = parse_quantization(args.quantization, args.additional_config)
     if args.model is None:
         folder = EMBEDDED_MODEL
     else:
@@ -118,7 +119,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
             f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
         )
     mesh = make_mesh(args.tensor_parallel_size)
-    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform, rules)
+    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform, quantization)
     default_sampling_params = _default_sampling_params(generation, folder)
     tokenizer = Tokenizer.from_folder(folder)
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
@@ -171,7 +172,7 @@ def _vllm_config(
     folder: Path,
     hf_config: HFConfig,
     platform: str,
-    rules: RuleQuantizationConfig | None,
+    quantization: RuleQuantizationConfig | Dequantize | None,
 ) -> VllmConfig:
     memory = args.kv_cache_memory
     return VllmConfig(
@@ -191,7 +192,7 @@ def _vllm_config(
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),
         load_config=LoadConfig(args.load_format),
-        quant_config=_quant_config(args, hf_config, rules),
+        quant_config=_quant_config(args, hf_config, quantization),
     )
 
 
@@ -213,9 +214,12 @@ def _checkpoint_dtype(hf_config: HFConfig) -> str:
 
 
 def _quant_config(
-    args: EngineArgs, hf_config: HFConfig, rules: RuleQuantizationConfig | None
+    args: EngineArgs, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
 ) -> QuantizationConfig | None:
-    config = rules if args.load_format == "dummy" else quantization_of_checkpoint(hf_config, rules)
+    if args.load_format != "dummy":
+        config = quantization_of_checkpoint(hf_config, choice)
+    else:  # random weights are wide already
+        config = None if isinstance(choice, Dequantize) else choice
     return NativeQuantizationConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
 
 

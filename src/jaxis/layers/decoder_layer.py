@@ -65,21 +65,23 @@ def attention_from_config(
       qk_norm: Whether queries and keys get an RMS norm a head.
       options: Of `GroupedQueryAttention`, as they are.
     """
-    config = vllm_config.model_config.hf_config
+    config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", head_dim or hidden_size // num_heads)
     if "rope" not in options:
         options["rope"] = make_rotary_embedding(
             rope_config(config), head_dim=head_dim, max_model_len=vllm_config.model_config.max_model_len
         )
+    if qk_norm:
+        for name in ("q_norm", "k_norm"):
+            options[name] = JaxRmsNorm(head_dim, rng, epsilon=config["rms_norm_eps"], dtype=dtype)
     return GroupedQueryAttention(
         hidden_size,
         num_heads,
         config.get("num_key_value_heads", num_heads),
         head_dim,
         rng,
-        qk_norm_epsilon=config["rms_norm_eps"] if qk_norm else None,
-        dtype=vllm_config.model_config.dtype,
+        dtype=dtype,
         quant_config=quant_config,
         prefix=prefix,
         **options,

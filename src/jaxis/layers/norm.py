@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.kernels.layer_norm import layer_norm
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 
@@ -20,6 +21,7 @@ class JaxRmsNorm(JaxModule):
       epsilon: Added to the mean square.
       rngs: For the initial weight.
       dtype: Data type of the weight.
+      add_unit_offset: The checkpoint has `weight - 1` (Gemma).
     """
 
     def __init__(
@@ -29,10 +31,52 @@ class JaxRmsNorm(JaxModule):
         *,
         epsilon: float,
         dtype: Any = jnp.float32,
+        add_unit_offset: bool = False,
     ) -> None:
         self.epsilon = epsilon
-        self.weight = make_parameter(rngs, nnx.initializers.ones, (num_features,), dtype, axes=(None,))
+        self.add_unit_offset = add_unit_offset
+        init = nnx.initializers.zeros if add_unit_offset else nnx.initializers.ones
+        self.weight = make_parameter(rngs, init, (num_features,), dtype, axes=(None,))
+
+    @property
+    def scale(self) -> jax.Array:
+        """What normalised features are multiplied by: [num_features]."""
+        weight = self.weight[...]
+        # In float32, in which 1 + weight is not rounded to a few bits.
+        return 1.0 + weight.astype(jnp.float32) if self.add_unit_offset else weight
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., num_features] -> the same shape and type."""
-        return rms_norm(x, self.weight[...], epsilon=self.epsilon)
+        return rms_norm(x, self.scale, epsilon=self.epsilon)
+
+
+class JaxLayerNorm(JaxModule):
+    """Layer norm over the last axis, computed in float32 (arXiv:1607.06450).
+
+    Args:
+      shape: Of the weight: the last axis's size, or [M, N] where each of M rows of N numbers has weights of its own.
+      rngs: For the initial weights.
+      epsilon: Added to the variance.
+      use_bias: Whether there is a `bias` of the same shape.
+      dtype: Data type of the weights.
+    """
+
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        rngs: nnx.Rngs,
+        *,
+        epsilon: float,
+        use_bias: bool = True,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        self.epsilon = epsilon
+        shape = (shape,) if isinstance(shape, int) else shape
+        axes = (None,) * len(shape)
+        self.weight = make_parameter(rngs, nnx.initializers.ones, shape, dtype, axes=axes)
+        self.bias = make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=axes) if use_bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., *shape] -> the same shape and type."""
+        bias = None if self.bias is None else self.bias[...]
+        return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)

@@ -18,6 +18,9 @@ from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.expert_stacks import PartialStack
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.loading.weight_loader import place_array
 from jaxis.models.registry import get_model_class
 
@@ -51,9 +54,12 @@ def load_model(
             _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
         # A module may stand under two names.
-        for module in {id(module): module for _, module in named_modules(model)}.values():
+        for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
             if (method := getattr(module, "quant_method", None)) is not None:
-                method.process_weights_after_loading(module)
+                try:
+                    method.process_weights_after_loading(module)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
     return model
 
 
@@ -74,8 +80,12 @@ def construct_model(
     return model_class(**_arguments_named_by(model_class.__init__, offered))
 
 
-def construct_abstractly(vllm_config: VllmConfig) -> JaxModule:
+def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) -> JaxModule:
     """The checkpoint's model without any weights: parameters that have shapes and types only.
+
+    Args:
+      vllm_config: Names the folder and the data type.
+      check_config: Whether what the model did not look at is an error; otherwise `HFConfig.unread_keys` tells.
 
     Raises:
       ConfigError: An architecture, a config key or a quantization rule that is not supported.
@@ -83,7 +93,8 @@ def construct_abstractly(vllm_config: VllmConfig) -> JaxModule:
     model_class = get_model_class(list(vllm_config.model_config.hf_config["architectures"]))
     with initializers_skipped():
         model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
-    _check_config(vllm_config, model_class)
+    if check_config:
+        _check_config(vllm_config, model_class)
     return model
 
 
@@ -134,7 +145,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     folder = vllm_config.model_config.model
     # The older of the two model development guides has load_weights(rng), which finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, on_progress)
         offered["weights"] = weights
         arguments = _arguments_named_by(model.load_weights, offered)
@@ -144,14 +155,14 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: {error}") from None
-    missing = [n for n, p in named_parameters(model) if _is_abstract(p)]
+    missing = unfilled_parameters(model)
     if missing:
         shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
         raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
 
 
 def _tensors(
-    checkpoint: Checkpoint, on_progress: Callable[[int, int], None] | None
+    checkpoint: Checkpoint | OrbaxCheckpoint, on_progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
     for name, tensor in checkpoint.iterate():
@@ -159,6 +170,17 @@ def _tensors(
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
+    value = param.get_value()
+    return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
+
+
+def unfilled_parameters(model: nnx.Module) -> list[str]:
+    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
+    parameters = named_parameters(model)
+    return [name for n, p in parameters if _is_abstract(p) for name in _names_of_missing(n, p)]
 
 
 def _is_abstract(param: nnx.Param) -> bool:

@@ -16,6 +16,7 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_children
+from jaxis.loading.headers import reading_only_headers
 from jaxis.parallel.mesh import logical_sharding
 
 Weights = Iterable[tuple[str, np.ndarray]]
@@ -55,7 +56,9 @@ def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
 
 
 def place_array(tensor: np.ndarray, axes: tuple[str | None, ...] | None) -> jax.Array:
-    """The tensor on the current mesh, split as its logical axes say."""
+    """The tensor on the current mesh, split as its logical axes say; of a header, the header."""
+    if reading_only_headers():
+        return tensor
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)
@@ -102,7 +105,11 @@ class JaxAutoWeightsLoader:
         """`weights` holds (the name's parts below this module, full name, tensor)."""
         if not is_root and callable(load_weights := getattr(module, "load_weights", None)):
             weights = iter(weights)
-            for name in load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ():
+            try:
+                filled = load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
+            except CheckpointError as error:
+                raise CheckpointError(f"{prefix.removesuffix('.')}: {error}") from None
+            for name in filled:
                 yield f"{prefix}{name}"
             for _, full_name, tensor in weights:
                 where = type(module).__name__

@@ -1,4 +1,4 @@
-"""From what a user writes to quantization rules: a name, a list, an object, or a file with one of the last two."""
+"""What a user asks for: a name, a list of quantization rules, an object, or a file with one of the last two."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.errors import ConfigError
+from jaxis.quantization.dequantized import Dequantize
 from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig, rules_from
 
 ADDITIONAL_KEYS = ("quantization",)
+DEQUANTIZE = "dequantize"
 
 
 def parse_quantization(
     quantization: Any, additional_config: Mapping[str, Any] | None = None
-) -> RuleQuantizationConfig | None:
+) -> RuleQuantizationConfig | Dequantize | None:
     """What `LLM(quantization=..., additional_config=...)` asks for; None is nothing.
 
     Args:
-      quantization: "int8", "int4", "none", a list of rules, {"qwix": {"rules": [...]}}, or the path of a YAML or JSON
-        file with one of the last two.
+      quantization: "int8", "int4", "none", "dequantize", a list of rules, {"qwix": {"rules": [...]}}, or the path of
+        a YAML or JSON file with one of the last two.
       additional_config: May give the same, except for a name, as its "quantization".
 
     Raises:
@@ -42,6 +44,8 @@ def parse_quantization(
         return None
     if isinstance(quantization, str | os.PathLike):
         name = os.fspath(quantization)
+        if name == DEQUANTIZE:
+            return Dequantize()
         if name in SHORT_NAMES:
             return RuleQuantizationConfig(SHORT_NAMES[name], must_match=False)
         return RuleQuantizationConfig(rules_from(_read_rules(name), name))
@@ -70,9 +74,8 @@ def read_mapping(text: str, what: str) -> dict[str, Any]:
 
 def _read_rules(name: str) -> Any:
     if not os.path.isfile(name):
-        raise ConfigError(
-            f"quantization={name!r} is neither one of {', '.join(SHORT_NAMES)} nor an existing YAML or JSON file"
-        )
+        names = ", ".join([*SHORT_NAMES, DEQUANTIZE])
+        raise ConfigError(f"quantization={name!r} is neither one of {names} nor an existing YAML or JSON file")
     return _read_yaml(name)
 
 

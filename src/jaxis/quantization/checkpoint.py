@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,13 @@ from jaxis.hf_config import HFConfig
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.model_loader import construct_abstractly
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
 from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from jaxis.quantization.methods import QuantizedLinearMethod
 from jaxis.quantization.rules import RuleQuantizationConfig, rules_to_dict
-
-MAX_SHARD_BYTES = 5 * 10**9
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
-
-
-@dataclass(frozen=True)
-class _Shard:
-    name: str
-    specs: dict[str, TensorSpec]
 
 
 def quantize_checkpoint(
@@ -95,9 +86,9 @@ def quantize_checkpoint(
                 raise CheckpointError(f"{source}: tensor {unknown[0]!r} has no parameter in {type(model).__name__}")
             if missing := sorted(known - set(names)):
                 raise CheckpointError(f"{source}: the model's parameter {missing[0]!r} is not in the checkpoint")
-            shards = _plan(checkpoint, names, methods, max_shard_bytes)
+            shards = plan_shards(_specs(checkpoint, names, methods), max_shard_bytes)
             _write_shards(partial, shards, _quantized(checkpoint, names, methods, on_progress))
-        _copy_other_files(source, partial)
+        copy_other_files(source, partial)
         config |= {"quantization_config": quantization_config(modules), RULES_KEY: rules_to_dict(rules.rules)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         partial.chmod(0o755)
@@ -116,29 +107,18 @@ def _without_redundant(model: Any, checkpoint: Checkpoint) -> list[str]:
     return [name for name, _ in (drop(pairs) if drop is not None else pairs)]
 
 
-def _plan(
-    checkpoint: Checkpoint, names: list[str], methods: dict[str, QuantizedLinearMethod], max_shard_bytes: int
-) -> list[_Shard]:
-    """What each file will hold; tensors of one module stay together."""
-    parts: list[dict[str, TensorSpec]] = [{}]
-    shard_bytes = 0
+def _specs(
+    checkpoint: Checkpoint, names: list[str], methods: dict[str, QuantizedLinearMethod]
+) -> Iterator[dict[str, TensorSpec]]:
+    """What becomes of each tensor."""
     for name in names:
         info, module = checkpoint.info(name), _quantized_module(name, methods)
         if module is None:
-            specs = {name: TensorSpec(info.dtype, info.shape)}
+            yield {name: TensorSpec(info.dtype, info.shape)}
         elif len(info.shape) == 2:
-            specs = tensor_specs(module, (info.shape[0], info.shape[1]), methods[module].scheme)
+            yield tensor_specs(module, (info.shape[0], info.shape[1]), methods[module].scheme)
         else:
             raise CheckpointError(f"{checkpoint.folder}: tensor {name!r} has shape {list(info.shape)}, not [out, in]")
-        nbytes = sum(spec.nbytes for spec in specs.values())
-        if parts[-1] and shard_bytes + nbytes > max_shard_bytes:
-            parts.append({})
-            shard_bytes = 0
-        parts[-1] |= specs
-        shard_bytes += nbytes
-    if len(parts) == 1:
-        return [_Shard("model.safetensors", parts[0])]
-    return [_Shard(f"model-{i:05}-of-{len(parts):05}.safetensors", part) for i, part in enumerate(parts, 1)]
 
 
 def _quantized(
@@ -168,26 +148,11 @@ def _quantized_module(name: str, methods: dict[str, QuantizedLinearMethod]) -> s
     return module if leaf == "weight" and module in methods else None
 
 
-def _write_shards(folder: Path, shards: list[_Shard], stream: Iterator[tuple[str, np.ndarray]]) -> None:
+def _write_shards(folder: Path, shards: list[Shard], stream: Iterator[tuple[str, np.ndarray]]) -> None:
     for shard in shards:
         with SafetensorsWriter(folder / shard.name, shard.specs) as writer:
             for _ in shard.specs:
                 writer.write(*next(stream))
     # Lets the last tensor's pages go, and counts it.
     next(stream, None)
-    if len(shards) > 1:
-        weight_map = {name: shard.name for shard in shards for name in shard.specs}
-        total = sum(spec.nbytes for shard in shards for spec in shard.specs.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _copy_other_files(source: Path, destination: Path) -> None:
-    """The tokenizer, the chat templates, the model card: whatever is neither weights nor config.json."""
-    for path in source.iterdir():
-        if path.name.startswith(".") or path.name == "config.json" or any(path.match(p) for p in _WEIGHTS):
-            continue
-        if path.is_file():
-            shutil.copyfile(path, destination / path.name)
-        elif path.name == "additional_chat_templates":
-            shutil.copytree(path, destination / path.name, copy_function=shutil.copyfile)
+    write_index(folder, shards)

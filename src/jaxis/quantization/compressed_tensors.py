@@ -17,13 +17,12 @@ from jaxis.kernels.quantized_matmul.quantize import check_quantizable
 from jaxis.layers.module import JaxModule
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
 from jaxis.quantization.methods import WeightScheme, select_method
-from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
 
 if TYPE_CHECKING:
-    from jaxis.hf_config import HFConfig
     from jaxis.layers.embed import JaxEmbed
     from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import LinearMethod, QuantizationConfig
+    from jaxis.quantization.config import LinearMethod
+    from jaxis.quantization.rules import RuleQuantizationConfig
 
 RULES_KEY = "jaxis_quantization"
 """Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
@@ -69,25 +68,6 @@ class _Group:
     scheme: WeightScheme
 
 
-def quantization_of_checkpoint(hf_config: HFConfig, rules: RuleQuantizationConfig | None) -> QuantizationConfig | None:
-    """How a checkpoint's weights are to be loaded.
-
-    Args:
-      hf_config: Its config.json.
-      rules: The user's. They quantize an unquantized checkpoint; of a quantized one they must say what is stored, and
-        decide which activations are quantized.
-
-    Raises:
-      ConfigError: A scheme that is not implemented, or rules that contradict it.
-    """
-    stored, hint = hf_config.read_object("quantization_config"), hf_config.read_object(RULES_KEY)
-    if stored is None:
-        return rules
-    if rules is None and hint is not None:
-        rules = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
-    return CompressedTensorsConfig(stored, rules)
-
-
 class CompressedTensorsConfig:
     """A `quantization_config` whose `quant_method` is "compressed-tensors". A QuantizationConfig.
 
@@ -100,12 +80,6 @@ class CompressedTensorsConfig:
     """
 
     def __init__(self, config: Mapping[str, Any], rules: RuleQuantizationConfig | None = None) -> None:
-        method = config.get("quant_method")
-        if method != "compressed-tensors":
-            raise ConfigError(
-                f"the checkpoint is quantized by {method or 'an unknown method'}, which is not supported: use one "
-                "quantized by compressed-tensors (int8, or int4 pack-quantized), or the unquantized checkpoint"
-            )
         _check_keys(config, _CONFIG_KEYS, _WHERE)
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:

@@ -14,16 +14,19 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
+from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight, packed
 from jaxis.layers.module import make_parameter
 from jaxis.loading.weight_loader import check_loadable
+from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlocksMethod
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
+from jaxis.quantization.dequantized import DequantizedLinearMethod
 from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme, place_quantized
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
+    from jaxis.layers.experts import JaxExperts
     from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import LinearMethod, QuantizationConfig
+    from jaxis.quantization.config import ExpertsMethod, LinearMethod, QuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,24 @@ class NativeQuantizationConfig:
 
     inner: QuantizationConfig | None = None
 
-    def get_quant_method(self, layer: JaxLinear | JaxEmbed, prefix: str) -> LinearMethod | None:
+    @property
+    def unquantized(self) -> NativeQuantizationConfig:
+        """For layers that stay as they are; see `without_quantization`."""
+        return NativeQuantizationConfig()
+
+    def get_quant_method(
+        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
+    ) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's."""
+        from jaxis.layers.experts import JaxExperts
+
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
+        if isinstance(layer, JaxExperts):
+            return method
         if isinstance(method, CompressedTensorsMethod):
             return dataclasses.replace(method, method=NativeLinearMethod(method.scheme.act_qtype))
+        if isinstance(method, StoredBlocksMethod | DequantizedLinearMethod):
+            return dataclasses.replace(method, method=NativeLinearMethod(None))
         if isinstance(method, QuantizedLinearMethod):
             return NativeLinearMethod(method.scheme.act_qtype, source=method)
         return NativeLinearMethod(None) if method is None else method
@@ -107,6 +123,9 @@ class NativeLinearMethod:
                 layer.quant_method = QuantizedLinearMethod(WeightScheme(weight.qtype, self.act_qtype))
                 return
             layer.weight.set_value(packed.pack_quantized(weight))
+        elif isinstance(weight, BlockScaledWeight):
+            layer.quant_method = BlockScaledLinearMethod()
+            return
         elif isinstance(weight, jax.Array):
             layer.weight.set_value(packed.pack(np.asarray(weight)))
         # Which way the weight came does not matter any more: layers alike are traced once.

@@ -116,9 +116,13 @@ class RuleQuantizationConfig:
         Raises:
           ConfigError: The layer's sizes do not allow what its rule says.
         """
+        from jaxis.layers.experts import JaxExperts
+
         rule = self.find(prefix)
         if rule is None or (scheme := rule.scheme) is None:
             return None
+        if isinstance(layer, JaxExperts):
+            raise ConfigError(f"{prefix} cannot be quantized: exclude experts by a rule without weight_qtype before")
         try:
             check_quantizable(layer.input_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
         except ValueError as error:

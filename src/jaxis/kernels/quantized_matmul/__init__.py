@@ -1,17 +1,25 @@
-"""Products of activations with weights of narrow integers, which stay narrow in memory."""
+"""Products of activations with narrow weights, which stay narrow in memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxis.kernels.quantized_matmul import xla
+from jaxis.kernels.quantized_matmul import reference, xla
+from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight, block_scaled_matmul, dequantize_blocks
 from jaxis.kernels.quantized_matmul.quantize import quantize
-from jaxis.kernels.quantized_matmul.reference import dequantize
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
-__all__ = ["QuantizedWeight", "dequantize", "quantize", "quantized_matmul"]
+__all__ = ["BlockScaledWeight", "QuantizedWeight", "block_scaled_matmul", "dequantize", "quantize", "quantized_matmul"]
+
+
+def dequantize(weight: QuantizedWeight | BlockScaledWeight, dtype: Any = jnp.float32) -> jax.Array:
+    """The weight [out, in] that the narrow numbers stand for."""
+    if isinstance(weight, BlockScaledWeight):
+        return dequantize_blocks(weight, dtype)
+    return reference.dequantize(weight, dtype)
 
 
 def quantized_matmul(

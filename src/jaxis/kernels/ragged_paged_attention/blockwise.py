@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, first_visible, request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
 # stay in cache. A decode reads less at once, because all requests read as much as the longest.
@@ -35,6 +35,7 @@ def ragged_paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
@@ -42,7 +43,7 @@ def ragged_paged_attention(
 
     Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
-    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, soft_cap, sinks)
+    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, attention_chunk_size, soft_cap, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -62,6 +63,7 @@ class _Attention:
     block_tables: jax.Array
     scale: float
     sliding_window: int | None
+    attention_chunk_size: int | None
     soft_cap: float | None
     sinks: jax.Array | None
 
@@ -204,15 +206,10 @@ class _Attention:
 
     def _first_visible(self, position: jax.Array) -> jax.Array:
         """The first context position that a query at `position` sees."""
-        if self.sliding_window is None:
-            return jnp.int32(0)
-        return jnp.maximum(position - self.sliding_window + 1, 0)
+        return first_visible(position, self.sliding_window, self.attention_chunk_size)
 
     def _visible(self, context_positions: jax.Array, positions: jax.Array) -> jax.Array:
-        visible = context_positions <= positions
-        if self.sliding_window is not None:
-            visible &= context_positions > positions - self.sliding_window
-        return visible
+        return (context_positions >= self._first_visible(positions)) & (context_positions <= positions)
 
     def _masked(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         scores = scores * self.scale

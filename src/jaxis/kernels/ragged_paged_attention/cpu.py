@@ -20,6 +20,7 @@ LANES = 16
 MAX_HEAD_DIM = 256
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
+UNLIMITED = 1 << 40  # tokens
 CACHE_AXES = 3  # which tells its layout from the other platforms'
 
 
@@ -58,6 +59,7 @@ def ragged_paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -80,7 +82,8 @@ def ragged_paged_attention(
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         aliases={3: 0},
         block_size=np.int64(block_size),
-        window=np.int64(sliding_window or 1 << 40),
+        window=np.int64(sliding_window or UNLIMITED),
+        chunk_size=np.int64(attention_chunk_size or UNLIMITED),
         scale=np.float32(scale),
         soft_cap=np.float32(soft_cap or 0),
     )

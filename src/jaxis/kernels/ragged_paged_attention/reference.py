@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, first_visible, request_of_token, split_kv
 
 
 def ragged_paged_attention(
@@ -22,6 +22,7 @@ def ragged_paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
@@ -45,9 +46,8 @@ def ragged_paged_attention(
     # The last query of a request stands at its sequence's end.
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
-    visible = (context_position <= position[:, None]) & valid[:, None]
-    if sliding_window is not None:
-        visible &= context_position > position[:, None] - sliding_window
+    first = first_visible(position, sliding_window, attention_chunk_size)
+    visible = (context_position >= first[:, None]) & (context_position <= position[:, None]) & valid[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     peak = jnp.max(scores, axis=-1, keepdims=True)
     peak = jnp.where(jnp.isfinite(peak), peak, 0.0)

@@ -1,0 +1,224 @@
+// Included after matmul.inc.cc, whose rows and panels these are.
+#include "experts.h"
+
+#include <cstring>
+
+#include "simd.h"
+#include "team.h"
+
+namespace jaxis::JAXIS_ISA {
+namespace {
+
+// Slots of the caller's scratch memory beside kRowsSlot.
+enum ExpertSlot { kOrderSlot = 3, kBatchSlot = 4, kHiddenSlot = 5, kOutputsSlot = 6 };
+
+// Rows, a slot of a token each, that go through all stages together: so many that the weights are worth reading, so few
+// that what lies between the stages stays small.
+constexpr int64_t kRowsAtOnce = 1024;
+
+// The slots of all tokens, by expert, then by token.
+struct Order {
+  int64_t size;        // slots that have an expert
+  int64_t num_hit;     // experts
+  int32_t* slots;      // [size] token * slots a token + slot
+  int32_t* positions;  // [tokens, slots]: each token's places in `slots`, ascending, then -1
+  int32_t* experts;    // [num_hit]
+  int32_t* starts;     // [num_hit + 1]: where each one's slots begin
+};
+
+// Rows of one expert.
+struct Segment {
+  int64_t expert;
+  int64_t first;  // place in Order::slots
+  Rows rows;      // of x, then of the hidden states
+};
+
+Order order_by_expert(const Experts& a) {
+  const int64_t all = a.tokens * a.slots;
+  auto* memory = static_cast<int32_t*>(scratch(kOrderSlot, (2 * all + 3 * a.num_experts + 1) * 4));
+  Order order{0, 0, memory, memory + all, memory + 2 * all, memory + 2 * all + a.num_experts};
+  int32_t* next = order.starts + a.num_experts + 1;  // by expert: how many, then where its next slot goes
+  const auto is_expert = [&](int32_t id) { return id >= 0 && id < a.num_experts; };
+  for (int64_t e = 0; e < a.num_experts; ++e) next[e] = 0;
+  for (int64_t i = 0; i < all; ++i) {
+    if (is_expert(a.ids[i])) ++next[a.ids[i]];
+  }
+  for (int64_t e = 0; e < a.num_experts; ++e) {
+    const int32_t count = next[e];
+    next[e] = static_cast<int32_t>(order.size);
+    if (count == 0) continue;
+    order.experts[order.num_hit] = static_cast<int32_t>(e);
+    order.starts[order.num_hit++] = static_cast<int32_t>(order.size);
+    order.size += count;
+  }
+  order.starts[order.num_hit] = static_cast<int32_t>(order.size);
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    int32_t* positions = order.positions + t * a.slots;
+    int64_t num = 0;
+    for (int64_t s = 0; s < a.slots; ++s) {
+      const int32_t id = a.ids[t * a.slots + s];
+      if (!is_expert(id)) continue;
+      const int32_t position = next[id]++;
+      order.slots[position] = static_cast<int32_t>(t * a.slots + s);
+      int64_t at = num++;
+      for (; at > 0 && positions[at - 1] > position; --at) positions[at] = positions[at - 1];
+      positions[at] = position;
+    }
+    for (; num < a.slots; ++num) positions[num] = -1;
+  }
+  return order;
+}
+
+// Plans the rows of each segment and finds memory for them, then fills it; row_at(place) is a row.
+template <typename RowAt>
+void prepare_segments(Segment* segments, int64_t num_segments, const WeightFormat& format, bool quantized,
+                      const Pool& pool, const RowAt& row_at) {
+  constexpr int64_t kLine = 64;
+  int64_t bytes = 0, blocks = 0, numbers = 0;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    Rows& rows = segments[i].rows;
+    rows = plan_rows(rows.rows, format, quantized);
+    bytes += div_up(memory_bytes(rows), kLine) * kLine;
+    blocks = max_of(blocks, rows.num_blocks);
+    numbers += rows.rows * rows.k;
+  }
+  char* memory = static_cast<char*>(scratch(kRowsSlot, bytes));
+  for (int64_t i = 0; i < num_segments; ++i) {
+    Rows& rows = segments[i].rows;
+    if (needs_memory(rows)) {
+      set_memory(&rows, memory);
+      memory += div_up(memory_bytes(rows), kLine) * kLine;
+    } else {
+      rows.plain = row_at(segments[i].first);
+    }
+  }
+  if (bytes == 0) return;
+  const Pool alone = {1, nullptr, nullptr};
+  parallel_for(numbers > kParallelRowsNumbers ? pool : alone, num_segments * blocks, [&](int64_t task) {
+    const Segment& segment = segments[task / blocks];
+    const int64_t block = task % blocks;
+    if (block >= segment.rows.num_blocks || !needs_memory(segment.rows)) return;
+    prepare_block(segment.rows, block, [&](int64_t row) { return row_at(segment.first + row); });
+  });
+}
+
+F16 activate(const Experts& a, F16 gate, F16 up) {
+  switch (a.activation) {
+    case ExpertActivation::kSilu:
+      return activate(Activation::kSilu, gate) * up;
+    case ExpertActivation::kGeluTanh:
+      return activate(Activation::kGeluTanh, gate) * up;
+    case ExpertActivation::kClampedSwiglu:
+      break;
+  }
+  const F16 one = broadcast(1.0f), limit = broadcast(a.limit);
+  const F16 g = min(gate, limit);
+  const F16 sigmoid = one / (one + exp(g * broadcast(-a.alpha)));
+  return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
+}
+
+// Adds the expert's bias, if there is one, to a tile [num_rows][32] of its panel.
+void add_bias(const ExpertMatrices& m, int64_t expert, int64_t panel, int64_t num_rows, float* tile) {
+  if (m.bias == nullptr) return;
+  const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, m.n - first);
+  alignas(64) float bias[kPanelRows] = {};
+  for (int64_t i = 0; i < size; ++i) bias[i] = m.bias[expert * m.n + first + i];
+  const F16 low = load(bias), high = load(bias + kLanes);
+  for (int64_t r = 0; r < num_rows; ++r, tile += kPanelRows) {
+    store(tile, load(tile) + low);
+    store(tile + kLanes, load(tile + kLanes) + high);
+  }
+}
+
+// Calls function(segment, panel, first block, last block, first row, number of rows) for all panels of `m` of all
+// segments, in parallel; of few panels each has its rows shared out too.
+template <typename Function>
+void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertMatrices& m, const Pool& pool,
+                    const Function& function) {
+  const int64_t panels = num_panels(m.n);
+  const int64_t splits = div_up(4 * pool.num_threads, num_segments * panels);
+  parallel_for(pool, num_segments * panels * splits, [&](int64_t task) {
+    const Segment& segment = segments[task / (panels * splits)];
+    const Rows& rows = segment.rows;
+    const int64_t blocks = div_up(rows.num_blocks, splits);
+    const int64_t first = task % splits * blocks, last = min_of(first + blocks, rows.num_blocks);
+    if (first >= last) return;
+    const int64_t first_row = first * rows.block_rows;
+    const int64_t num_rows = min_of(last * rows.block_rows, rows.rows) - first_row;
+    function(segment, task / splits % panels, first, last, first_row, num_rows);
+  });
+}
+
+}  // namespace
+
+void experts(const Experts& a, const Pool& pool) {
+  const int64_t size = a.gate.format.k, hidden_size = a.gate.n, out_size = a.down.n;
+  const Order order = order_by_expert(a);
+  auto* segments = static_cast<Segment*>(
+      scratch(kBatchSlot, min_of(order.num_hit, kRowsAtOnce) * static_cast<int64_t>(sizeof(Segment))));
+  const int64_t most_rows = min_of(order.size, kRowsAtOnce);
+  float* hidden = static_cast<float*>(scratch(kHiddenSlot, most_rows * hidden_size * 4));
+  float* outputs = static_cast<float*>(scratch(kOutputsSlot, most_rows * out_size * 4));
+  const int64_t gate_bytes = panel_bytes(a.gate.format), down_bytes = panel_bytes(a.down.format);
+  if (order.size == 0) std::memset(a.out, 0, static_cast<size_t>(a.tokens * out_size * 4));
+
+  for (int64_t begin = 0, hit = 0; begin < order.size; begin += kRowsAtOnce) {
+    const int64_t end = min_of(begin + kRowsAtOnce, order.size);
+    int64_t num_segments = 0;
+    for (int64_t first = begin; first < end; ++num_segments) {
+      const int64_t last = min_of(order.starts[hit + 1], end);
+      segments[num_segments] = {order.experts[hit], first, {}};
+      segments[num_segments].rows.rows = last - first;
+      if (last == order.starts[hit + 1]) ++hit;
+      first = last;
+    }
+
+    prepare_segments(segments, num_segments, a.gate.format, a.quantize_activations, pool,
+                     [&](int64_t place) { return a.x + order.slots[place] / a.slots * size; });
+    for_each_panel(segments, num_segments, a.gate, pool,
+                   [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row,
+                       int64_t num_rows) {
+      float* gate = static_cast<float*>(scratch(kTileSlot, 2 * num_rows * kPanelRows * 4));
+      float* up = gate + num_rows * kPanelRows;
+      const int64_t at = panel * gate_bytes;
+      multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + at, first, last, gate);
+      multiply_panel(segment.rows, a.gate.format, a.up.of(segment.expert) + at, first, last, up);
+      add_bias(a.gate, segment.expert, panel, num_rows, gate);
+      add_bias(a.up, segment.expert, panel, num_rows, up);
+      for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
+        store(gate + i, activate(a, load(gate + i), load(up + i)));
+      }
+      emit(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
+    });
+
+    prepare_segments(segments, num_segments, a.down.format, a.quantize_activations, pool,
+                     [&](int64_t place) { return hidden + (place - begin) * hidden_size; });
+    for_each_panel(segments, num_segments, a.down, pool,
+                   [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row,
+                       int64_t num_rows) {
+      float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4));
+      multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last, tile);
+      add_bias(a.down, segment.expert, panel, num_rows, tile);
+      emit(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
+    });
+
+    const Pool alone = {1, nullptr, nullptr};
+    parallel_for((end - begin) * out_size > kParallelRowsNumbers ? pool : alone, a.tokens, [&](int64_t t) {
+      float* out = a.out + t * out_size;
+      if (begin == 0) std::memset(out, 0, static_cast<size_t>(out_size * 4));
+      for (int64_t i = 0; i < a.slots; ++i) {
+        const int64_t place = order.positions[t * a.slots + i];
+        if (place < begin || place >= end) continue;
+        const float* from = outputs + (place - begin) * out_size;
+        const float weight = a.weights[order.slots[place]];
+        int64_t c = 0;
+        for (; c + kLanes <= out_size; c += kLanes) {
+          store(out + c, load(out + c) + broadcast(weight) * load(from + c));
+        }
+        for (; c < out_size; ++c) out[c] += weight * from[c];
+      }
+    });
+  }
+}
+
+}  // namespace jaxis::JAXIS_ISA

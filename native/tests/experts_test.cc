@@ -1,0 +1,255 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "testing.h"
+
+using namespace jaxis;
+using namespace jaxis::testing;
+
+namespace {
+
+struct Stack {
+  WeightFormat format;
+  int64_t num, n;
+  std::vector<uint8_t> packed;
+  std::vector<float> bias;  // of all, or empty
+
+  ExpertMatrices matrices() const { return {packed.data(), bias.empty() ? nullptr : bias.data(), format, n}; }
+  const uint8_t* of(int64_t expert) const { return matrices().of(expert); }
+};
+
+std::vector<uint8_t> bytes_of(const std::vector<float>& numbers, bool halves) {
+  std::vector<uint8_t> out(numbers.size() * (halves ? 2 : 4));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto* number = reinterpret_cast<const uint8_t*>(&numbers[i]);
+    if (halves) {
+      std::memcpy(&out[2 * i], number + 2, 2);  // a bfloat16 is a float's upper half
+    } else {
+      std::memcpy(&out[4 * i], number, 4);
+    }
+  }
+  return out;
+}
+
+Stack make_stack(const WeightFormat& format, int64_t num, int64_t n, bool has_bias, uint32_t seed) {
+  Stack out{format, num, n, std::vector<uint8_t>(num * num_panels(n) * panel_bytes(format)), {}};
+  const bool narrow = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
+  for (int64_t e = 0; e < num; ++e, seed += 10) {
+    std::vector<uint8_t> data, scales, zero_points;
+    if (narrow) {
+      for (const int q : integers(n * format.k, 0, 255, seed)) data.push_back(static_cast<uint8_t>(q));
+      const int64_t groups = format.group != 0 ? format.k / format.group : 1;
+      std::vector<float> numbers = normal(n * groups, seed + 1);
+      for (float& scale : numbers) scale = 0.001f + 0.001f * std::abs(scale);
+      scales = bytes_of(numbers, format.group != 0 && !format.has_wide_scales);
+      for (const int q : integers(n * groups, 0, 15, seed + 2)) zero_points.push_back(static_cast<uint8_t>(q));
+    } else {
+      std::vector<float> numbers = normal(n * format.k, seed);
+      for (float& number : numbers) number *= 0.1f;
+      data = bytes_of(numbers, format.type == WeightType::kBf16);
+    }
+    pack_panels({format, n, data.data(), narrow ? scales.data() : nullptr,
+                 format.has_zero_points ? zero_points.data() : nullptr, const_cast<uint8_t*>(out.of(e))},
+                0, num_panels(n));
+  }
+  if (has_bias) out.bias = normal(num * n, seed + 5);
+  return out;
+}
+
+struct Block {
+  int64_t size, hidden;
+  Stack gate, up, down;
+  bool quantize = false;
+  ExpertActivation activation = ExpertActivation::kSilu;
+};
+
+constexpr float kAlpha = 1.702f, kLimit = 0.5f;
+
+Block make_block(WeightFormat format, int64_t num, int64_t size, int64_t hidden, bool has_bias) {
+  Block out{size, hidden, {}, {}, {}};
+  format.k = size;
+  out.gate = make_stack(format, num, hidden, has_bias, 100);
+  out.up = make_stack(format, num, hidden, has_bias, 200);
+  format.k = hidden;
+  out.down = make_stack(format, num, size, has_bias, 300);
+  return out;
+}
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routed route(int64_t tokens, int64_t slots, int num_experts, uint32_t seed) {
+  Routed out;
+  for (const int id : integers(tokens * slots, 0, num_experts - 1, seed)) out.ids.push_back(id);
+  out.weights = normal(tokens * slots, seed + 1);
+  return out;
+}
+
+std::vector<float> run(const Block& b, const std::vector<float>& x, const Routed& routed, const Pool& pool) {
+  const int64_t tokens = static_cast<int64_t>(x.size()) / b.size;
+  std::vector<float> out(x.size(), std::nanf(""));
+  const int64_t slots = tokens == 0 ? 1 : static_cast<int64_t>(routed.ids.size()) / tokens;
+  kernels().experts({x.data(), routed.ids.data(), routed.weights.data(), tokens, slots, b.gate.num, b.gate.matrices(),
+                     b.up.matrices(), b.down.matrices(), b.quantize, b.activation, kAlpha, kLimit, out.data()},
+                    pool);
+  return out;
+}
+
+std::vector<float> multiply(const float* x, const WeightFormat& format, std::vector<const uint8_t*> weights, int64_t n,
+                            bool quantize, Activation activation) {
+  std::vector<float> out(n, std::nanf(""));
+  Matmul a{x, 1, format, quantize, activation, static_cast<int>(weights.size()), {}, {}, {}};
+  for (size_t i = 0; i < weights.size(); ++i) {
+    a.weight[i] = weights[i];
+    a.n[i] = n;
+  }
+  a.out[0] = out.data();
+  kernels().matmul(a, no_pool());
+  return out;
+}
+
+// Slots of a token in the order in which they are summed.
+std::vector<int64_t> in_order(const Routed& routed, int64_t first, int64_t slots, int64_t num_experts) {
+  std::vector<int64_t> out;
+  for (int64_t i = first; i < first + slots; ++i) {
+    if (routed.ids[i] >= 0 && routed.ids[i] < num_experts) out.push_back(i);
+  }
+  std::stable_sort(out.begin(), out.end(), [&](int64_t i, int64_t j) { return routed.ids[i] < routed.ids[j]; });
+  return out;
+}
+
+// By the kernel for single products, row by row; without biases.
+std::vector<float> by_single_products(const Block& b, const std::vector<float>& x, const Routed& routed) {
+  const int64_t tokens = static_cast<int64_t>(x.size()) / b.size;
+  const int64_t slots = static_cast<int64_t>(routed.ids.size()) / tokens;
+  const Activation activation =
+      b.activation == ExpertActivation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+  std::vector<float> out(x.size(), 0.0f);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (const int64_t i : in_order(routed, t * slots, slots, b.gate.num)) {
+      const int32_t e = routed.ids[i];
+      const std::vector<float> hidden = multiply(&x[t * b.size], b.gate.format, {b.gate.of(e), b.up.of(e)}, b.hidden,
+                                                 b.quantize, activation);
+      const std::vector<float> y =
+          multiply(hidden.data(), b.down.format, {b.down.of(e)}, b.size, b.quantize, Activation::kNone);
+      for (int64_t c = 0; c < b.size; ++c) {
+        const float weighted = routed.weights[i] * y[c];
+        out[t * b.size + c] += weighted;
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<WeightFormat> formats() {
+  return {{WeightType::kF32, 0, 0, false, false},   {WeightType::kBf16, 0, 0, false, false},
+          {WeightType::kInt8, 0, 0, false, false},  {WeightType::kInt8, 0, 64, true, false},
+          {WeightType::kInt4, 0, 32, false, false}, {WeightType::kInt4, 0, 64, true, true}};
+}
+
+template <typename Function>
+void for_each_way(const Function& function) {
+  for (const WeightFormat& format : formats()) {
+    for (const bool quantize : {false, true}) {
+      if (quantize && (format.type == WeightType::kF32 || format.type == WeightType::kBf16)) continue;
+      function(format, quantize, text("type", static_cast<int>(format.type), "group", format.group, quantize));
+    }
+  }
+}
+
+}  // namespace
+
+TEST(experts, equal_single_products_to_the_bit) {
+  ThreadPool threads(4);
+  for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
+    Block block = make_block(format, 7, 192, 128, false);
+    block.quantize = quantize;
+    for (const ExpertActivation activation : {ExpertActivation::kSilu, ExpertActivation::kGeluTanh}) {
+      block.activation = activation;
+      for (const int64_t tokens : {1, 2, 40}) {
+        const std::vector<float> x = normal(tokens * block.size, 1);
+        const Routed routed = route(tokens, 3, 7, static_cast<uint32_t>(tokens));
+        CHECK(run(block, x, routed, threads.pool()) == by_single_products(block, x, routed), name, tokens);
+      }
+    }
+  });
+}
+
+TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
+  ThreadPool threads(4);
+  constexpr int64_t kTokens = 60, kSlots = 4;
+  for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
+    Block block = make_block(format, 5, 64, 128, true);
+    block.quantize = quantize;
+    block.activation = ExpertActivation::kClampedSwiglu;
+    const std::vector<float> x = normal(kTokens * block.size, 2);
+    const Routed routed = route(kTokens, kSlots, 5, 3);
+    const std::vector<float> together = run(block, x, routed, threads.pool());
+    for (const int64_t some : {1, 7, 30}) {
+      for (int64_t t = 0; t + some <= kTokens; t += some) {
+        const Routed of_some = {{&routed.ids[t * kSlots], &routed.ids[t * kSlots] + some * kSlots},
+                                {&routed.weights[t * kSlots], &routed.weights[t * kSlots] + some * kSlots}};
+        const std::vector<float> out =
+            run(block, {&x[t * block.size], &x[t * block.size] + some * block.size}, of_some, no_pool());
+        CHECK(std::memcmp(out.data(), &together[t * block.size], out.size() * 4) == 0, name, some, t);
+      }
+    }
+  });
+}
+
+TEST(experts, of_more_rows_than_go_through_together) {
+  ThreadPool threads(4);
+  constexpr int64_t kTokens = 1500;
+  const Block block = make_block({WeightType::kBf16, 0, 0, false, false}, 3, 33, 17, false);
+  const std::vector<float> x = normal(kTokens * block.size, 1);
+  for (const int num_used : {1, 3}) {  // all tokens to one expert, or to all
+    const Routed routed = route(kTokens, 2, num_used, 5);
+    CHECK(run(block, x, routed, threads.pool()) == by_single_products(block, x, routed), num_used);
+  }
+}
+
+TEST(experts, have_biases_and_a_clamped_activation) {
+  ThreadPool threads(2);
+  constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kSize = 37, kHidden = 45;
+  Block block = make_block({WeightType::kF32, 0, 0, false, false}, kNum, kSize, kHidden, true);
+  block.activation = ExpertActivation::kClampedSwiglu;
+  const std::vector<float> x = normal(kTokens * kSize, 1);
+  const Routed routed = route(kTokens, kSlots, kNum, 2);
+  std::vector<double> expected(kTokens * kSize, 0.0);
+  for (int64_t i = 0; i < kTokens * kSlots; ++i) {
+    const int64_t e = routed.ids[i], t = i / kSlots;
+    const auto project = [&](const Stack& stack, const float* input, int64_t at) {
+      const std::vector<float> y =
+          multiply(input, stack.format, {stack.of(e)}, stack.n, false, Activation::kNone);
+      return static_cast<double>(y[at]) + stack.bias[e * stack.n + at];
+    };
+    std::vector<float> hidden;
+    for (int64_t h = 0; h < kHidden; ++h) {
+      const double gate = std::min<double>(project(block.gate, &x[t * kSize], h), kLimit);
+      const double up = std::clamp<double>(project(block.up, &x[t * kSize], h), -kLimit, kLimit);
+      hidden.push_back(static_cast<float>(gate / (1.0 + std::exp(-kAlpha * gate)) * (up + 1.0)));
+    }
+    for (int64_t c = 0; c < kSize; ++c) {
+      expected[t * kSize + c] += routed.weights[i] * project(block.down, hidden.data(), c);
+    }
+  }
+  check_close(run(block, x, routed, threads.pool()), expected, 1e-5, 1e-5);
+}
+
+TEST(experts, that_are_not_there_add_nothing) {
+  const Block block = make_block({WeightType::kF32, 0, 0, false, false}, 3, 16, 32, false);
+  const std::vector<float> x = normal(4 * block.size, 1);
+  Routed routed = route(4, 2, 3, 1);
+  routed.ids = {0, 2, -1, 1, 3, 1 << 30, 2, -5};
+  const std::vector<float> out = run(block, x, routed, no_pool());
+  CHECK(out == by_single_products(block, x, routed));
+  for (int64_t c = 0; c < block.size; ++c) CHECK(out[2 * block.size + c] == 0.0f);
+  routed.ids.assign(8, -1);
+  CHECK(run(block, x, routed, no_pool()) == std::vector<float>(x.size(), 0.0f));
+  CHECK(run(block, {}, {}, no_pool()).empty());
+}

@@ -1,0 +1,125 @@
+"""Writes an Orbax checkpoint tensor by tensor, and goes on with one that was begun.
+
+Orbax itself saves a tree that is in memory as a whole. Here it writes the tree's description, over arrays of one
+number, and tensorstore makes each array anew in its real shape, whose pieces are written as they come. A piece is
+uncompressed, in a file of its own that appears when it is whole, so what is there need not be written again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.tensor_layout import ArraySpec, TensorLayout
+
+PIECE_BYTES = 64 << 20  # what is in memory at once, beside the mapped tensor
+
+
+class OrbaxWriter:
+    """An Orbax checkpoint in the making.
+
+    Args:
+      folder: Of the checkpoint; what is in it already was written for the same layout.
+      layout: The tree.
+
+    Raises:
+      CheckpointError: A type that Orbax's format does not have.
+    """
+
+    def __init__(self, folder: Path, layout: TensorLayout) -> None:
+        self._folder, self._layout = folder, layout
+        self._num_stacked = {place.path: len(place.index) for place in layout.places.values()}
+        self._open: tuple[tuple[str, ...], Any] | None = None
+        if not (folder / "_METADATA").exists():
+            _write_description(folder, layout)
+
+    def has(self, name: str) -> bool:
+        """Whether the tensor is written already."""
+        place = self._layout.places[name]
+        spec, piece = self._layout.arrays[place.path], self._piece_shape(place.path)
+        size = math.prod(piece) * spec.dtype.itemsize  # the last ones are filled up to the size of the others
+        tensor_shape = spec.shape[len(place.index) :]
+        counts = [-(-extent // step) for extent, step in zip(tensor_shape, piece, strict=True)]
+        folder = self._folder / ".".join(place.path)
+        files = (folder / (".".join(map(str, (*place.index, *i))) or "0") for i in np.ndindex(*counts))
+        return all(file.is_file() and file.stat().st_size == size for file in files)
+
+    def write(self, name: str, tensor: np.ndarray) -> None:
+        """Writes one tensor where it belongs."""
+        place = self._layout.places[name]
+        target = self._array(place.path)[place.index]
+        for piece in _pieces(tensor.shape, self._piece_shape(place.path)):
+            target[piece].write(tensor[piece]).result()
+
+    def _piece_shape(self, path: tuple[str, ...]) -> tuple[int, ...]:
+        spec = self._layout.arrays[path]
+        return _piece_shape(spec.shape[self._num_stacked[path] :], spec.dtype.itemsize)
+
+    def _array(self, path: tuple[str, ...]) -> Any:
+        if self._open is None or self._open[0] != path:
+            chunks = [1] * self._num_stacked[path] + list(self._piece_shape(path))
+            self._open = path, _open(self._folder / ".".join(path), self._layout.arrays[path], chunks)
+        return self._open[1]
+
+
+def _write_description(folder: Path, layout: TensorLayout) -> None:
+    import orbax.checkpoint as ocp
+
+    tree: dict[str, Any] = {}
+    for path in layout.arrays:
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = np.zeros(1, np.int8)
+    described = folder.with_name(f"{folder.name}.described")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(described, tree, force=True)
+    for path in layout.arrays:
+        shutil.rmtree(described / ".".join(path))
+    described.rename(folder)
+
+
+def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> Any:
+    """The array, open for writing; made if it is not there in its real shape."""
+    import tensorstore
+
+    request = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{folder}/"},
+        "metadata": {"shape": list(spec.shape), "chunks": chunks, "compressor": None, "dimension_separator": "."},
+        "dtype": spec.dtype.name,
+        # Else a piece of nothing but zeros would not be written, and missing would not tell what is left to do.
+        "store_data_equal_to_fill_value": True,
+    }
+    try:
+        return tensorstore.open(request, open=True).result()
+    except ValueError:
+        pass
+    try:
+        return tensorstore.open(request, create=True, delete_existing=True).result()
+    except ValueError as error:
+        raise CheckpointError(f"{folder} cannot be written: {str(error).splitlines()[0]}") from None
+
+
+def _piece_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """As much of the last axes as PIECE_BYTES hold; at least 1 of each."""
+    left, piece = PIECE_BYTES // itemsize, []
+    for extent in reversed(shape):
+        piece.append(max(1, min(extent, left)))
+        left //= max(1, extent)
+    return tuple(reversed(piece))
+
+
+def _pieces(shape: tuple[int, ...], piece: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    steps = [
+        [slice(start, min(start + step, extent)) for start in range(0, extent, step)]
+        for extent, step in zip(shape, piece, strict=True)
+    ]
+    return itertools.product(*steps)

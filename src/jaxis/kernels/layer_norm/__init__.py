@@ -1,0 +1,26 @@
+"""Layer norm over the last axis (arXiv:1607.06450)."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxis.kernels.layer_norm import cpu, reference
+
+__all__ = ["layer_norm"]
+
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
+    """`(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, computed in float32.
+
+    Args:
+      x: [..., N].
+      weight: [N], or [M, N] with weights of its own for each row of x [..., M, N].
+      bias: As the weight; None for none.
+      epsilon: Added to the variance.
+
+    Returns:
+      [..., N] in x's type.
+    """
+    if cpu.supports(x, weight, bias):
+        return cpu.layer_norm(x, weight, bias, epsilon=epsilon)
+    return reference.layer_norm(x, weight, bias, epsilon=epsilon)

@@ -1,0 +1,46 @@
+"""Gated linear units as data: what an expert makes of its gate and its up projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class GLU:
+    """`activation(gate) * up` (arXiv:2002.05202).
+
+    Attributes:
+      activation: Applied to the gate; one of `layers.mlp.ACTIVATIONS`.
+    """
+
+    activation: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        return self.activation(gate) * up
+
+
+@dataclass(frozen=True)
+class ClampedGLU:
+    """`g * sigmoid(alpha * g) * (u + 1)`, where g is the gate up to `limit` and u is up within +-`limit` (GPT-OSS).
+
+    Attributes:
+      limit: The bound.
+      alpha: Steepness of the sigmoid; 1.702 makes it an approximation of GELU.
+    """
+
+    limit: float
+    alpha: float = 1.702
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        gate = jnp.minimum(gate, self.limit)
+        up = jnp.clip(up, -self.limit, self.limit)
+        return gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
+
+
+GatedUnit = GLU | ClampedGLU

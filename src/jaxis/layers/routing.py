@@ -1,0 +1,171 @@
+"""Which experts a token goes to, and with which weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.module import make_parameter
+from jaxis.quantization.config import without_quantization
+
+if TYPE_CHECKING:
+    from jaxis.quantization.config import QuantizationConfig
+
+SCORE_FUNCTIONS = ("softmax", "sigmoid")
+GROUP_SCORES = ("max", "top2_sum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a router's logits become k experts a token and their weights.
+
+    An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
+    are chosen, by score plus selection bias where there is one; their weights are their scores, without the bias. A
+    softmax over the chosen logits only (GPT-OSS) is `score_function="softmax"` with `renormalize`: the same numbers.
+
+    Attributes:
+      num_experts: X.
+      num_experts_per_token: k.
+      score_function: "softmax" or "sigmoid".
+      renormalize: Whether a token's k weights are divided by their sum.
+      scaling_factor: Multiplies the weights, last.
+      num_groups: Groups of consecutive experts, all of one size.
+      num_allowed_groups: How many of them, the best, a token's experts may come from.
+      group_score: What makes a group good: its best expert ("max") or the sum of its best two ("top2_sum").
+      float32_logits: Whether the router multiplies in float32 whatever the model's type.
+      scales_input: Whether a weight multiplies its expert's input rather than its output (Llama 4).
+
+    Raises:
+      ConfigError: On construction, if the numbers do not go together.
+    """
+
+    num_experts: int
+    num_experts_per_token: int
+    score_function: str = "softmax"
+    renormalize: bool = False
+    scaling_factor: float = 1.0
+    num_groups: int = 1
+    num_allowed_groups: int = 1
+    group_score: str = "max"
+    float32_logits: bool = False
+    scales_input: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("score_function", SCORE_FUNCTIONS), ("group_score", GROUP_SCORES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"the router's {name}={getattr(self, name)!r} is not supported; known: {', '.join(known)}"
+                )
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            raise ConfigError(f"{self.num_experts} experts do not make {self.num_groups} groups of one size")
+        if not 1 <= self.num_allowed_groups <= self.num_groups:
+            raise ConfigError(
+                f"a token's experts cannot come from {self.num_allowed_groups} of {self.num_groups} groups"
+            )
+        group_size = self.num_experts // self.num_groups
+        if not 1 <= self.num_experts_per_token <= self.num_allowed_groups * group_size:
+            raise ConfigError(
+                f"a token cannot have {self.num_experts_per_token} experts of the "
+                f"{self.num_allowed_groups * group_size} that it may choose from"
+            )
+        if self.num_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
+            raise ConfigError(f"groups of {group_size} expert have no best two")
+
+
+def choose_experts(
+    routing: Routing, logits: jax.Array, selection_bias: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Each token's experts, best first, and their weights.
+
+    Args:
+      routing: How.
+      logits: [T, X], in any floating type.
+      selection_bias: float32 [X], added to the scores for choosing only; None for none.
+
+    Returns:
+      expert_ids i32 [T, k] and expert_weights float32 [T, k].
+    """
+    logits = logits.astype(jnp.float32)
+    scores = jax.nn.softmax(logits, axis=-1) if routing.score_function == "softmax" else jax.nn.sigmoid(logits)
+    if selection_bias is not None:
+        choice = scores + selection_bias
+    elif routing.num_groups == 1:
+        # In the same order as scores, but far apart where those round to equal numbers.
+        choice = logits
+    else:
+        choice = scores
+    if routing.num_allowed_groups < routing.num_groups:
+        choice = jnp.where(_in_allowed_groups(routing, choice), choice, -jnp.inf)
+    _, expert_ids = jax.lax.top_k(choice, routing.num_experts_per_token)
+    weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
+    if routing.renormalize:
+        # The reference's guard against sigmoids that are all 0.
+        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+    return expert_ids, weights * routing.scaling_factor
+
+
+def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
+    """bool [T, X]: the experts of each token's best groups."""
+    groups = choice.reshape(-1, routing.num_groups, routing.num_experts // routing.num_groups)
+    best = jax.lax.top_k(groups, 1 if routing.group_score == "max" else 2)[0].sum(-1)
+    _, allowed = jax.lax.top_k(best, routing.num_allowed_groups)
+    is_allowed = (allowed[:, :, None] == jnp.arange(routing.num_groups)).any(1)
+    return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
+
+
+class JaxRouter(JaxLinear):
+    """Scores experts: `weight` [X, E], never quantized, and biases where the family has them.
+
+    Args:
+      hidden_size: E.
+      routing: How its logits are read.
+      rngs: For the initial weights.
+      use_bias: Whether there is a `bias` [X] on the logits.
+      use_selection_bias: Whether there is an `e_score_correction_bias` [X], added for choosing only.
+      dtype, quant_config, prefix: As for `JaxLinear`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        routing: Routing,
+        rngs: nnx.Rngs,
+        *,
+        use_bias: bool = False,
+        use_selection_bias: bool = False,
+        dtype: Any,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            routing.num_experts,
+            rngs,
+            use_bias=use_bias,
+            dtype=dtype,
+            kernel_axes=(None, "embed"),
+            quant_config=without_quantization(quant_config),
+            prefix=prefix,
+        )
+        self.routing = routing
+        self.e_score_correction_bias = None
+        if use_selection_bias:
+            # In float32 whatever the model's type: the differences that it makes are small against the scores.
+            self.e_score_correction_bias = make_parameter(
+                rngs, nnx.initializers.zeros, (routing.num_experts,), jnp.float32, axes=(None,)
+            )
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [T, E] -> expert_ids i32 [T, k], best first, and expert_weights float32 [T, k]."""
+        logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
+        logits = self.quant_method.apply(self, x, preferred_element_type=logits_type)
+        if self.bias is not None:
+            logits = logits + self.bias[...]
+        selection_bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
+        return choose_experts(self.routing, logits, selection_bias)

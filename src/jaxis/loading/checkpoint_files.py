@@ -1,0 +1,65 @@
+"""The files of a checkpoint folder to be written: which shard holds which tensors, and what lies beside the weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxis.loading.safetensors_writer import TensorSpec
+
+MAX_SHARD_BYTES = 5 * 10**9
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A safetensors file to be written: its name, and what it will hold."""
+
+    name: str
+    specs: dict[str, TensorSpec]
+
+
+def plan_shards(groups: Iterable[Mapping[str, TensorSpec]], max_shard_bytes: int) -> list[Shard]:
+    """Which file holds which tensors.
+
+    Args:
+      groups: Tensors that stay together, in the order in which they will be written.
+      max_shard_bytes: Most bytes of a file, unless one group alone is larger.
+    """
+    parts: list[dict[str, TensorSpec]] = [{}]
+    shard_bytes = 0
+    for specs in groups:
+        nbytes = sum(spec.nbytes for spec in specs.values())
+        if parts[-1] and shard_bytes + nbytes > max_shard_bytes:
+            parts.append({})
+            shard_bytes = 0
+        parts[-1] |= specs
+        shard_bytes += nbytes
+    if len(parts) == 1:
+        return [Shard("model.safetensors", parts[0])]
+    return [Shard(f"model-{i:05}-of-{len(parts):05}.safetensors", part) for i, part in enumerate(parts, 1)]
+
+
+def write_index(folder: Path, shards: list[Shard]) -> None:
+    """Writes `model.safetensors.index.json` where there is more than one shard."""
+    if len(shards) == 1:
+        return
+    weight_map = {name: shard.name for shard in shards for name in shard.specs}
+    total = sum(spec.nbytes for shard in shards for spec in shard.specs.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_other_files(source: Path, destination: Path) -> None:
+    """Copies the tokenizer, the chat templates, the model card: whatever is neither weights nor about them."""
+    for path in source.iterdir():
+        is_own = path.name.startswith(".") or path.name in ("config.json", "orbax_layout.json")
+        if is_own or any(path.match(pattern) for pattern in _WEIGHTS):
+            continue
+        if path.is_file():
+            shutil.copyfile(path, destination / path.name)
+        elif path.name == "additional_chat_templates":
+            shutil.copytree(path, destination / path.name, copy_function=shutil.copyfile, dirs_exist_ok=True)

@@ -1,0 +1,47 @@
+"""Tensors of which only the headers were read: names, shapes and types, without a byte of weights.
+
+Inside `only_headers`, a model's `load_weights` runs as it always does, rule by rule, and parameters are filled with the
+headers themselves: what the loader would refuse, and what it would leave unfilled, shows without reading weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+_only_headers: ContextVar[bool] = ContextVar("only_headers", default=False)
+
+
+@contextmanager
+def only_headers() -> Iterator[None]:
+    """Inside, loaders get HeaderTensors: they check and take them, but place, cast and repack nothing."""
+    token = _only_headers.set(True)
+    try:
+        yield
+    finally:
+        _only_headers.reset(token)
+
+
+def reading_only_headers() -> bool:
+    """Whether `only_headers` is in force."""
+    return _only_headers.get()
+
+
+class HeaderTensor(np.ndarray):
+    """A tensor's shape and type, as an array that takes no memory: all its elements are one 0.
+
+    Views (slices, transposes, reshapes) are HeaderTensors too; `astype` makes one instead of copying.
+    """
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: Any) -> HeaderTensor:
+        """One of this shape and type."""
+        return np.broadcast_to(np.zeros((), dtype), shape).view(cls)
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> HeaderTensor:
+        """The header of the cast tensor."""
+        return HeaderTensor.of(self.shape, dtype)

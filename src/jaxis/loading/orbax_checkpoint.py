@@ -1,0 +1,172 @@
+"""A checkpoint folder whose weights are an Orbax checkpoint, read as if they were safetensors files.
+
+The folder has config.json, the tokenizer's files, `orbax_layout.json` (which tensor is where) and the Orbax checkpoint
+itself under `params/`. What Orbax or a training run saved over `params/` is read as well: the arrays must be those
+of the layout. Source: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.json_object import read_json_object
+from jaxis.loading.safetensors import TensorInfo
+from jaxis.loading.tensor_layout import ArraySpec, TensorLayout, layout_from_json
+
+LAYOUT_FILE = "orbax_layout.json"
+PARAMS = "params"
+LAYOUT_VERSION = 1
+READ_BYTES = 64 << 20
+
+
+class OrbaxCheckpoint:
+    """The weights of a folder that `jaxis convert --to orbax` made. A context manager; as `Checkpoint`.
+
+    Attributes:
+      folder: The folder.
+      is_scanned: Whether layers are stacked.
+      total_bytes: Bytes of all tensors together.
+
+    Raises:
+      CheckpointError: On opening, if the layout or an array is missing, broken or contradicts the other.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.is_scanned, self._layout = _read_layout(self.folder / LAYOUT_FILE)
+        self._params = self.folder / PARAMS
+        self._format = _read_format(self._params)
+        self._arrays: dict[tuple[str, ...], Any] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        for name, place in self._layout.places.items():
+            spec = self._layout.arrays[place.path]
+            shape = spec.shape[len(place.index) :]
+            nbytes = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+            self._infos[name] = TensorInfo(spec.dtype, shape, nbytes, offset=0)
+        self.total_bytes = sum(info.nbytes for info in self._infos.values())
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the order in which `iterate` yields them."""
+        return tuple(self._infos)
+
+    def info(self, name: str) -> TensorInfo:
+        """Type and shape of a tensor. Raises CheckpointError if there is none of that name."""
+        try:
+            return self._infos[name]
+        except KeyError:
+            raise CheckpointError(f"{self.folder} has no tensor {name!r} in its weights") from None
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor, read into memory. Raises CheckpointError if there is none of that name, or it cannot be read."""
+        self.info(name)
+        place = self._layout.places[name]
+        try:
+            return _read_whole(self._array(place.path)[place.index])
+        except ValueError as error:
+            raise CheckpointError(f"{self._params}: {'.'.join(place.path)} cannot be read: {error}") from None
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once, one in memory at a time."""
+        for name in self._infos:
+            yield name, self.tensor(name)
+
+    def close(self) -> None:
+        """Lets the files go."""
+        self._arrays.clear()
+
+    def __enter__(self) -> OrbaxCheckpoint:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def _array(self, path: tuple[str, ...]) -> Any:
+        """The open array; of the shape and type that the layout says."""
+        if path not in self._arrays:
+            self._arrays[path] = _open_array(self._params, self._format, path, self._layout.arrays[path])
+        return self._arrays[path]
+
+
+def is_orbax_checkpoint(folder: Path) -> bool:
+    """Whether the folder's weights are an Orbax checkpoint."""
+    return (folder / LAYOUT_FILE).exists()
+
+
+def write_layout(folder: Path, layout: TensorLayout, *, is_scanned: bool) -> None:
+    """Writes `orbax_layout.json`."""
+    content = {
+        "version": LAYOUT_VERSION,
+        "layout": "scanned" if is_scanned else "unscanned",
+        "arrays": layout.to_json(),
+    }
+    (folder / LAYOUT_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _read_layout(path: Path) -> tuple[bool, TensorLayout]:
+    content = read_json_object(path)
+    if content.get("version") != LAYOUT_VERSION or content.get("layout") not in ("scanned", "unscanned"):
+        raise CheckpointError(
+            f"{path} has version {content.get('version')!r} and layout {content.get('layout')!r}, expected "
+            f"{LAYOUT_VERSION} and scanned or unscanned: convert the checkpoint again"
+        )
+    try:
+        return content["layout"] == "scanned", layout_from_json(content["arrays"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is broken ({error!r}): convert the checkpoint again") from None
+
+
+def _read_format(params: Path) -> dict[str, Any]:
+    """How Orbax stored the arrays: in one database of key-value pairs or in a folder each; version of zarr."""
+    metadata = params / "_METADATA"
+    if not metadata.exists():
+        raise CheckpointError(
+            f"{params} is no complete Orbax checkpoint (it has no _METADATA): convert or save it again"
+        )
+    content = read_json_object(metadata)
+    return {
+        "driver": "zarr3" if content.get("use_zarr3") else "zarr",
+        "ocdbt": (params / "manifest.ocdbt").exists(),
+    }
+
+
+def _read_whole(array: Any) -> np.ndarray:
+    """Some rows at a time: tensorstore holds each of the pieces of a read a second time while it puts them together."""
+    whole = np.empty(array.shape, array.dtype.numpy_dtype)
+    if whole.ndim == 0:
+        return np.asarray(array.read().result())
+    rows = max(1, READ_BYTES // max(1, whole[:1].nbytes))
+    for start in range(0, len(whole), rows):
+        part = slice(start, min(start + rows, len(whole)))
+        whole[part] = array[part].read().result()
+    return whole
+
+
+def _open_array(params: Path, stored: dict[str, Any], path: tuple[str, ...], spec: ArraySpec) -> Any:
+    import tensorstore
+
+    name = ".".join(path)
+    store: dict[str, Any] = {"driver": "file", "path": f"{params / name}/"}
+    if stored["ocdbt"]:
+        store = {"driver": "ocdbt", "base": f"file://{params.resolve()}/", "path": f"{name}/"}
+    try:
+        array = tensorstore.open({"driver": stored["driver"], "kvstore": store}, open=True, read=True).result()
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{params} has no readable array {name!r}, which {LAYOUT_FILE} names: {reason}") from None
+    if array.shape != spec.shape or array.dtype.numpy_dtype != spec.dtype:
+        raise CheckpointError(
+            f"{params}: {name} is {array.dtype.numpy_dtype.name} {list(array.shape)}, but {LAYOUT_FILE} says "
+            f"{spec.dtype.name} {list(spec.shape)}"
+        )
+    return array

@@ -1,0 +1,61 @@
+"""How a checkpoint's weights are to be loaded, by the `quant_method` that its config.json names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxis.errors import ConfigError
+from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig
+from jaxis.quantization.dequantized import Dequantize, DequantizingConfig
+from jaxis.quantization.fp8 import Fp8Config
+from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
+
+if TYPE_CHECKING:
+    from jaxis.hf_config import HFConfig
+    from jaxis.quantization.config import QuantizationConfig
+
+# Those whose activations no rule can change.
+_FORMATS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {"fp8": Fp8Config}
+QUANT_METHODS = ("compressed-tensors", *_FORMATS)
+
+
+def quantization_of_checkpoint(
+    hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
+) -> QuantizationConfig | None:
+    """How a checkpoint's weights are to be loaded.
+
+    Args:
+      hf_config: Its config.json.
+      choice: The user's. Rules quantize an unquantized checkpoint; of a compressed-tensors one they must say what is
+        stored, and decide which activations are quantized. `Dequantize` widens a quantized one.
+
+    Raises:
+      ConfigError: A scheme that is not implemented, or a choice that contradicts it.
+    """
+    stored, hint = hf_config.read_object("quantization_config"), hf_config.read_object(RULES_KEY)
+    if stored is None:
+        if isinstance(choice, Dequantize):
+            raise ConfigError(
+                "quantization='dequantize' is for quantized checkpoints, and this one is not quantized: leave it out"
+            )
+        return choice
+    method = stored.get("quant_method")
+    if method == "compressed-tensors":
+        if isinstance(choice, Dequantize):
+            return DequantizingConfig(CompressedTensorsConfig(stored))
+        if choice is None and hint is not None:
+            choice = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
+        return CompressedTensorsConfig(stored, choice)
+    if method not in _FORMATS:
+        raise ConfigError(
+            f"the checkpoint is quantized by {method or 'an unknown method'}, which is not supported: use one "
+            f"quantized by {', '.join(QUANT_METHODS[:-1])} or {QUANT_METHODS[-1]}, or the unquantized checkpoint"
+        )
+    if isinstance(choice, RuleQuantizationConfig):
+        raise ConfigError(
+            f"the checkpoint is quantized by {method} and cannot be quantized again: leave quantization out, or give "
+            "'dequantize' for weights in the model's data type"
+        )
+    config = _FORMATS[method](stored)
+    return config if choice is None else DequantizingConfig(config)

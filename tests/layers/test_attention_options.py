@@ -1,0 +1,166 @@
+"""What attention sees and how it scores, whole and paged, against float64 numpy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
+from jaxis.kernels.rotary_embedding import HeadNorms
+from jaxis.layers.attention import attention, turn
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.parallel.mesh import make_mesh
+
+LENGTHS = (37, 1, 22)
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
+SCALE = 0.4
+SINKS = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
+ROPE = RotaryEmbedding(tuple(1.0 / 10.0 ** np.arange(4)))
+OPTIONS = {
+    "plain": {},
+    "window": {"sliding_window": 5},
+    "chunks": {"attention_chunk_size": 8},
+    "window and chunks": {"attention_chunk_size": 8, "sliding_window": 3},
+    "soft cap": {"soft_cap": 1.5},
+    "sinks": {"sinks": SINKS},
+    "all": {"attention_chunk_size": 16, "sliding_window": 11, "soft_cap": 1.5, "sinks": SINKS},
+}
+options = pytest.mark.parametrize("option", OPTIONS)
+
+
+def operands() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.standard_normal((sum(LENGTHS), n, HEAD_DIM)).astype(np.float32) for n in (4, 2, 2))
+
+
+def expected(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    sliding_window: int = 10**6,
+    attention_chunk_size: int = 10**6,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
+    out = np.zeros(q.shape)
+    for length, end in zip(LENGTHS, np.cumsum(LENGTHS), strict=True):
+        for t in range(length):
+            in_chunk = range(t - t % attention_chunk_size, t + 1)
+            seen = [u for u in in_chunk if t - u < sliding_window]
+            for head in range(HEADS):
+                keys, values = (x[end - length + np.array(seen), head // 2].astype(np.float64) for x in (k, v))
+                scores = keys @ q[end - length + t, head].astype(np.float64) * SCALE
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                weights = np.exp(scores)
+                total = weights.sum() + (0 if sinks is None else np.exp(float(sinks[head])))
+                out[end - length + t, head] = weights @ values / total
+    return out
+
+
+def paged_metadata() -> AttentionMetadata:
+    whole = AttentionMetadata.for_whole_sequences(LENGTHS)
+    tables = np.array([[5, 2, 7], [1, 0, 0], [3, 6, 0]], np.int32)
+    return AttentionMetadata(
+        whole.input_positions,
+        jnp.asarray(tables),
+        whole.seq_lens,
+        whole.query_start_loc,
+        jnp.asarray([0, len(LENGTHS), len(LENGTHS)], jnp.int32),
+    )
+
+
+def paged(q: np.ndarray, k: np.ndarray, v: np.ndarray, mesh: jax.sharding.Mesh, **option: Any) -> jax.Array:
+    with jax.set_mesh(mesh):
+        shape = kv_cache_shape(8, BLOCK_SIZE, max(KV_HEADS, mesh.shape["model"]), HEAD_DIM, jnp.float32)
+        cache = make_kv_cache(shape, jnp.float32, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        run = jax.jit(
+            lambda cache, sinks: attention(
+                cache, q, k, v, paged_metadata(), rope=None, scale=SCALE, sinks=sinks, **option
+            )[1]
+        )
+        return run(cache, option.pop("sinks", None))
+
+
+@options
+def test_whole_sequences_equal_dense_attention(option):
+    q, k, v = operands()
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    cache, out = attention(None, q, k, v, metadata, rope=None, scale=SCALE, **OPTIONS[option])
+    assert cache is None
+    np.testing.assert_allclose(out, expected(q, k, v, **OPTIONS[option]), rtol=0, atol=2e-6)
+
+
+def check_paged(option: str, num_devices: int) -> None:
+    q, k, v = operands()
+    out = paged(q, k, v, make_mesh(num_devices), **OPTIONS[option])
+    np.testing.assert_allclose(out, expected(q, k, v, **OPTIONS[option]), rtol=0, atol=2e-6)
+
+
+@options
+def test_a_paged_cache_equals_dense_attention(option):
+    check_paged(option, 1)
+
+
+@pytest.mark.multi_device
+def test_sharded_heads_equal_dense_attention():
+    """Two kv heads on two devices, and on four that share them."""
+    script = "import test_attention_options as t; [t.check_paged(o, n) for o in ('plain', 'all') for n in (2, 4)]"
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | devices | {"PYTHONPATH": path}
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def test_gradients_of_sinks_and_soft_caps_equal_finite_differences():
+    q, k, v = (x[:9] for x in operands())
+    metadata = AttentionMetadata.for_whole_sequences([9])
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        option = OPTIONS["all"] | {"sinks": sinks}
+        return jnp.sum(jnp.sin(attention(None, q, k, v, metadata, rope=ROPE, scale=SCALE, **option)[1]))
+
+    check_grads(loss, (q, k, v, SINKS), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)
+
+
+def test_padding_rows_are_finite_with_soft_caps_and_sinks():
+    q, k, v = operands()
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    shorter = AttentionMetadata(
+        metadata.input_positions, None, metadata.seq_lens, metadata.query_start_loc, jnp.asarray([0, 1, 1])
+    )
+    _, out = attention(None, q, k, v, shorter, rope=None, scale=SCALE, soft_cap=2.0, sinks=SINKS)
+    assert np.isfinite(out).all()
+
+
+def test_turning_first_and_attending_without_rope_is_the_same():
+    q, k, v = operands()
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    rng = np.random.default_rng(1)
+    norms = HeadNorms(*(rng.standard_normal(HEAD_DIM).astype(np.float32) for _ in range(2)), 1e-6)
+    _, together = attention(None, q, k, v, metadata, rope=ROPE, norms=norms, scale=SCALE)
+    turned = turn(ROPE, q, k, metadata, norms=norms, is_paged=False)
+    np.testing.assert_array_equal(attention(None, *turned, v, metadata, rope=None, scale=SCALE)[1], together)
+
+
+def test_norms_apply_without_a_rope_too():
+    q, k, v = operands()
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    norms = HeadNorms(np.full(HEAD_DIM, 1.5, np.float32), np.full(HEAD_DIM, 0.5, np.float32), 1e-6)
+    _, out = attention(None, jnp.asarray(q), jnp.asarray(k), v, metadata, rope=None, norms=norms, scale=SCALE)
+    q, k = (w * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) for x, w in ((q, 1.5), (k, 0.5)))
+    np.testing.assert_allclose(out, expected(q, k, v), rtol=0, atol=2e-6)

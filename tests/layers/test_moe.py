@@ -1,0 +1,309 @@
+"""Routers, experts and whole sparse blocks against transformers' modules with the same weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama4 import modeling_llama4
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.hf_config import HFConfig
+from jaxis.layers.experts import JaxExperts, StackLayout
+from jaxis.layers.glu import GLU, ClampedGLU
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.moe import SparseMoE, moe_from_config
+from jaxis.layers.routing import JaxRouter, Routing, choose_experts
+from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+
+X, E, F, T = 8, 12, 20, 23
+PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
+CONCATENATED = StackLayout(transposed=False)
+HF_SIZES = {"hidden_size": E, "num_attention_heads": 2, "num_hidden_layers": 2, "num_experts_per_tok": 3}
+
+# Name -> transformers' block, its config, our routing, and what else differs from the plain block.
+DEEPSEEK_SIZES = {"n_routed_experts": X, "moe_intermediate_size": F, "n_shared_experts": 2}
+BLOCKS = {
+    "Mixtral": (
+        modeling_mixtral.MixtralSparseMoeBlock,
+        transformers.MixtralConfig(**HF_SIZES, num_local_experts=X, intermediate_size=F),
+        {"renormalize": True},
+        {},
+    ),
+    "Qwen3 MoE": (
+        modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
+        transformers.Qwen3MoeConfig(**HF_SIZES, num_experts=X, moe_intermediate_size=F, norm_topk_prob=False),
+        {},
+        {},
+    ),
+    "GPT-OSS": (
+        modeling_gpt_oss.GptOssMLP,
+        transformers.GptOssConfig(**HF_SIZES, num_local_experts=X, intermediate_size=F, swiglu_limit=0.8),
+        {"renormalize": True},
+        {
+            "gated_unit": ClampedGLU(0.8),
+            "use_bias": True,
+            "router_name": "router",
+            "stack_layout": StackLayout(transposed=True, interleaved=True),
+        },
+    ),
+    "Llama 4": (
+        modeling_llama4.Llama4TextMoe,
+        transformers.Llama4TextConfig(
+            **HF_SIZES | {"num_experts_per_tok": 2}, num_local_experts=X, intermediate_size=F
+        ),
+        {"score_function": "sigmoid", "scales_input": True, "num_experts_per_token": 2},
+        {
+            "router_name": "router",
+            "shared_experts_name": "shared_expert",
+            "stack_layout": StackLayout(transposed=True),
+            "shared_size": F,
+        },
+    ),
+    "GLM-4.5": (
+        modeling_glm4_moe.Glm4MoeMoE,
+        transformers.Glm4MoeConfig(**HF_SIZES, **DEEPSEEK_SIZES, routed_scaling_factor=1.7),
+        {"score_function": "sigmoid", "renormalize": True, "scaling_factor": 1.7, "float32_logits": True},
+        {"use_selection_bias": True, "shared_size": 2 * F},
+    ),
+    "DeepSeek V2": (
+        modeling_deepseek_v2.DeepseekV2Moe,
+        transformers.DeepseekV2Config(
+            **HF_SIZES,
+            **DEEPSEEK_SIZES,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+        ),
+        {"num_groups": 4, "num_allowed_groups": 2, "scaling_factor": 2.5, "float32_logits": True},
+        {"shared_size": 2 * F},
+    ),
+    "DeepSeek V3": (
+        modeling_deepseek_v3.DeepseekV3MoE,
+        transformers.DeepseekV3Config(
+            **HF_SIZES, **DEEPSEEK_SIZES, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5
+        ),
+        {
+            **{"score_function": "sigmoid", "renormalize": True, "scaling_factor": 2.5, "float32_logits": True},
+            **{"num_groups": 4, "num_allowed_groups": 2, "group_score": "top2_sum"},
+        },
+        {"use_selection_bias": True, "shared_size": 2 * F},
+    ),
+}
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def blocks(name: str) -> tuple[torch.nn.Module, SparseMoE]:
+    """transformers' block and ours, with the same random weights."""
+    block, config, routing, options = BLOCKS[name]
+    theirs = block(config).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for tensor in theirs.state_dict().values():
+            tensor.normal_(std=0.4)
+    options = {"stack_layout": CONCATENATED} | options
+    if "shared_size" in options:
+        options["shared_experts"] = GatedMLP(
+            E, options.pop("shared_size"), nnx.Rngs(0), activation=jax.nn.silu, **PLAIN
+        )
+    routing = {"num_experts": X, "num_experts_per_token": 3} | routing
+    model_config = ModelConfig("", HFConfig({"hidden_size": E, "hidden_act": "silu"}))
+    ours = nnx.eval_shape(
+        lambda: moe_from_config(
+            VllmConfig(model_config), nnx.Rngs(0), None, "", routing=Routing(**routing), intermediate_size=F, **options
+        )
+    )
+    tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    assert JaxAutoWeightsLoader(ours).load_weights(tensors.items()) == dict(ours.named_parameters()).keys()
+    return theirs, ours
+
+
+def reference_output(block: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        y = block(torch.tensor(x[None]))
+    return (y[0] if isinstance(y, tuple) else y).reshape(x.shape).numpy()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_sparse_block_equals_transformers(name):
+    theirs, ours = blocks(name)
+    x = random(T, E)
+    np.testing.assert_allclose(jax.jit(ours)(x), reference_output(theirs, x), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["Qwen3 MoE", "Llama 4", "DeepSeek V3"])
+def test_a_token_gets_the_same_in_any_company(name):
+    _, ours = blocks(name)
+    x = random(T, E)
+    together = ours(x)
+    for rows in (slice(3, 4), slice(5, 12)):
+        np.testing.assert_allclose(ours(x[rows]), together[rows], rtol=0, atol=1e-5)
+    # Whatever stands in padding rows, no token sees it.
+    padded = np.concatenate([x, np.full((9, E), np.nan, np.float32)])
+    np.testing.assert_allclose(ours(padded)[:T], together, rtol=0, atol=1e-5)
+
+
+def test_all_tokens_may_go_to_one_expert():
+    experts = JaxExperts(X, E, F, nnx.Rngs(0), gated_unit=GLU(jax.nn.silu), **PLAIN)
+    x = random(T, E)
+    y = experts(x, jnp.full((T, 1), 5), jnp.ones((T, 1)))
+    gate, up, down = (np.asarray(getattr(experts, f"{name}_proj")[...][5]) for name in ("gate", "up", "down"))
+    np.testing.assert_allclose(y, np.asarray(jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T, rtol=0, atol=1e-5)
+
+
+def test_gradients_reach_router_and_chosen_experts():
+    _, ours = blocks("Mixtral")
+    graph, state = nnx.split(ours)
+    x = random(1, E)
+
+    def loss(state):
+        return (nnx.merge(graph, state)(x) ** 2).sum()
+
+    gradients = dict(nnx.merge(graph, jax.grad(loss)(state)).named_parameters())
+    assert np.abs(gradients["gate.weight"][...]).max() > 0
+    is_chosen = np.zeros(X, bool)
+    is_chosen[np.asarray(ours.gate(x)[0])] = True
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        assert np.array_equal(np.abs(gradients[f"experts.{name}"][...]).max((1, 2)) > 0, is_chosen)
+
+
+def test_bfloat16_stays_close_to_float32():
+    _, ours = blocks("GPT-OSS")
+    # Each expert's weights and inputs are rounded; the choice is kept.
+    x = random(T, E).astype(jnp.bfloat16)
+    ids, weights = ours.router(x.astype(jnp.float32))
+    expected = ours.experts(x.astype(jnp.float32), ids, weights)
+    graph, state = nnx.split(ours.experts)
+    narrow = nnx.merge(graph, jax.tree.map(lambda array: array.astype(jnp.bfloat16), state))
+    actual = narrow(x, ids, weights)
+    assert actual.dtype == jnp.bfloat16
+    np.testing.assert_allclose(actual.astype(jnp.float32), expected, rtol=0, atol=0.03 * np.abs(expected).max())
+
+
+def test_choice_is_by_biased_scores_and_weights_are_the_scores():
+    routing = Routing(num_experts=4, num_experts_per_token=2, score_function="sigmoid")
+    logits = jnp.asarray([[2.0, 1.0, 0.0, -1.0]])
+    ids, weights = choose_experts(routing, logits, jnp.asarray([0.0, 0.0, 0.0, 5.0]))
+    assert ids.tolist() == [[3, 0]]
+    np.testing.assert_allclose(weights, [[1 / (1 + np.e), 1 / (1 + np.exp(-2.0))]], rtol=1e-6)
+
+
+def test_logits_whose_scores_round_to_one_are_still_told_apart():
+    routing = Routing(num_experts=4, num_experts_per_token=1, score_function="sigmoid")
+    ids, weights = choose_experts(routing, jnp.asarray([[30.0, 40.0, 50.0, 45.0]]))
+    assert (ids.tolist(), weights.tolist()) == ([[2]], [[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid"),
+        ({"group_score": "mean"}, "group_score='mean' is not supported"),
+        ({"num_groups": 3}, "8 experts do not make 3 groups"),
+        ({"num_groups": 2, "num_allowed_groups": 3}, "cannot come from 3 of 2 groups"),
+        ({"num_groups": 4, "num_experts_per_token": 3}, "cannot have 3 experts of the 2 that it may choose from"),
+        ({"num_experts_per_token": 9}, "cannot have 9 experts of the 8"),
+        ({"num_groups": 8, "num_allowed_groups": 2, "group_score": "top2_sum"}, "groups of 1 expert have no best two"),
+    ],
+)
+def test_routing_that_makes_no_sense_is_refused(settings, error):
+    with pytest.raises(ConfigError, match=error):
+        Routing(**{"num_experts": X, "num_experts_per_token": 2} | settings)
+
+
+def abstract_experts(**options) -> JaxExperts:
+    return nnx.eval_shape(lambda: JaxExperts(3, E, F, nnx.Rngs(0), gated_unit=GLU(jax.nn.silu), **options | PLAIN))
+
+
+def per_expert_tensors(*names: str) -> dict[str, np.ndarray]:
+    """`names` are the checkpoint's for gate, up and down."""
+    shapes = ((F, E), (F, E), (E, F))
+    return {
+        f"{expert}.{name}.weight": random(*shape, seed=10 * expert + i)
+        for expert in range(3)
+        for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    }
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+def test_experts_load_one_by_one_in_any_order_and_in_several_runs(names):
+    experts, tensors = abstract_experts(), per_expert_tensors(*names)
+    pairs = list(tensors.items())
+    np.random.default_rng(0).shuffle(pairs)
+    for run in (pairs[:2], pairs[2:]):
+        experts.load_weights(run)
+    for ours, theirs in zip(("gate_proj", "up_proj", "down_proj"), names, strict=True):
+        for expert in range(3):
+            assert np.array_equal(getattr(experts, ours)[...][expert], tensors[f"{expert}.{theirs}.weight"])
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_tensors_of_all_experts_are_taken_apart(transposed, interleaved):
+    experts = abstract_experts(stack_layout=StackLayout(transposed, interleaved), use_bias=True)
+    gate, up, down = random(3, F, E), random(3, F, E, seed=1), random(3, E, F, seed=2)
+    biases = {"gate_proj_bias": random(3, F), "up_proj_bias": random(3, F, seed=1), "down_proj_bias": random(3, E)}
+
+    def fuse(a, b):
+        return np.stack([a, b], axis=2).reshape(3, 2 * F, *a.shape[2:]) if interleaved else np.concatenate([a, b], 1)
+
+    gate_up = fuse(gate, up)
+    tensors = {
+        "gate_up_proj": np.swapaxes(gate_up, 1, 2) if transposed else gate_up,
+        "down_proj": np.swapaxes(down, 1, 2) if transposed else down,
+        "gate_up_proj_bias": fuse(biases["gate_proj_bias"], biases["up_proj_bias"]),
+        "down_proj_bias": biases["down_proj_bias"],
+    }
+    assert experts.load_weights(tensors.items()) == dict(experts.named_parameters()).keys()
+    for name, expected in ({"gate_proj": gate, "up_proj": up, "down_proj": down} | biases).items():
+        assert np.array_equal(getattr(experts, name)[...], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "error"),
+    [
+        ("3.gate_proj.weight", (F, E), r"tensor '3.gate_proj.weight' \[20, 12\] is for expert 3, but the model has 3"),
+        ("0.gate_proj.weight", (F, E), "is a second one for expert 0"),
+        ("0.w1.weight", (F, E), "is a second one for expert 0"),
+        ("1.up_proj.weight", (E, F), r"has \[12, 20\] for an expert in the checkpoint, \[20, 12\] in the model"),
+        ("1.up_proj.scale", (1,), "has no parameter 'up_proj_scale' in JaxExperts"),
+        ("1.up_proj.bias", (F,), "has no parameter 'up_proj_bias' in JaxExperts"),
+        ("1.side_proj.weight", (F, E), "is none of the tensors of JaxExperts"),
+        ("gate_up_proj", (3, 2 * F, E), "is none of the tensors of JaxExperts"),
+    ],
+)
+def test_tensors_that_do_not_belong_are_refused(name, shape, error):
+    experts = abstract_experts()
+    experts.load_weights([("0.gate_proj.weight", random(F, E))])
+    with pytest.raises(CheckpointError, match=error):
+        experts.load_weights([(name, random(*shape))])
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [((4, 2 * F, E), "is for 4 experts, but the model has 3"), ((3, 7, E), "odd number of outputs")]
+)
+def test_tensors_of_all_experts_that_do_not_belong_are_refused(shape, error):
+    with pytest.raises(CheckpointError, match=error):
+        abstract_experts(stack_layout=CONCATENATED).load_weights([("gate_up_proj", random(*shape))])
+
+
+def test_the_router_is_never_quantized():
+    class Quantizing:
+        def get_quant_method(self, layer, prefix):
+            raise AssertionError(prefix)
+
+    routing = Routing(num_experts=X, num_experts_per_token=2)
+    JaxRouter(E, routing, nnx.Rngs(0), **PLAIN | {"quant_config": Quantizing()})
