@@ -32,9 +32,7 @@ class Gates:
 
 GATES = {
     "float32": Gates(relative_error=1e-4, max_kl_nats=1e-6, mean_kl_nats=1e-6, module_error=1e-4),
-    "bfloat16": Gates(
-        relative_error=None, max_kl_nats=None, mean_kl_nats=1e-2, module_error=4e-2, module_tokens=0.9
-    ),
+    "bfloat16": Gates(relative_error=None, max_kl_nats=None, mean_kl_nats=1e-2, module_error=2e-2, module_tokens=0.9),
 }
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 LOGITS = "compute_logits"
 """The name under which the model's logits stand among its modules' calls."""
 

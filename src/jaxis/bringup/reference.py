@@ -2,9 +2,9 @@
 
 The only module of jaxis that needs torch and transformers. It imports them when a reference is made.
 
-Memory. A checkpoint whose weights fit in float32 is loaded so. One that fits only in its own data type is kept in it, and
-each module's weights are widened while that module runs: the numbers are the same, one module's weights more are needed.
-The reference runs first and gives its memory back before jaxis loads the model.
+Memory. A checkpoint whose weights fit in float32 is loaded so. One that fits only in its own data type is kept in it,
+and each module's weights are widened while that module runs: the numbers are the same, and one module's weights more
+are needed. The reference runs first and gives its memory back before jaxis loads the model.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Reference:
     def random(cls, config: Mapping[str, Any], seed: int = 0) -> Reference:
         """A model of this config.json whose every parameter and saved buffer is random.
 
-        Norms are around 1, so that a missing one shows and activations keep their size; all values are bfloat16 numbers,
-        so that no data type changes the model.
+        Norms are around 1, so that a missing one shows and activations keep their size; all values are bfloat16
+        numbers, so that no data type changes the model.
 
         Raises:
           ConfigError: The libraries are missing, or transformers does not know the architecture.
@@ -100,25 +100,29 @@ class Reference:
             options["quantization_config"], narrow = settings, wide // 2
         if min(wide, narrow) > free:
             raise ConfigError(
-                f"the reference needs {min(wide, narrow) / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: on a "
-                "larger machine save its logits with --save-golden FILE, and compare here with --golden FILE"
+                f"the reference needs {min(wide, narrow) / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: "
+                "on a larger machine save its logits with --save-golden FILE, and compare here with --golden FILE"
             )
         is_wide = wide <= free
         options["dtype"] = torch.float32 if is_wide else "auto"
         model = model_class.from_pretrained(folder, config=_config(config), attn_implementation="eager", **options)
         if not is_wide:
             _widen_while_running(torch, model)
-        return cls(model.eval(), "float32" if is_wide else "the checkpoint's data type, each module widened while it runs")
+        return cls(
+            model.eval(), "float32" if is_wide else "the checkpoint's data type, each module widened while it runs"
+        )
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Writes the weights under their published names, and `config` as config.json, spelled as it is."""
         self._model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Logits float32 [T, V] of one sequence."""
+    def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
+        """Logits float32 [T, V] of one sequence; of these rows only, where given."""
+        kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
         with self._torch.no_grad():
-            return self._model(self._torch.tensor([list(token_ids)]), use_cache=False).logits[0].float().numpy()
+            result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
+        return result.logits[0].float().numpy()
 
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
         """The most likely continuation by `num_tokens`, whatever ends a text."""
@@ -252,5 +256,5 @@ def _parts(result: Any) -> Iterator[Any]:
 
 def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
     """A copy, of one sequence's values, without the batch's dimension."""
-    array = np.array((tensor.float() if tensor.is_floating_point() else tensor).detach())
+    array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy().copy()
     return array[0] if array.ndim > 1 and array.shape[0] == 1 else array

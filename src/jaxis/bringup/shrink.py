@@ -1,9 +1,9 @@
 """The tiny twin of a config.json: every size small, every feature still at work.
 
-A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For that to
-prove something about the model, nothing may fall out of play: there are at least two layers of each kind the model has, query
-heads share key-value heads where they did, experts are chosen in groups where they were, windows, chunks and the context
-after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
+A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For that
+to prove something about the model, nothing may fall out of play: there are at least two layers of each kind the model
+has, query heads share key-value heads where they did, experts are chosen in groups where they were, windows, chunks and
+the context after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _shrink_heads(config: dict[str, Any]) -> None:
     if config.get("head_dim") is not None:
         usual = config["head_dim"] * num_heads == config.get("hidden_size")
         # Of latent attention, head_dim is the part that is turned.
-        config["head_dim"] = config.get("qk_rope_head_dim") and _SIZES["qk_rope_head_dim"] or HEAD_DIM * (1 if usual else 2)
+        config["head_dim"] = (config.get("qk_rope_head_dim") and _SIZES["qk_rope_head_dim"]) or HEAD_DIM * (
+            1 if usual else 2
+        )
     if num_kv_heads is not None:
         config["num_key_value_heads"] = NUM_HEADS if num_kv_heads == num_heads else 1 if num_kv_heads == 1 else 2
     config["num_attention_heads"] = NUM_HEADS
@@ -127,9 +129,7 @@ def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
     kind = rope.get("rope_type", rope.get("type"))
     if rope.get("original_max_position_embeddings") is not None:
         rope["original_max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
-    if kind == "dynamic":
-        config["max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
-    elif kind == "yarn" and rope.get("original_max_position_embeddings") is None:
+    if kind == "dynamic" or (kind == "yarn" and rope.get("original_max_position_embeddings") is None):
         config["max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
     head_dim = config.get("head_dim") or HIDDEN_SIZE // NUM_HEADS
     turned = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))

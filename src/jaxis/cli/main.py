@@ -14,6 +14,7 @@ from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.quantize import quantize
+from jaxis.cli.verify import verify
 from jaxis.version import __version__
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command(context_settings={"allow_extra_args": True})(generate)  # it says it
 app.command()(chat)
 app.command()(quantize)
 app.command()(convert)
+app.command()(verify)
 app.command()(env)
 app.add_typer(bench, name="bench")
 
@@ -55,6 +57,7 @@ def jaxis(
       jaxis chat ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
+      jaxis verify ./Qwen3-0.6B
       jaxis bench latency ./Qwen3-0.6B
       jaxis env
 

@@ -146,7 +146,9 @@ class GroupedQueryAttention(JaxModule):
     def _head_norms(self) -> HeadNorms | None:
         """The norms as `attention` applies them together with the rope, if they are such."""
         norms = (self.q_norm, self.k_norm)
-        if calls_are_observed() or not all(isinstance(norm, JaxRmsNorm) and norm.weight.shape == (self.head_dim,) for norm in norms):
+        if calls_are_observed() or not all(
+            isinstance(norm, JaxRmsNorm) and norm.weight.shape == (self.head_dim,) for norm in norms
+        ):
             return None
         return HeadNorms(self.q_norm.scale, self.k_norm.scale, self.q_norm.epsilon)
 

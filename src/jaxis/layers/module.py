@@ -72,7 +72,7 @@ def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, n
 
 @contextmanager
 def calls_observed(observer: Observer) -> Iterator[None]:
-    """Every call of a JaxModule made inside goes to the observer, one module at a time: nothing is fused or compiled."""
+    """Each call of a JaxModule made inside goes to the observer; nothing is fused, nothing compiled as a whole."""
     token = _observer.set(observer)
     try:
         yield
