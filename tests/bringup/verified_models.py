@@ -1,14 +1,16 @@
 """Tiny twins of published configs: the reference, its recording, and the same weights as jaxis loads them."""
 
+import contextlib
 import functools
 import tempfile
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+
 import published_configs
-from jaxis.bringup.layers import check_layers
 from jaxis.bringup.compare import GATES
+from jaxis.bringup.layers import check_layers
 from jaxis.bringup.reference import Reference
 from jaxis.bringup.shrink import tiny_twin
 from jaxis.config import ModelConfig, VllmConfig
@@ -33,15 +35,23 @@ def twin(name):
     return folder.name, reference.record(TOKEN_IDS)
 
 
-def load(name, model_class=None, dtype="float32"):
+def load(name, model_class=None, dtype="float32", quant_config=None):
     """The twin as jaxis loads it, by another class where one is given."""
     folder, _ = twin(name)
     hf_config = HFConfig.from_folder(folder)
     [architecture] = hf_config["architectures"]
+    model_config = ModelConfig(folder, hf_config, dtype=jnp.dtype(dtype))
+    with registered(architecture, model_class):
+        return load_model(VllmConfig(model_config, quant_config=quant_config), make_mesh())
+
+
+@contextlib.contextmanager
+def registered(architecture, model_class):
+    """The class, if it is not None, runs the architecture inside."""
     if model_class is not None:
         register_model(architecture, model_class)
     try:
-        return load_model(VllmConfig(ModelConfig(folder, hf_config, dtype=jnp.dtype(dtype))), make_mesh())
+        yield
     finally:
         _registered.pop(architecture, None)
 

@@ -1,9 +1,9 @@
 """The tiny twin of a config.json: every size small, every feature still at work.
 
-A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For that
-to prove something about the model, nothing may fall out of play: there are at least two layers of each kind the model
-has, query heads share key-value heads where they did, experts are chosen in groups where they were, windows, chunks and
-the context after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
+A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For
+that to prove something about the model, nothing may fall out of play: there are at least two layers of each kind the
+model has, query heads share key-value heads where they did, experts are chosen in groups where they were, windows,
+chunks and the context after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
 """
 
 from __future__ import annotations
