@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "latent_attention.h"
 #include "matmul.h"
 #include "norm.h"
 #include "quantize.h"
@@ -18,6 +19,7 @@ namespace jaxis {
 struct Kernels {
   const char* name;
   void (*paged_attention)(const PagedAttention&, const Pool&);
+  void (*latent_attention)(const LatentAttention&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*experts)(const Experts&, const Pool&);

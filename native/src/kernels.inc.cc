@@ -3,6 +3,7 @@
 
 #include "attention.inc.cc"
 #include "filters.inc.cc"
+#include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
 #include "experts.inc.cc"
 #include "norm.inc.cc"
@@ -20,6 +21,7 @@ extern const Kernels table;
 const Kernels table = {
     JAXIS_TEXT(JAXIS_ISA),
     paged_attention,
+    latent_attention,
     matmul,
     packed_rows,
     experts,

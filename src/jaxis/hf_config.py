@@ -24,11 +24,13 @@ NEUTRAL_KEYS = frozenset(
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
+        *("ep_size",),
         # Training only.
         *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
         *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
+        *("aux_loss_alpha", "seq_aux"),
         # What a call returns, in transformers.
         *("return_dict", "output_attentions", "output_hidden_states", "tf_legacy_loss", "chunk_size_feed_forward"),
         # Classification heads.
@@ -162,6 +164,11 @@ class HFConfig(Mapping[str, Any]):
         value = self._values.get(key)
         self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
+
+    def get_text_config(self) -> HFConfig:
+        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
+        text_config = self._values.get("text_config")
+        return self["text_config"] if isinstance(text_config, HFConfig) else self
 
     def read_object(self, key: str) -> dict[str, Any] | None:
         """A nested object as a plain dict, all of it recorded as read; None where it is absent.

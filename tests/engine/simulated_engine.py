@@ -1,7 +1,8 @@
 """An engine whose device is a dictionary: the oracle of the scheduler's tests.
 
-The simulated KV cache holds, in each slot, the salt and the whole token history that the slot's keys and values depend
-on. So every read can be compared with the request's true history, which the device knows ahead of the scheduler.
+The simulated KV cache holds, in each slot of each group of layers, the salt and the whole token history that the slot's
+keys and values depend on. So every read can be compared with the request's true history, which the device knows ahead
+of the scheduler. What a token sees is worked out here by brute force.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 
 from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.request import Request, RequestStatus
 from jaxis.engine.scheduler import Scheduler, SchedulerOutput
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.sampling_params import SamplingParams
 
 VOCABULARY_SIZE = 24
@@ -40,13 +43,20 @@ def generate(prompt: list[int], params: SamplingParams, max_total_tokens: int) -
             return output, "length", None
 
 
+def sees(span: AttentionSpan, position: int, earlier: int) -> bool:
+    """Whether the token at `position` sees the one at `earlier`, by the definition of each kind of attention."""
+    in_window = span.sliding_window is None or position - earlier < span.sliding_window
+    chunk = span.attention_chunk_size
+    return earlier <= position and in_window and (chunk is None or position // chunk == earlier // chunk)
+
+
 class SimulatedEngine:
     """Drives a scheduler, up to `run_ahead` + 1 steps in flight, and checks all that can be checked at every call."""
 
     def __init__(
         self,
         *,
-        num_blocks: int = 64,
+        num_blocks: int | Mapping[AttentionSpan, int] = 64,
         block_size: int = 4,
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
@@ -54,6 +64,8 @@ class SimulatedEngine:
         enable_prefix_caching: bool = True,
         run_ahead: int = 0,
     ) -> None:
+        if isinstance(num_blocks, int):
+            num_blocks = {FULL_CONTEXT: num_blocks}
         self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(
             self.block_manager,
@@ -62,7 +74,7 @@ class SimulatedEngine:
             max_model_len=max_model_len,
         )
         self.run_ahead = run_ahead
-        self.memory: dict[tuple[int, int], tuple[str | None, tuple[int, ...]]] = {}
+        self.memory: dict[tuple[int, int, int], tuple[str | None, tuple[int, ...]]] = {}
         self.histories: dict[Request, list[int]] = {}
         self.in_flight: deque[tuple[SchedulerOutput, list[int]]] = deque()
         self.unfinished: list[Request] = []
@@ -165,16 +177,16 @@ class SimulatedEngine:
             assert entry.samples == (entry.start + entry.num_tokens == len(history))
             is_decode = entry.start == len(history) - 1 and entry.start >= entry.request.num_prompt_tokens
             assert is_decode == (index < output.num_decodes)
-            self._check_reads(entry.request, entry.start)
         for entry in output.scheduled:
             for position in range(entry.start, entry.start + entry.num_tokens):
-                slot = self._slot(entry.request, position)
-                assert self.block_manager._ref_counts[slot[0]] == 1, "a shared block is written to"
-                self.memory[slot] = self._content(entry.request, position)
+                for group, pool in enumerate(self.block_manager.pools):
+                    slot = self._slot(entry.request, group, position)
+                    assert pool._ref_counts[slot[1]] == 1, "a shared block is written to"
+                    self.memory[slot] = self._content(entry.request, position)
                 self.computed[entry.request].add(position)
         tokens = []
         for entry in output.scheduled:
-            self._check_reads(entry.request, entry.start + entry.num_tokens)
+            self._check_reads(entry.request, entry.start, entry.start + entry.num_tokens)
             history = self.histories[entry.request]
             tokens.append(sample(history) if entry.samples else -1)
             if entry.samples:
@@ -182,17 +194,23 @@ class SimulatedEngine:
                 assert len(history) <= entry.request.max_total_tokens
         self.in_flight.append((output, tokens))
 
-    def _slot(self, request: Request, position: int) -> tuple[int, int]:
+    def _slot(self, request: Request, group: int, position: int) -> tuple[int, int, int]:
         index, offset = divmod(position, self.block_manager.block_size)
-        return request.block_ids[index], offset
+        table = request.block_tables[group]
+        assert index >= table.first, f"{request.request_id} has given back the block of position {position}"
+        return group, table.block_ids[index - table.first], offset
 
     def _content(self, request: Request, position: int) -> tuple[str | None, tuple[int, ...]]:
         return request.cache_salt, tuple(self.histories[request][: position + 1])
 
-    def _check_reads(self, request: Request, num_tokens: int) -> None:
-        for position in range(num_tokens):
-            content = self.memory[self._slot(request, position)]
-            assert content == self._content(request, position), f"{request.request_id} reads another's {position}"
+    def _check_reads(self, request: Request, start: int, stop: int) -> None:
+        """What the tokens at `start` to `stop` see is there and is the request's own."""
+        for group, span in enumerate(self.block_manager.spans):
+            # Each kind of attention sees a stretch that ends at the token: whoever comes first sees furthest back.
+            for position in range(stop):
+                if position >= start or sees(span, start, position):
+                    content = self.memory[self._slot(request, group, position)]
+                    assert content == self._content(request, position), f"{request.request_id} reads another's"
 
     def _check_order(self, waiting: list[Request], running: list[Request]) -> None:
         admitted = [request for request in waiting if request.status is RequestStatus.RUNNING]
@@ -213,35 +231,57 @@ class SimulatedEngine:
         assert scheduler.num_waiting == len(self.unfinished) - len(running)
         assert scheduler.has_unfinished == bool(self.unfinished)
 
-        held = Counter(block_id for request in self.histories for block_id in request.block_ids)
-        for block_id in range(manager.num_blocks):
-            assert manager._ref_counts[block_id] == held[block_id]
-            assert (block_id in manager._free) == (held[block_id] == 0)
-        assert manager.num_free_blocks == manager.num_blocks - len(held)
-        assert manager.usage == 1 - manager.num_free_blocks / manager.num_blocks
-
-        sharers: dict[int, set[tuple[str | None, tuple[int, ...]]]] = {}
         for request, history in self.histories.items():
-            assert len(set(request.block_ids)) == len(request.block_ids)
-            assert len(request.block_ids) * manager.block_size >= request.num_computed_tokens
-            assert len(request.block_ids) <= manager.num_blocks_for(request.max_total_tokens - 1)
             assert request.num_inflight_tokens >= 0
             if request.status is not RequestStatus.RUNNING:
-                assert not request.block_ids
+                assert not request.block_tables
             if not request.status.finished:
                 assert request.num_tokens_with_inflight == len(history)
-                self._check_reads(request, request.num_computed_tokens)
-            for index, block_id in enumerate(request.block_ids):
+                self._check_seen_by_next(request)
+        for group in range(len(manager.pools)):
+            self._check_pool(group)
+        assert manager.num_free_blocks == sum(pool.num_free_blocks for pool in manager.pools)
+        assert manager.usage == max(1 - pool.num_free_blocks / pool.num_blocks for pool in manager.pools)
+
+    def _check_seen_by_next(self, request: Request) -> None:
+        """All that the next token to be computed will see of those before it is there."""
+        for group, span in enumerate(self.block_manager.spans):
+            for position in range(request.num_computed_tokens):
+                if sees(span, request.num_computed_tokens, position):
+                    content = self.memory[self._slot(request, group, position)]
+                    assert content == self._content(request, position)
+
+    def _check_pool(self, group: int) -> None:
+        manager, span, pool = self.block_manager, self.block_manager.spans[group], self.block_manager.pools[group]
+        held = Counter(block_id for request, _ in self._holders() for block_id in request.block_tables[group].block_ids)
+        for block_id in range(pool.num_blocks):
+            assert pool._ref_counts[block_id] == held[block_id]
+            assert (block_id in pool._free) == (held[block_id] == 0)
+        assert pool.num_free_blocks == pool.num_blocks - len(held)
+
+        sharers: dict[int, set[tuple[str | None, tuple[int, ...]]]] = {}
+        for request, history in self._holders():
+            table = request.block_tables[group]
+            assert len(set(table.block_ids)) == len(table.block_ids)
+            assert table.stop * manager.block_size >= request.num_computed_tokens
+            assert len(table.block_ids) <= span.max_held_blocks(
+                1, request.max_total_tokens - 1, manager.block_size, self.scheduler.max_num_batched_tokens
+            )
+            assert (table.first == 0) or span != FULL_CONTEXT
+            for index, block_id in enumerate(table.block_ids, start=table.first):
                 prefix = tuple(history[: (index + 1) * manager.block_size])
                 sharers.setdefault(block_id, set()).add((request.cache_salt, prefix))
         assert all(len(prefixes) == 1 for prefixes in sharers.values())
 
-        registered = {b: digest for b, digest in enumerate(manager._digest_of_block) if digest is not None}
-        assert manager._block_of_digest == {digest: block_id for block_id, digest in registered.items()}
+        registered = {b: digest for b, digest in enumerate(pool._digest_of_block) if digest is not None}
+        assert pool._block_of_digest == {digest: block_id for block_id, digest in registered.items()}
         assert manager.enable_prefix_caching or not registered
         for block_id, digest in registered.items():
-            salt, history = self.memory[block_id, manager.block_size - 1]
+            salt, history = self.memory[group, block_id, manager.block_size - 1]
             assert digest == chained_digest(salt, history, manager.block_size)
+
+    def _holders(self) -> Iterator[tuple[Request, list[int]]]:
+        return ((request, history) for request, history in self.histories.items() if request.block_tables)
 
 
 def chained_digest(salt: str | None, tokens: tuple[int, ...], block_size: int) -> bytes:

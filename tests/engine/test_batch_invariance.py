@@ -76,6 +76,7 @@ def main(num_processors, quantization):
     """Prints, as JSON, what each kind of run gave for each prompt."""
     from jaxis import LLM, SamplingParams
     from jaxis.engine.block_manager import BlockManager
+    from jaxis.layers.attention_span import FULL_CONTEXT
 
     runs = {}
     with LLM(
@@ -104,7 +105,7 @@ def main(num_processors, quantization):
                 engine.scheduler.max_num_batched_tokens = chunk
                 runs[f"chunks of {chunk}"] = recorder.run(PROMPTS)
             engine.reset()
-            engine.scheduler.block_manager = BlockManager(16, 16, enable_prefix_caching=False)
+            engine.scheduler.block_manager = BlockManager({FULL_CONTEXT: 16}, 16, enable_prefix_caching=False)
             preempted = []
             preempt = engine.scheduler._preempt
             engine.scheduler._preempt = lambda request: (preempted.append(request), preempt(request))

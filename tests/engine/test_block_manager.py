@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from jaxis.engine.block_manager import BlockManager
-from jaxis.engine.request import Request
+from jaxis.engine.request import BlockTable, Request
 from jaxis.errors import ConfigError
+from jaxis.layers.attention_span import FULL_CONTEXT
 from jaxis.sampling_params import SamplingParams
 
 ARRIVALS = itertools.count()
@@ -22,57 +23,66 @@ def make_request(prompt: list[int], cache_salt: str | None = None, prompt_logpro
 
 def compute(manager: BlockManager, request: Request) -> Request:
     """Admits the request and computes its prompt."""
-    assert manager.allocate(request, request.num_tokens, manager.get_cached_prefix(request))
+    assert manager.admit(request, manager.get_cached_prefix(request), request.num_tokens, 64)
     request.num_computed_tokens = request.num_tokens
     manager.cache_full_blocks(request)
     return request
 
 
+def block_ids(request: Request) -> list[int]:
+    return request.block_tables[0].block_ids if request.block_tables else []
+
+
+def cached_block_ids(manager: BlockManager, prompt: list[int]) -> list[int]:
+    return manager.get_cached_prefix(make_request(prompt))[0].block_ids
+
+
 def count_cached_blocks(manager: BlockManager, prompt: list[int], cache_salt: str | None = None) -> int:
-    return len(manager.get_cached_prefix(make_request(prompt, cache_salt)))
+    return manager.get_cached_prefix(make_request(prompt, cache_salt))[0].stop
 
 
 def test_allocation_takes_just_the_blocks_that_cover_the_tokens() -> None:
-    manager = BlockManager(num_blocks=4, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 4}, block_size=4)
     request = make_request(list(range(16)))
     assert manager.allocate(request, 5)
-    assert len(request.block_ids) == 2
+    assert len(block_ids(request)) == 2
     assert manager.allocate(request, 8)
-    assert len(request.block_ids) == 2
+    assert len(block_ids(request)) == 2
     assert manager.allocate(request, 9)
-    assert len(set(request.block_ids)) == 3
+    assert len(set(block_ids(request))) == 3
     assert manager.num_free_blocks == 1
     assert manager.usage == 0.75
 
 
 def test_allocation_is_all_or_nothing() -> None:
-    manager = BlockManager(num_blocks=3, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 3}, block_size=4)
     first, second = make_request(list(range(8))), make_request(list(range(8)))
     assert manager.allocate(first, 8)
     assert not manager.allocate(second, 8)
-    assert second.block_ids == []
+    assert block_ids(second) == []
     assert manager.num_free_blocks == 1
     assert manager.allocate(second, 4)
 
 
 def test_cached_blocks_that_are_free_do_not_count_as_room_for_the_rest() -> None:
-    manager = BlockManager(num_blocks=3, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 3}, block_size=4)
     manager.free(compute(manager, make_request(list(range(8)))))
     request = make_request(list(range(16)))
-    cached = manager.get_cached_prefix(request)
-    assert len(cached) == 2
-    assert not manager.allocate(request, 16, cached)
+    prefix = manager.get_cached_prefix(request)
+    assert prefix[0].stop == 2
+    assert not manager.admit(request, prefix, 16, 64)
     assert manager.num_free_blocks == 3
     assert count_cached_blocks(manager, list(range(16))) == 2
-    assert manager.allocate(request, 12, cached)
+    shorter = make_request(list(range(12)))
+    assert manager.admit(shorter, manager.get_cached_prefix(shorter), 12, 64)
 
 
 def test_a_prefix_is_found_while_in_use_and_after() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     first = compute(manager, make_request(list(range(10))))
     second = compute(manager, make_request([*range(8), 50, 51]))
-    assert second.block_ids[:2] == first.block_ids[:2]
-    assert second.block_ids[2] != first.block_ids[2]
+    assert block_ids(second)[:2] == block_ids(first)[:2]
+    assert block_ids(second)[2] != block_ids(first)[2]
     assert second.num_cached_tokens == 8
     assert manager.num_free_blocks == 16 - 4
     manager.free(first)
@@ -84,13 +94,13 @@ def test_a_prefix_is_found_while_in_use_and_after() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "num_cached"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
 def test_at_least_one_token_is_left_to_compute(num_tokens: int, num_cached: int) -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     compute(manager, make_request(list(range(12))))
     assert count_cached_blocks(manager, list(range(num_tokens))) == num_cached
 
 
 def test_a_block_is_found_only_behind_the_same_prefix() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     compute(manager, make_request([1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert count_cached_blocks(manager, [5, 6, 7, 8, 9]) == 0
     assert count_cached_blocks(manager, [1, 2, 3, 0, 5, 6, 7, 8, 9]) == 0
@@ -98,7 +108,7 @@ def test_a_block_is_found_only_behind_the_same_prefix() -> None:
 
 
 def test_requests_share_only_with_those_of_the_same_salt() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     prompt = list(range(9))
     compute(manager, make_request(prompt, cache_salt="alice"))
     assert count_cached_blocks(manager, prompt, "alice") == 2
@@ -108,22 +118,22 @@ def test_requests_share_only_with_those_of_the_same_salt() -> None:
 
 
 def test_a_request_for_prompt_logprobs_finds_nothing_but_is_found() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     prompt = list(range(9))
     compute(manager, make_request(prompt, prompt_logprobs=0))
-    assert manager.get_cached_prefix(make_request(prompt, prompt_logprobs=0)) == []
+    assert manager.get_cached_prefix(make_request(prompt, prompt_logprobs=0)) == [BlockTable()]
     assert manager.prefix_cache_queries == 0
     assert count_cached_blocks(manager, prompt) == 2
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4, enable_prefix_caching=False)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4, enable_prefix_caching=False)
     compute(manager, make_request(list(range(9))))
     assert count_cached_blocks(manager, list(range(9))) == 0
 
 
 def test_only_computed_tokens_of_known_value_are_registered() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     request = make_request(list(range(7)))
     assert manager.allocate(request, 8)
     request.num_computed_tokens = 3
@@ -138,36 +148,36 @@ def test_only_computed_tokens_of_known_value_are_registered() -> None:
 
 
 def test_of_two_equal_blocks_the_first_stays_registered() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     first, second = make_request(list(range(9))), make_request(list(range(9)))
     for request in (first, second):
         assert manager.allocate(request, 9)
         request.num_computed_tokens = 9
     manager.cache_full_blocks(first)
     manager.cache_full_blocks(second)
-    assert set(first.block_ids).isdisjoint(second.block_ids)
-    assert manager.get_cached_prefix(make_request(list(range(9)))) == first.block_ids[:2]
+    assert set(block_ids(first)).isdisjoint(block_ids(second))
+    assert cached_block_ids(manager, list(range(9))) == block_ids(first)[:2]
     manager.free(second)
-    assert manager.get_cached_prefix(make_request(list(range(9)))) == first.block_ids[:2]
+    assert cached_block_ids(manager, list(range(9))) == block_ids(first)[:2]
 
 
 def test_blocks_without_a_registration_are_reused_first_then_the_oldest_tail() -> None:
-    manager = BlockManager(num_blocks=6, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 6}, block_size=4)
     old = compute(manager, make_request([1] * 9))
     new = compute(manager, make_request([2] * 9))
-    old_blocks, new_blocks = list(old.block_ids), list(new.block_ids)
+    old_blocks, new_blocks = list(block_ids(old)), list(block_ids(new))
     manager.free(old)
     manager.free(new)
     taker = make_request([3] * 20)
     assert manager.allocate(taker, 20)
-    assert set(taker.block_ids[:2]) == {old_blocks[2], new_blocks[2]}
-    assert taker.block_ids[2:] == [old_blocks[1], old_blocks[0], new_blocks[1]]
-    assert manager.get_cached_prefix(make_request([2] * 9)) == [new_blocks[0]]
+    assert set(block_ids(taker)[:2]) == {old_blocks[2], new_blocks[2]}
+    assert block_ids(taker)[2:] == [old_blocks[1], old_blocks[0], new_blocks[1]]
+    assert cached_block_ids(manager, [2] * 9) == [new_blocks[0]]
     assert count_cached_blocks(manager, [1] * 9) == 0
 
 
 def test_a_found_block_is_used_last_of_all() -> None:
-    manager = BlockManager(num_blocks=3, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 3}, block_size=4)
     for token in (1, 2):
         manager.free(compute(manager, make_request([token] * 4)))
     manager.free(compute(manager, make_request([1] * 5)))  # finds the older block and so renews it
@@ -177,7 +187,7 @@ def test_a_found_block_is_used_last_of_all() -> None:
 
 
 def test_hits_and_queries_count_prompt_tokens() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     compute(manager, make_request(list(range(10))))
     assert (manager.prefix_cache_queries, manager.prefix_cache_hits) == (10, 0)
     request = compute(manager, make_request([*range(8), 99]))
@@ -190,7 +200,7 @@ def test_hits_and_queries_count_prompt_tokens() -> None:
 
 
 def test_reset_forgets_every_prefix_but_not_while_blocks_are_held() -> None:
-    manager = BlockManager(num_blocks=16, block_size=4)
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     request = compute(manager, make_request(list(range(9))))
     assert not manager.reset_prefix_cache()
     assert count_cached_blocks(manager, list(range(9))) == 2
@@ -203,4 +213,4 @@ def test_reset_forgets_every_prefix_but_not_while_blocks_are_held() -> None:
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (4, 0), (-1, 4)])
 def test_sizes_must_be_positive(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ConfigError, match=f"num_blocks={num_blocks} and block_size={block_size}"):
-        BlockManager(num_blocks, block_size)
+        BlockManager({FULL_CONTEXT: num_blocks}, block_size)

@@ -65,7 +65,7 @@ def test_nan_does_not_come_back_from_the_cache(damaged_llm, llm):
     for i in range(6):
         with pytest.raises(EngineError):
             damaged_llm.generate([i] + [DAMAGED_ID] * 50, GREEDY)
-    assert not engine.scheduler.block_manager._block_of_digest
+    assert not engine.scheduler.block_manager.pools[0]._block_of_digest
     engine.runner._caches = [jnp.full_like(cache, np.nan) for cache in engine.runner._caches]
     params = SamplingParams(temperature=0, max_tokens=20, logit_bias={DAMAGED_ID: -100.0})
     prompts = [[20, *range(40, 40 + 5 * i)] for i in range(6)]

@@ -9,6 +9,7 @@ from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.request import Request, RequestStatus
 from jaxis.engine.scheduler import Scheduler, SchedulerOutput
 from jaxis.errors import ConfigError, RequestError
+from jaxis.layers.attention_span import FULL_CONTEXT
 from jaxis.sampling_params import SamplingParams
 
 
@@ -20,7 +21,7 @@ def make_scheduler(
     max_model_len: int = 64,
 ) -> Scheduler:
     return Scheduler(
-        BlockManager(num_blocks, block_size, enable_prefix_caching=True),
+        BlockManager({FULL_CONTEXT: num_blocks}, block_size, enable_prefix_caching=True),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -270,7 +271,7 @@ class TestPreemption:
         assert shape(output) == [("a", 8, 1, True)]
         assert output.preempted == ("b",)
         assert second.status is RequestStatus.PREEMPTED
-        assert (second.block_ids, second.num_computed_tokens, second.num_preemptions) == ([], 0, 1)
+        assert (second.block_tables, second.num_computed_tokens, second.num_preemptions) == ([], 0, 1)
         assert scheduler.update(in_flight, [20, 21]) == [(first, 20), (second, 21)]
         assert second.output_token_ids == [9, 21]
         assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)

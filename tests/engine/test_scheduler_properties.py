@@ -12,27 +12,47 @@ from simulated_engine import VOCABULARY_SIZE, SimulatedEngine
 
 from jaxis.engine.request import RequestStatus
 from jaxis.errors import RequestError
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 
 SHARED_PREFIXES = [[5] * 40, [7, 8] * 20, list(range(1, 21)) * 2]
 
 
 def add_if_it_fits(engine: SimulatedEngine, prompt: list[int], max_tokens: int, **arguments: object) -> None:
     """Adds the request, or sees it refused exactly if it could never run."""
-    block_size, max_model_len = engine.block_manager.block_size, engine.scheduler.max_model_len
-    num_total_tokens = min(len(prompt) + max_tokens, max_model_len)
-    num_blocks = -(-(num_total_tokens - 1) // block_size)
-    if num_blocks <= engine.block_manager.num_blocks and len(prompt) < max_model_len:
+    manager, max_model_len = engine.block_manager, engine.scheduler.max_model_len
+    num_computed = min(len(prompt) + max_tokens, max_model_len) - 1
+    fits = all(
+        span.max_held_blocks(1, num_computed, manager.block_size, engine.scheduler.max_num_batched_tokens)
+        <= pool.num_blocks
+        for span, pool in zip(manager.spans, manager.pools, strict=True)
+    )
+    if fits and len(prompt) < max_model_len:
         engine.add(prompt, max_tokens=max_tokens, **arguments)
     else:
         with pytest.raises(RequestError):
             engine.add(prompt, max_tokens=max_tokens, **arguments)
 
 
+spans = st.builds(
+    AttentionSpan, st.one_of(st.none(), st.integers(1, 20)), st.one_of(st.none(), st.none(), st.integers(1, 20))
+)
+
+
+def full_context_first(num_blocks: dict[AttentionSpan, int]) -> dict[AttentionSpan, int]:
+    return dict(sorted(num_blocks.items(), key=lambda item: item[0] != FULL_CONTEXT))
+
+
+# Full context alone, and every mix of windows and chunks with and without it.
+num_blocks = st.one_of(
+    st.integers(3, 24), st.dictionaries(spans, st.integers(3, 24), min_size=1, max_size=3).map(full_context_first)
+)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Any interleaving that the engine's contract allows."""
 
     @initialize(
-        num_blocks=st.integers(3, 24),
+        num_blocks=num_blocks,
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 6),
         spare_budget=st.integers(0, 12),
@@ -104,13 +124,23 @@ class TestSchedulerLong(SchedulerMachine.TestCase):
     settings = settings(SchedulerMachine.TestCase.settings, max_examples=2000)
 
 
+MIXES = {
+    "full": (),
+    "full, window": (AttentionSpan(7),),
+    "full, window, chunk": (AttentionSpan(3), AttentionSpan(None, 6)),
+}
+
+
+@pytest.mark.parametrize("local_spans", MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
-def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(run_ahead: int) -> None:
+def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
+    run_ahead: int, local_spans: tuple[AttentionSpan, ...]
+) -> None:
     rng = random.Random(run_ahead)
     num_requests = num_preemptions = num_hits = 0
     while num_requests < 2000:
         engine = SimulatedEngine(
-            num_blocks=rng.randint(6, 16),
+            num_blocks={span: rng.randint(6, 16) for span in (FULL_CONTEXT, *local_spans)},
             block_size=rng.choice([2, 4]),
             max_num_seqs=6,
             max_num_batched_tokens=rng.choice([6, 8, 20]),

@@ -2,17 +2,25 @@ import jax
 import numpy as np
 
 from jaxis import SamplingParams
-from jaxis.engine.request import Request
+from jaxis.engine.request import BlockTable, Request
 from jaxis.engine.scheduler import ScheduledRequest, SchedulerOutput
 from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
+from jaxis.layers.attention_span import FULL_CONTEXT
 
-SHAPE = StepShape(num_tokens=16, num_requests=4, max_blocks=3)
+SHAPE = StepShape(num_tokens=16, num_requests=4, max_blocks=3, block_size=4, spans=(FULL_CONTEXT,))
 
 
 def make_request(name, num_prompt_tokens, output, block_ids):
     prompt = [100 + i for i in range(num_prompt_tokens)]
     return Request(
-        name, prompt, SamplingParams(), frozenset(), 1000, arrival=0, output_token_ids=output, block_ids=block_ids
+        name,
+        prompt,
+        SamplingParams(),
+        frozenset(),
+        1000,
+        arrival=0,
+        output_token_ids=output,
+        block_tables=[BlockTable(block_ids)],
     )
 
 
@@ -54,7 +62,7 @@ def test_recomputed_output_tokens_follow_the_prompt():
 
 
 def test_step_of_one_token():
-    shape = StepShape(num_tokens=1, num_requests=1, max_blocks=1)
+    shape = StepShape(num_tokens=1, num_requests=1, max_blocks=1, block_size=4, spans=(FULL_CONTEXT,))
     request = make_request("one", 1, [], [6])
     step = unpacked(SchedulerOutput((ScheduledRequest(request, 0, 1, samples=True),), 0, ()), shape, {}, [99])
     assert step["input_ids"].tolist() == [100]

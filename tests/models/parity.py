@@ -7,9 +7,11 @@ To add a family, add a row to FAMILIES.
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,11 +52,15 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table: `config` holds what it changes of the common tiny sizes."""
+    """One row of the table: `config` holds what it changes of the common tiny sizes.
+
+    `architecture` is the one that jaxis is to run it by, where that is not the reference's.
+    """
 
     name: str
     config_class: str
     config: dict[str, Any] = field(default_factory=dict, hash=False)
+    architecture: str | None = None
 
 
 def _rope(rope_type: str = "default", theta: float = 10_000.0, **settings: Any) -> dict[str, Any]:
@@ -65,6 +71,34 @@ _YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=
 _LLAMA31 = _rope(
     "llama3", 500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
 )
+_GLM_MOE = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.6},
+    **_rope(theta=1_000_000.0, partial_rotary_factor=0.5),
+}
+_LLAMA4 = {
+    **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
+}
+
+_LATENT = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    # Not that of the latents' norms.
+    "rms_norm_eps": 1e-3,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_NO_GROUPS = {"n_group": 1, "topk_group": 1}
 
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
@@ -88,6 +122,118 @@ FAMILIES = (
     Family("Qwen3, biases, yarn rope", "Qwen3Config", {"head_dim": 8, "attention_bias": True, **_YARN}),
     Family("Mistral, window", "MistralConfig", {"sliding_window": 13}),
     Family("Mistral", "MistralConfig", {"sliding_window": None, "head_dim": 24, **_rope(theta=1_000_000.0)}),
+    Family("Mixtral", "MixtralConfig", {"num_local_experts": 6, "sliding_window": 13, **_rope(theta=1_000_000.0)}),
+    Family(
+        "Qwen3 MoE",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+            **{"head_dim": 32, **_rope(theta=1_000_000.0)},
+        },
+    ),
+    Family(
+        "Qwen3 MoE, dense layers between, biases",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4},
+            **{"decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True, "tie_word_embeddings": True},
+            **{"use_sliding_window": True, "sliding_window": 19},
+        },
+    ),
+    Family(
+        "GPT-OSS",
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 21},
+            **{"num_hidden_layers": 4, "swiglu_limit": 1.5, "swiglu_alpha": 1.3},
+            **_rope("yarn", 150_000.0, factor=32.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    Family("Llama 4", "Llama4TextConfig", {**_LLAMA4, **_LLAMA31}),
+    Family(
+        "Llama 4, dense layers between, no norms",
+        "Llama4TextConfig",
+        {
+            **_LLAMA4,
+            **{"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
+            **{"num_experts_per_tok": 2, "attention_bias": True, "no_rope_layers": [0, 1, 1, 0]},
+        },
+    ),
+    Family(
+        "GLM-4.5 MoE",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "use_qk_norm": True, "attention_bias": True, "head_dim": 24},
+    ),
+    Family(
+        "GLM-4.5 MoE, groups, two dense layers",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
+    ),
+    Family(
+        "DeepSeek V2 Lite",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707),
+        },
+    ),
+    Family(
+        "DeepSeek V2, biases",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    Family(
+        "DeepSeek V3",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    Family(
+        "DeepSeek V3, half-split rope, biases",
+        "DeepseekV3Config",
+        {**_LATENT, **_GROUPS, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    Family(
+        "Kimi K2",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_NO_GROUPS,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            **_rope(
+                "yarn",
+                50_000.0,
+                factor=32.0,
+                original_max_position_embeddings=64,
+                beta_fast=1.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    Family(
+        "GLM-4.7 Flash",
+        "Glm4MoeLiteConfig",
+        {
+            **{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"},
+            **_NO_GROUPS,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            **_rope(theta=1_000_000.0),
+        },
+    ),
 )
 
 
@@ -102,6 +248,9 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
             # Norms around 1, so that a missing one shows and activations keep their size.
             center = 1.0 if "norm" in name else 0.0
             parameter.copy_(center + 0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 
@@ -111,6 +260,9 @@ def checkpoint_folder(family: Family) -> str:
     folder = tempfile.TemporaryDirectory(prefix="jaxis_parity_")
     _folders.append(folder)
     reference_model(family).save_pretrained(folder.name)
+    if family.architecture is not None:
+        path = Path(folder.name, "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [family.architecture]}))
     return folder.name
 
 

@@ -16,7 +16,9 @@ MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 some_families = pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window")], ids=lambda family: family.name
+    "family",
+    [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3")],
+    ids=lambda family: family.name,
 )
 
 

@@ -66,27 +66,29 @@ class PrefillCost:
 
 def decode_cost(engine: LLMEngine) -> DecodeCost:
     """The cost of the engine's model, weights and cache as they are in memory."""
-    num_tokens = engine.runner.num_blocks * engine.vllm_config.cache_config.block_size
-    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), engine.runner.kv_cache_bytes() // num_tokens)
+    bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
+    block_size = engine.vllm_config.cache_config.block_size
+    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), bytes_per_block // block_size)
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     """The cost of the configured model; quantization does not change it."""
     hf_config = vllm_config.model_config.hf_config
+    text_config = hf_config.get_text_config()
     plain = dataclasses.replace(vllm_config, quant_config=None)
     model_class = get_model_class(list(hf_config["architectures"]))
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
-    num_heads = hf_config["num_attention_heads"]
-    head_dim = hf_config.get("head_dim") or hf_config["hidden_size"] // num_heads
+    num_heads = text_config["num_attention_heads"]
+    head_dim = text_config.get("head_dim") or text_config["hidden_size"] // num_heads
     return PrefillCost(
         layer_params=sum(
             math.prod(shape)
             for name, shape in shapes.items()
             if len(shape) > 1 and EMBEDDING not in name and HEAD not in name
         ),
-        head_params=hf_config["vocab_size"] * hf_config["hidden_size"],
-        attention_flops_per_key=4 * num_heads * head_dim * hf_config["num_hidden_layers"],
+        head_params=text_config["vocab_size"] * text_config["hidden_size"],
+        attention_flops_per_key=4 * num_heads * head_dim * text_config["num_hidden_layers"],
     )
 
 

@@ -77,12 +77,13 @@ def check_load(engine: LLMEngine, load: Load) -> None:
             f"max_model_len={engine.max_model_len}: raise it, or shorten input or output"
         )
     block_size = engine.vllm_config.cache_config.block_size
-    num_blocks = load.batch_size * -(-length // block_size)
-    if num_blocks > engine.runner.num_blocks:
-        raise RequestError(
-            f"{load.batch_size} requests of up to {length} tokens need {num_blocks} KV cache blocks, and there are "
-            f"{engine.runner.num_blocks}: give a larger kv_cache_memory"
-        )
+    for span, there_are in engine.runner.num_blocks.items():
+        num_needed = span.max_held_blocks(load.batch_size, length, block_size, limits.max_num_batched_tokens)
+        if num_needed > there_are:
+            raise RequestError(
+                f"{load.batch_size} requests of up to {length} tokens need {num_needed} KV cache blocks, and there are "
+                f"{there_are}: give a larger kv_cache_memory"
+            )
 
 
 def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchRun:

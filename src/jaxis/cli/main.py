@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from jaxis.cli.analyze import analyze
 from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
+from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
 from jaxis.cli.verify import verify
 from jaxis.version import __version__
@@ -27,8 +29,10 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(quantize)
+app.command()(analyze)
 app.command()(convert)
 app.command()(verify)
+app.command()(new_model)
 app.command()(env)
 app.add_typer(bench, name="bench")
 
@@ -58,6 +62,7 @@ def jaxis(
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B
+      jaxis analyze Qwen/Qwen3-30B-A3B
       jaxis bench latency ./Qwen3-0.6B
       jaxis env
 

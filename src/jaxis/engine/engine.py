@@ -179,11 +179,12 @@ class LLMEngine:
         self._discard_inflight()
         request = Request("", token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
         blocks = self.scheduler.block_manager
-        blocks.allocate(request, len(token_ids))
         logits = []
         chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
         for start in range(0, len(token_ids), chunk):
+            request.num_computed_tokens = start
             entry = ScheduledRequest(request, start, min(chunk, len(token_ids) - start), samples=False)
+            blocks.allocate(request, start + entry.num_tokens)
             logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
         blocks.free(request)
         return np.concatenate(logits)

@@ -35,6 +35,24 @@ _FINISH_REASONS = {
 }
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """A request's blocks in one pool.
+
+    Attributes:
+      block_ids: Entry i is the block of tokens (first + i) * B to (first + i + 1) * B - 1.
+      first: Blocks before were given back: no token yet to be computed sees them.
+    """
+
+    block_ids: list[int] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Blocks from the sequence's start to the table's end."""
+        return self.first + len(self.block_ids)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence to generate. Two requests are never equal, whatever they hold.
@@ -51,7 +69,7 @@ class Request:
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
       num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet.
-      block_ids: The block table: block i holds tokens i*B to (i+1)*B - 1.
+      block_tables: One for each group of layers (see `BlockManager`); empty while the request holds no blocks.
       block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first admitted.
@@ -72,7 +90,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_tables: list[BlockTable] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_cached_tokens: int = 0

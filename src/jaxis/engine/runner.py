@@ -103,7 +103,8 @@ class Runner:
     """The model, its KV caches and its compiled programs.
 
     Attributes:
-      num_blocks: Blocks of the KV cache.
+      num_blocks: Blocks of the KV cache for the layers of each span, that which keeps most first.
+      kv_bytes_per_block: Bytes of one such block in all its layers, by span.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
@@ -132,15 +133,15 @@ class Runner:
         """
         self.mesh = mesh
         self.vllm_config = vllm_config
-        self.vocab_size: int = vllm_config.model_config.hf_config["vocab_size"]
+        self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
         self._replicated = NamedSharding(mesh, PartitionSpec())
 
         cache_config = vllm_config.cache_config
         self._specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, vllm_config)]
         self._cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
-        bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
-        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, bytes_per_block, mesh)
+        self.kv_bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
+        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, self.kv_bytes_per_block, mesh)
         self._make_caches()
 
         self._graphdef, state = nnx.split(model)
@@ -176,7 +177,8 @@ class Runner:
         limit = self.vllm_config.scheduler_config.max_num_batched_tokens
         padded = self._padded(num_tokens)
         padded = max(min(padded, limit), num_tokens)
-        return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks)
+        block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
+        return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
 
     def _padded(self, num_tokens: int) -> int:
         """A power of two, or, where programs compile fast enough for more of them, half as much again."""
@@ -398,7 +400,7 @@ class Runner:
 
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         model_config = self.vllm_config.model_config
-        return self._array((num_tokens, model_config.hf_config["hidden_size"]), model_config.dtype)
+        return self._array((num_tokens, model_config.hf_config.get_text_config()["hidden_size"]), model_config.dtype)
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,8 @@ queue, that steps run in the order they were dispatched, and the following of th
 - a decode whose input token the host does not know yet takes it from the device, where the step before left it;
 - `schedule()` may return None because all depends on tokens in flight; after the `update()` there is work again.
 
-Blocks given back while a dispatched step still writes to them may go to another request: its steps come later.
+Blocks given back while a dispatched step still reads or writes them may go to another request, even in the very next
+step: the device runs it after those. Within a step, no request gives back what its own tokens in that step see.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ScheduledRequest:
     """One request's part of a step.
 
     Attributes:
-      request: The request; its block table covers positions 0 to start + num_tokens - 1.
+      request: The request; its block tables cover what its tokens in the step see, up to start + num_tokens - 1.
       start: Position of the first token to compute.
       num_tokens: Tokens to compute, at least 1.
       samples: Whether the step computes the request's last token, and so samples the next one.
@@ -65,9 +66,9 @@ class Scheduler:
     """Serves requests by priority, then arrival.
 
     Running requests come first: each decode gets its token, prefills share what is left of the token budget, and
-    waiting requests are admitted, strictly in order, while there is budget, a place, and blocks for all their tokens.
-    A decode that needs a block when none is free takes those of the running request that is served last; that one
-    waits in its order and recomputes, or finds its blocks still in the prefix cache.
+    waiting requests are admitted, strictly in order, while there is budget, a place, and blocks for all their tokens
+    (see `BlockManager.admit`). A request that needs a block when none is free takes those of the running request that
+    is served last; that one waits in its order and recomputes, or finds its blocks still in the prefix cache.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._unfinished: dict[str, Request] = {}
         self._waiting = WaitingQueue()
-        # In service order. A victim is taken from the end while decodes are scheduled from the front, and prefills hold
-        # their blocks already; so a request scheduled in this step is never preempted in it.
+        # In service order. Requests are scheduled from the front, decodes first, then prefills. Victims are taken from
+        # the end, and a prefill spares the decodes; so nobody is preempted in a step that computes it.
         self._running: list[Request] = []
         self._preempted_ids: list[str] = []
 
@@ -140,11 +141,12 @@ class Scheduler:
                 f"{request.max_total_tokens} in all (max_model_len={self.max_model_len}): shorten its prompt"
             )
         # The last token is sampled and returned, but never computed.
-        num_blocks = self.block_manager.num_blocks_for(request.max_total_tokens - 1)
-        if num_blocks > self.block_manager.num_blocks:
+        shortage = self.block_manager.shortage(request.max_total_tokens - 1, self.max_num_batched_tokens)
+        if shortage is not None:
+            num_needed, num_blocks = shortage
             raise RequestError(
-                f"{name} may need {num_blocks} KV cache blocks of {self.block_manager.block_size} tokens, and there "
-                f"are {self.block_manager.num_blocks}: shorten its prompt, lower max_tokens, or enlarge the cache"
+                f"{name} may need {num_needed} KV cache blocks of {self.block_manager.block_size} tokens, and there "
+                f"are {num_blocks}: shorten its prompt, lower max_tokens, or enlarge the cache"
             )
         self._unfinished[request.request_id] = request
         self._waiting.push(request)
@@ -179,12 +181,17 @@ class Scheduler:
         num_preempted_before = len(self._preempted_ids)
         prefilling = self._schedule_decodes(decodes)
         budget = self.max_num_batched_tokens - len(decodes)
+        all_have_blocks = True
         for request in prefilling:
             if budget == 0:
                 break
-            budget -= _schedule_tokens(request, budget, prefills)
+            if request.status is RequestStatus.RUNNING:  # an earlier one may have preempted it
+                if self._allocate_for_prefill(request, budget, decodes):
+                    budget -= _schedule_tokens(request, budget, prefills)
+                else:
+                    all_have_blocks = False
         # Blocks are short in a step that preempts: what it freed is for those who run.
-        if len(self._preempted_ids) == num_preempted_before:
+        if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not prefills:
             return None
@@ -229,11 +236,11 @@ class Scheduler:
             index += 1
             if not _is_decode(request):
                 prefilling.append(request)
-            elif _can_run(request) and self._allocate_or_preempt(request):
+            elif _can_run(request) and self._allocate_for_decode(request):
                 _schedule_tokens(request, 1, decodes)
         return prefilling
 
-    def _allocate_or_preempt(self, request: Request) -> bool:
+    def _allocate_for_decode(self, request: Request) -> bool:
         """Gets the running request room for one more token; returns False if it was preempted itself."""
         while not self.block_manager.allocate(request, request.num_computed_tokens + 1):
             victim = self._running.pop()
@@ -242,16 +249,29 @@ class Scheduler:
                 return False
         return True
 
+    def _allocate_for_prefill(self, request: Request, budget: int, decodes: list[ScheduledRequest]) -> bool:
+        """Gets the running request room for its next chunk in layers that do not keep all of it.
+
+        Returns:
+          False if it must wait for requests that are served earlier, or for decodes of this step, to end.
+        """
+        while not self.block_manager.allocate(request, _chunk_end(request, budget)):
+            victim = self._running[-1]
+            if victim is request or any(entry.request is victim for entry in decodes):
+                return False
+            self._preempt(self._running.pop())
+        return True
+
     def _admit_waiting(self, budget: int, decodes: list[ScheduledRequest], prefills: list[ScheduledRequest]) -> None:
         while budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting.head()
             # A preempted request with a token in flight cannot be computed anew before the host knows that token.
             if request is None or request.num_inflight_tokens > 0:
                 return
-            # Blocks for all its tokens, not for the first chunk only: a long prompt that is admitted gets through, and
-            # is not preempted half-way for want of the rest.
-            cached_block_ids = self.block_manager.get_cached_prefix(request)
-            if not self.block_manager.allocate(request, request.num_tokens, cached_block_ids):
+            blocks = self.block_manager
+            prefix = blocks.get_cached_prefix(request)
+            num_tokens = min(request.num_tokens, prefix[0].stop * blocks.block_size + budget)
+            if not blocks.admit(request, prefix, num_tokens, self.max_num_batched_tokens):
                 return
             self._waiting.pop()
             bisect.insort(self._running, request, key=attrgetter("service_order"))
@@ -287,12 +307,16 @@ def _can_run(request: Request) -> bool:
     return request.num_tokens_with_inflight < request.max_total_tokens
 
 
+def _chunk_end(request: Request, budget: int) -> int:
+    """How many tokens are computed after a step that computes at most `budget` more."""
+    return min(request.num_tokens_with_inflight, request.num_computed_tokens + budget)
+
+
 def _schedule_tokens(request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
     """Schedules as many of the request's tokens as the budget allows; returns how many."""
-    start = request.num_computed_tokens
-    num_remaining = request.num_tokens_with_inflight - start
-    num_tokens = min(num_remaining, budget)
-    samples = num_tokens == num_remaining
+    start, stop = request.num_computed_tokens, _chunk_end(request, budget)
+    num_tokens = stop - start
+    samples = stop == request.num_tokens_with_inflight
     scheduled.append(ScheduledRequest(request, start, num_tokens, samples))
     request.num_computed_tokens += num_tokens
     request.num_inflight_tokens += samples

@@ -113,7 +113,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
     hf_config = HFConfig.from_folder(folder, args.hf_overrides)
     generation = load_generation_defaults(folder)
-    num_heads = hf_config["num_attention_heads"]
+    num_heads = hf_config.get_text_config()["num_attention_heads"]
     if num_heads % args.tensor_parallel_size:
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
@@ -129,6 +129,8 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
         return progress.compiling(what)
 
+    if hf_config.get_text_config() is not hf_config:
+        progress.note("only the text part of this model is served: prompts cannot have images or sound")
     engine = LLMEngine(
         vllm_config,
         model,
@@ -138,7 +140,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         on_compile=on_compile,
     )
     wanted = vllm_config.model_config.max_model_len
-    trained = hf_config["max_position_embeddings"]
+    trained = hf_config.get_text_config()["max_position_embeddings"]
     if args.max_model_len is None and wanted < trained:
         progress.note(
             f"max_model_len is {wanted}, up to which the model needs no long-context frequencies; for up to {trained}, "
@@ -210,7 +212,10 @@ def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> Any:
 
 
 def _checkpoint_dtype(hf_config: HFConfig) -> str:
-    return str(hf_config.get("dtype", hf_config.get("torch_dtype", "bfloat16")))
+    for config in (hf_config.get_text_config(), hf_config):
+        if dtype := config.get("dtype", config.get("torch_dtype")):
+            return str(dtype)
+    return "bfloat16"
 
 
 def _quant_config(
@@ -248,7 +253,7 @@ def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | No
 
 
 def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
-    trained = hf_config["max_position_embeddings"]
+    trained = hf_config.get_text_config()["max_position_embeddings"]
     if wanted is None:
         return min(trained, _short_context_len(hf_config) or trained)
     if wanted > trained:
@@ -265,13 +270,14 @@ def _short_context_len(hf_config: HFConfig) -> int | None:
     A paged engine has one set of frequencies for all requests; the long one is the worse for short sequences.
     """
     # A copy: what is looked up here does not count as read by the model.
-    rope = rope_config(HFConfig(hf_config.to_dict(), source=hf_config.source))
+    text_config = hf_config.get_text_config()
+    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source))
     return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
 
 
 def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
     """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`."""
-    eos = generation.get("eos_token_id", hf_config.get("eos_token_id"))
+    eos = generation.get("eos_token_id", hf_config.get("eos_token_id", hf_config.get_text_config().get("eos_token_id")))
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
     if eos is None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxis.engine.scheduler import SchedulerOutput
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.attention_span import AttentionSpan
 
 NOT_IN_FLIGHT = -1
 
@@ -29,24 +30,35 @@ class StepShape:
       num_tokens: T.
       num_requests: R.
       max_blocks: Blocks of the longest request there may be.
+      block_size: B.
+      spans: What the layers keep of a sequence; a request has a block table for each.
     """
 
     num_tokens: int
     num_requests: int
     max_blocks: int
+    block_size: int
+    spans: tuple[AttentionSpan, ...]
+
+    def table_width(self, span: AttentionSpan) -> int:
+        """Entries of a request's block table that are packed: as many as a step may read."""
+        return span.max_step_blocks(self.max_blocks, self.block_size, self.num_tokens)
 
     def sizes(self) -> dict[str, int]:
         """Each field's length in the packed vector, in order."""
-        return {
+        sizes = {
             "input_ids": self.num_tokens,
             "positions": self.num_tokens,
-            "block_tables": self.num_requests * self.max_blocks,
             "seq_lens": self.num_requests,
             "query_start_loc": self.num_requests + 1,
             "request_distribution": 3,
             "inflight_rows": self.num_requests,
             "logits_rows": self.num_requests,
         }
+        for i, span in enumerate(self.spans):
+            sizes[f"block_tables_{i}"] = self.num_requests * self.table_width(span)
+            sizes[f"first_blocks_{i}"] = self.num_requests
+        return sizes
 
     @property
     def packed_size(self) -> int:
@@ -80,7 +92,10 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
     packed = np.zeros(shape.packed_size, np.int32)
     fields = _split(packed, shape)
     fields["inflight_rows"][:] = NOT_IN_FLIGHT
-    block_tables = fields["block_tables"].reshape(shape.num_requests, shape.max_blocks)
+    tables = [
+        (span, fields[f"block_tables_{i}"].reshape(shape.num_requests, -1), fields[f"first_blocks_{i}"])
+        for i, span in enumerate(shape.spans)
+    ]
     row = 0
     for i, entry in enumerate(output.scheduled):
         request, stop = entry.request, entry.start + entry.num_tokens
@@ -90,7 +105,10 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
         else:
             fields["inflight_rows"][i] = inflight_rows[request.request_id]
         fields["positions"][rows] = np.arange(entry.start, stop)
-        block_tables[i, : len(request.block_ids)] = request.block_ids
+        for (span, packed_ids, first_blocks), table in zip(tables, request.block_tables, strict=True):
+            first = first_blocks[i] = span.first_visible(entry.start) // shape.block_size
+            block_ids = table.block_ids[first - table.first : -(-stop // shape.block_size) - table.first]
+            packed_ids[i, : len(block_ids)] = block_ids
         fields["seq_lens"][i] = stop
         row += entry.num_tokens
         fields["query_start_loc"][i + 1] = row
@@ -106,19 +124,32 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
     fields = _split(packed, shape)
     # Only decodes wait for a token in flight, and they come first: request i's token is row i.
     rows = min(shape.num_requests, shape.num_tokens)
+    block_tables, *others = (_block_tables(fields, shape, i) for i in range(len(shape.spans)))
     inflight_rows = fields["inflight_rows"][:rows]
     head = jnp.where(inflight_rows >= 0, last_tokens[inflight_rows], fields["input_ids"][:rows])
     return StepInputs(
         input_ids=jnp.concatenate([head, fields["input_ids"][rows:]]),
         attention_metadata=AttentionMetadata(
             input_positions=fields["positions"],
-            block_tables=fields["block_tables"].reshape(shape.num_requests, shape.max_blocks),
+            block_tables=block_tables,
             seq_lens=fields["seq_lens"],
             query_start_loc=fields["query_start_loc"],
             request_distribution=fields["request_distribution"],
+            spans=shape.spans,
+            other_block_tables=tuple(others),
         ),
         logits_rows=fields["logits_rows"],
     )
+
+
+def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:
+    """The tables of a span, i32 [R, max_blocks], with zeros around what was packed."""
+    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_requests, -1)
+    if shape.spans[index].reach is None:
+        return packed_ids
+    whole = jnp.zeros((shape.num_requests, shape.max_blocks + packed_ids.shape[1]), jnp.int32)
+    place = jax.vmap(lambda row, block_ids, first: jax.lax.dynamic_update_slice(row, block_ids, (first,)))
+    return place(whole, packed_ids, fields[f"first_blocks_{index}"])[:, : shape.max_blocks]
 
 
 def _split(packed: Array, shape: StepShape) -> dict[str, Array]:

@@ -7,6 +7,7 @@ memory is read up to twice as fast.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import threading
 
@@ -37,9 +38,9 @@ class _Chunks:
 _chunks = _Chunks()
 
 
-def empty(num_bytes: int) -> np.ndarray:
-    """uint8 [num_bytes], not initialised, page-aligned."""
-    return _chunks.take(num_bytes)
+def empty(shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 of this shape, not initialised, page-aligned."""
+    return _chunks.take(math.prod(shape)).reshape(shape)
 
 
 def _map(num_bytes: int) -> np.ndarray:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxis.layers.attention_span import AttentionSpan
 
 
 @jax.tree_util.register_dataclass
@@ -18,10 +21,14 @@ class AttentionMetadata:
     Attributes:
       input_positions: i32 [T], each token's place in its own sequence.
       block_tables: i32 [R, max_blocks], the KV cache blocks that hold each request's tokens; None without a cache.
+        Where layers differ in how much of a sequence they keep, those of the layers that keep most.
       seq_lens: i32 [R], each request's tokens after this step.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1].
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Whatever comes after is padding.
+      spans: Whose tables these are: `block_tables` are the first's. None given: those of every layer.
+      other_block_tables: One i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the
+        step sees have no meaning.
     """
 
     input_positions: jax.Array
@@ -29,6 +36,19 @@ class AttentionMetadata:
     seq_lens: jax.Array
     query_start_loc: jax.Array
     request_distribution: jax.Array
+    spans: tuple[AttentionSpan, ...] = dataclasses.field(default=(), metadata={"static": True})
+    other_block_tables: tuple[jax.Array, ...] = ()
+
+    def block_tables_for(self, sliding_window: int | None, attention_chunk_size: int | None = None) -> jax.Array | None:
+        """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this window and chunk size.
+
+        Raises:
+          ValueError: No layer's cache spec has them.
+        """
+        if not self.spans:
+            return self.block_tables
+        index = self.spans.index(AttentionSpan(sliding_window, attention_chunk_size))
+        return (self.block_tables, *self.other_block_tables)[index]
 
     @classmethod
     def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:

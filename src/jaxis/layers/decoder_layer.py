@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class PreNormDecoderLayer(JaxModule):
     """`x + self_attn(norm(x))`, then `x + mlp(norm(x))`; which attention and which feed-forward, the family says.
 
+    Attributes:
+      feed_forward_name: What the checkpoint calls `mlp`.
+
     Args:
       vllm_config: The engine's configuration; sizes and epsilon come from its config.json.
       rng: For the initial weights.
@@ -30,13 +33,15 @@ class PreNormDecoderLayer(JaxModule):
       mlp: Takes x [T, E], gives [T, E].
     """
 
+    feed_forward_name: ClassVar[str] = "mlp"
+
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, *, self_attn: JaxModule, mlp: JaxModule) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
         size, epsilon = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
         self.self_attn = self_attn
         self.post_attention_layernorm = JaxRmsNorm(size, rng, epsilon=epsilon, dtype=dtype)
-        self.mlp = mlp
+        setattr(self, self.feed_forward_name, mlp)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -44,7 +49,8 @@ class PreNormDecoderLayer(JaxModule):
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + attended
-        return kv_cache, x + self.mlp(self.post_attention_layernorm(x))
+        feed_forward = getattr(self, self.feed_forward_name)
+        return kv_cache, x + feed_forward(self.post_attention_layernorm(x))
 
 
 def attention_from_config(
@@ -53,6 +59,7 @@ def attention_from_config(
     quant_config: QuantizationConfig | None,
     prefix: str,
     *,
+    attention_class: type[GroupedQueryAttention] = GroupedQueryAttention,
     head_dim: int | None = None,
     qk_norm: bool = False,
     **options: Any,
@@ -61,9 +68,10 @@ def attention_from_config(
 
     Args:
       vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      attention_class: What to make.
       head_dim: D where config.json names none; None is hidden_size / num_attention_heads.
       qk_norm: Whether queries and keys get an RMS norm a head.
-      options: Of `GroupedQueryAttention`, as they are.
+      options: Of `attention_class`, as they are.
     """
     config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
@@ -75,7 +83,7 @@ def attention_from_config(
     if qk_norm:
         for name in ("q_norm", "k_norm"):
             options[name] = JaxRmsNorm(head_dim, rng, epsilon=config["rms_norm_eps"], dtype=dtype)
-    return GroupedQueryAttention(
+    return attention_class(
         hidden_size,
         num_heads,
         config.get("num_key_value_heads", num_heads),

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.loading.headers import HeaderTensor, reading_only_headers
 from jaxis.loading.weight_loader import place_array
 from jaxis.parallel.mesh import logical_sharding
 
@@ -47,6 +48,8 @@ def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray) -> None:
     axes = param.get_metadata().get("logical_axes")
 
     def write(stack: jax.Array | None, target: jax.ShapeDtypeStruct) -> jax.Array:
+        if reading_only_headers():
+            return HeaderTensor.of(target.shape, target.dtype)
         if stack is None:
             stack = _zeros(target, axes)
         entry = place_array(tensor, None if axes is None else axes[1:])
@@ -84,7 +87,8 @@ def fill_expert(
         raise CheckpointError(
             f"has {list(shape)} for an expert in the checkpoint, {list(target.shape[1:])} in the model"
         )
-    stack, loaded = write(stack, target), loaded | {expert}
+    stack = HeaderTensor.of(target.shape, target.dtype) if reading_only_headers() else write(stack, target)
+    loaded |= {expert}
     param.set_value(stack if len(loaded) == target.shape[0] else PartialStack(stack, target, loaded))
 
 

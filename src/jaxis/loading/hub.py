@@ -79,12 +79,12 @@ def resolve_model(
             library_name="jaxis",
         )
     except Exception as error:  # its HTTP client's and its transfer library's errors share no base class
-        reason = _explain(error, name, revision or constants.DEFAULT_REVISION, offline=offline)
+        reason = explain_error(error, name, revision or constants.DEFAULT_REVISION, offline=offline)
         raise CheckpointError(reason) from error
     return Path(folder)
 
 
-def _explain(error: Exception, model: str, revision: str, *, offline: bool) -> str:
+def explain_error(error: Exception, model: str, revision: str, *, offline: bool) -> str:
     """One line for what went wrong in a download, and what to do about it."""
     from huggingface_hub import constants, errors
 

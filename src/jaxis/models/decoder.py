@@ -105,17 +105,34 @@ def _run_layer(
 
 
 class CausalLM(JaxModule, LoadableWithIterator):
-    """A decoder with an output head of its own or tied to the embeddings. A family sets `layer_class`."""
+    """A decoder with an output head of its own or tied to the embeddings. A family sets `layer_class`.
+
+    Args:
+      vllm_config, rng, quant_config: As for `JaxLinear`.
+      prefix: What the model's dotted names begin with where it is a part of another.
+    """
 
     layer_class: ClassVar[type[JaxModule]]
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rng: nnx.Rngs,
+        quant_config: QuantizationConfig | None = None,
+        *,
+        prefix: str = "",
+    ) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        self.model = DecoderModel(self.layer_class, vllm_config, rng, quant_config, "model")
+        self.model = DecoderModel(self.layer_class, vllm_config, rng, quant_config, f"{prefix}model")
         self.lm_head = None
         if not config.get("tie_word_embeddings", False):
             self.lm_head = JaxLmHead(
-                config["hidden_size"], config["vocab_size"], rng, dtype=dtype, quant_config=quant_config
+                config["hidden_size"],
+                config["vocab_size"],
+                rng,
+                dtype=dtype,
+                quant_config=quant_config,
+                prefix=f"{prefix}lm_head",
             )
 
     def __call__(

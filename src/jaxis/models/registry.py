@@ -12,10 +12,19 @@ ENTRY_POINT_GROUP = "jaxis.models"
 
 # Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
 _BUILT_IN: dict[str, str] = {
+    "DeepseekV2ForCausalLM": "jaxis.models.deepseek_v2:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "jaxis.models.deepseek_v3:DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM": "jaxis.models.glm4_moe:Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM": "jaxis.models.glm4_moe_lite:Glm4MoeLiteForCausalLM",
+    "GptOssForCausalLM": "jaxis.models.gpt_oss:GptOssForCausalLM",
+    "Llama4ForCausalLM": "jaxis.models.llama4:Llama4ForCausalLM",
+    "Llama4ForConditionalGeneration": "jaxis.models.llama4:Llama4ForConditionalGeneration",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "jaxis.models.mixtral:MixtralForCausalLM",
     "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "jaxis.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "jaxis.models.qwen3_moe:Qwen3MoeForCausalLM",
 }
 _registered: dict[str, type[Any] | str] = {}
 

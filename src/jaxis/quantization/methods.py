@@ -117,6 +117,6 @@ class _QuantizingLoader:
         param.set_value(place_quantized(quantized, param.get_metadata()["logical_axes"]))
 
 
-def place_quantized(weight: QuantizedWeight, axes: tuple[str | None, str | None]) -> QuantizedWeight:
+def place_quantized(weight: QuantizedWeight, axes: tuple[str | None, ...]) -> QuantizedWeight:
     """The weight on the current mesh, each of its arrays split as the matrix is."""
     return jax.tree.map(lambda array: place_array(array, axes), weight)

@@ -21,6 +21,7 @@ from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlock
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
 from jaxis.quantization.dequantized import DequantizedLinearMethod
 from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme, place_quantized
+from jaxis.quantization.native_experts import native_experts_method
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
@@ -48,7 +49,7 @@ class NativeQuantizationConfig:
 
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
         if isinstance(layer, JaxExperts):
-            return method
+            return native_experts_method(layer, method)
         if isinstance(method, CompressedTensorsMethod):
             return dataclasses.replace(method, method=NativeLinearMethod(method.scheme.act_qtype))
         if isinstance(method, StoredBlocksMethod | DequantizedLinearMethod):
@@ -124,8 +125,10 @@ class NativeLinearMethod:
                 return
             layer.weight.set_value(packed.pack_quantized(weight))
         elif isinstance(weight, BlockScaledWeight):
-            layer.quant_method = BlockScaledLinearMethod()
-            return
+            if not packed.can_pack(weight):
+                layer.quant_method = BlockScaledLinearMethod()
+                return
+            layer.weight.set_value(packed.pack_blocks(weight))
         elif isinstance(weight, jax.Array):
             layer.weight.set_value(packed.pack(np.asarray(weight)))
         # Which way the weight came does not matter any more: layers alike are traced once.

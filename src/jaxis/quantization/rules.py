@@ -1,8 +1,8 @@
 """Online quantization by rules: which module gets which types, in Qwix's terms.
 
 The first rule whose `module_path` matches the whole of a module's dotted name decides; a module that no rule matches,
-or whose rule has no `weight_qtype`, stays as it is. Modules are those with a weight matrix: linear layers, embeddings,
-heads.
+or whose rule has no `weight_qtype`, stays as it is. Modules are those with weight matrices: linear layers, embeddings,
+heads, and the experts of a layer, which are one (`model.layers.0.mlp.experts`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from jaxis.errors import ConfigError
 from jaxis.kernels.quantized_matmul.quantize import CALIBRATION_METHODS, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import ACT_QTYPES
 from jaxis.kernels.quantized_matmul.weight import QTYPES
+from jaxis.quantization.experts import select_experts_method
 from jaxis.quantization.methods import WeightScheme, select_method
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
+    from jaxis.layers.experts import JaxExperts
     from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import LinearMethod
+    from jaxis.quantization.config import ExpertsMethod, LinearMethod
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,9 @@ class RuleQuantizationConfig:
                 return rule
         return None
 
-    def get_quant_method(self, layer: JaxLinear | JaxEmbed, prefix: str) -> LinearMethod | None:
+    def get_quant_method(
+        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
+    ) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's.
 
         Raises:
@@ -121,13 +125,13 @@ class RuleQuantizationConfig:
         rule = self.find(prefix)
         if rule is None or (scheme := rule.scheme) is None:
             return None
-        if isinstance(layer, JaxExperts):
-            raise ConfigError(f"{prefix} cannot be quantized: exclude experts by a rule without weight_qtype before")
+        is_experts = isinstance(layer, JaxExperts)
         try:
-            check_quantizable(layer.input_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
+            for in_size in (layer.hidden_size, layer.intermediate_size) if is_experts else (layer.input_size,):
+                check_quantizable(in_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
         except ValueError as error:
             raise ConfigError(f"{prefix} {error}: change its quantization rule, or exclude it before") from None
-        return select_method(layer, scheme)
+        return select_experts_method(layer, scheme) if is_experts else select_method(layer, scheme)
 
     def check_all_used(self) -> None:
         """As QuantizationConfig's."""

@@ -6,7 +6,7 @@ The layout is described in native/src/matmul.h. Packed weights are for inference
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -17,27 +17,31 @@ import numpy as np
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.host_threads import for_each_part
 from jaxis.kernels.quantized_matmul import quantize_native
+from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight
 
 PANEL_ROWS = 32
 MOST_MATRICES = 4  # of one product
 GROUP_SIZES = (32, 64, 128)
-_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
 _PANELS_PER_TASK_BYTES = 1 << 20
+
+Allocate = Callable[[tuple[int, int]], np.ndarray]
+"""Memory for a weight's panels: (panels, panel's bytes) -> uint8 array of that shape."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in].
+    """A weight [out, in], or a stack of such.
 
     Attributes:
-      data: uint8 [panels, panel's bytes]: 32 rows a panel.
-      shape: (out, in).
-      qtype: "float32", "bfloat16", "int8" or "int4".
+      data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
+      shape: (out, in), of each.
+      qtype: "float32", "bfloat16", "int8", "int4", "float8_e4m3fn" or "float4_e2m1fn".
       group_size: Columns that share a scale; 0 if a row has one scale, or none.
       has_zero_points: Whether each group has one.
       has_wide_scales: Whether groups have float32 scales, not bfloat16.
@@ -60,7 +64,8 @@ class PackedWeight:
         """What weights must share to be multiplied in one call."""
         return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales
 
-    def _attributes(self) -> dict[str, np.generic | bool]:
+    def attributes(self) -> dict[str, np.generic | bool]:
+        """The format as the kernels take it."""
         return {
             "type": np.int32(_TYPES[self.qtype]),
             "group": np.int64(self.group_size),
@@ -69,23 +74,40 @@ class PackedWeight:
         }
 
 
-def pack(weight: np.ndarray) -> PackedWeight:
-    """Packs a weight [out, in]: bfloat16 stays so, every other type becomes float32."""
+def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
+    """Packs a weight [out, in]: bfloat16 stays so, every other type becomes float32.
+
+    Args:
+      weight: The weight.
+      allocate: Gives the memory, which is then, as it is, the result's data. None takes new memory and makes a JAX
+        array of it.
+    """
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
         weight = weight.astype(np.float32, copy=False)
-    return _pack(weight.shape, qtype, 0, weight, None, None)
+    return _pack(weight.shape, qtype, 0, weight, None, None, allocate)
 
 
-def can_pack(weight: QuantizedWeight) -> bool:
+def can_pack(weight: QuantizedWeight | BlockScaledWeight) -> bool:
     """Whether the kernels take this weight."""
-    if weight.scale.shape[1] == 1 and (weight.qtype == "int8" or weight.shape[1] % DEFAULT_ACT_TILE == 0):
+    if isinstance(weight, BlockScaledWeight):
+        rows, columns = weight.block_shape
+        if weight.qtype == "float4_e2m1fn":
+            is_whole = weight.shape[-1] % columns == 0 and columns in GROUP_SIZES
+            return rows == 1 and is_whole and weight.scale.dtype == ml_dtypes.float8_e8m0fnu
+        return columns % 2 == 0
+    return has_kernel(weight.qtype, weight.shape[1], None if weight.scale.shape[1] == 1 else weight.group_size)
+
+
+def has_kernel(qtype: str, in_size: int, tile_size: int | None) -> bool:
+    """Whether the kernels take quantized weights of `in_size` columns; `tile_size` of them share a scale, None: all."""
+    if tile_size in (None, in_size) and (qtype == "int8" or in_size % DEFAULT_ACT_TILE == 0):
         return True
-    return weight.group_size in GROUP_SIZES
+    return (tile_size or in_size) in GROUP_SIZES
 
 
-def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
-    """Packs a weight that `can_pack`; numbers, scales and zero points are kept as they are."""
+def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) -> PackedWeight:
+    """As `pack`, of a weight that `can_pack`; numbers, scales and zero points are kept as they are."""
     scale = np.asarray(weight.scale)
     zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
     group_size = weight.group_size
@@ -98,13 +120,26 @@ def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
         zero_point = None if zero_point is None else np.repeat(zero_point, groups, axis=1)
     if scale.dtype != ml_dtypes.bfloat16:
         scale = scale.astype(np.float32, copy=False)
-    return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point)
+    return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point, allocate)
+
+
+def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
+    """As `pack`, of a weight that `can_pack`; numbers are kept as they are, scales of fp8 are float32 there."""
+    rows, columns = weight.block_shape
+    scale = np.asarray(weight.scale)
+    if weight.qtype == "float8_e4m3fn":
+        scale = np.repeat(scale.astype(np.float32), rows, axis=0)[: weight.shape[0]]
+    return _pack(weight.shape, weight.qtype, columns, np.asarray(weight.value), scale, None, allocate)
 
 
 def quantize_and_pack(
-    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
+    weight: np.ndarray,
+    qtype: str,
+    tile_size: int | None,
+    calibration_method: str,
+    allocate: Allocate | None = None,
 ) -> PackedWeight | None:
-    """`pack_quantized(quantize(...))` of the same arguments, in one pass over the weight.
+    """`pack_quantized(quantize(...), allocate)` of the same arguments, in one pass over the weight.
 
     None if the kernels do not take such a weight, or there is no native code to quantize it.
 
@@ -118,10 +153,11 @@ def quantize_and_pack(
     if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
         return None
     group_size, has_zero_points = tile_size or 0, calibration_method == "minmax"
-    panels = _empty_panels(weight.shape, qtype, group_size, has_zero_points, False)
+    panels = _empty_panels(weight.shape, qtype, group_size, has_zero_points, False, allocate)
     if not quantize_native.quantize_panels(weight, qtype, group_size, calibration_method, panels, PANEL_ROWS):
         raise ValueError(NOT_FINITE)
-    return PackedWeight(_device_array(panels), weight.shape, qtype, group_size, has_zero_points)
+    data = panels if allocate is not None else device_array(panels)
+    return PackedWeight(data, weight.shape, qtype, group_size, has_zero_points)
 
 
 def matmul(
@@ -149,7 +185,7 @@ def matmul(
         n=np.asarray(sizes, np.int64),
         quantize_activations=act_qtype is not None,
         activation=np.int32(_ACTIVATIONS[activation]),
-        **weights[0]._attributes(),
+        **weights[0].attributes(),
     )
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
 
@@ -157,7 +193,7 @@ def matmul(
 def lookup(ids: jax.Array, weight: PackedWeight) -> jax.Array:
     """Rows of a weight: ids i32 [T] -> float32 [T, in]; an id past an end is the end."""
     output = jax.ShapeDtypeStruct((*ids.shape, weight.shape[1]), jnp.float32)
-    return native.call("packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), **weight._attributes())
+    return native.call("packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), **weight.attributes())
 
 
 def _pack(
@@ -167,13 +203,14 @@ def _pack(
     data: np.ndarray,
     scale: np.ndarray | None,
     zero_point: np.ndarray | None,
+    allocate: Allocate | None,
 ) -> PackedWeight:
     library = native.library()
     assert library is not None
     rows, columns = shape
     has_zero_points = zero_point is not None
-    has_wide_scales = group_size != 0 and scale is not None and scale.dtype == np.float32
-    packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales)
+    has_wide_scales = qtype in QTYPES and group_size != 0 and scale is not None and scale.dtype == np.float32
+    packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales, allocate)
     num_panels, panel_bytes = packed.shape
     # Kept by name, so that what ascontiguousarray copied lives until it is packed.
     sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
@@ -193,16 +230,23 @@ def _pack(
         )
 
     for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
-    return PackedWeight(_device_array(packed), (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+    data = packed if allocate is not None else device_array(packed)
+    return PackedWeight(data, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
 
 
-def _device_array(packed: np.ndarray) -> jax.Array:
+def device_array(packed: np.ndarray) -> jax.Array:
+    """Packed panels as a JAX array in the same memory."""
     # Without may_alias JAX would copy it, into small pages.
     return jax.device_put(packed, may_alias=True)
 
 
 def _empty_panels(
-    shape: tuple[int, ...], qtype: str, group_size: int, has_zero_points: bool, has_wide_scales: bool
+    shape: tuple[int, ...],
+    qtype: str,
+    group_size: int,
+    has_zero_points: bool,
+    has_wide_scales: bool,
+    allocate: Allocate | None,
 ) -> np.ndarray:
     function = native.library().jaxis_panel_bytes
     function.restype = ctypes.c_int64
@@ -214,4 +258,4 @@ def _empty_panels(
         ctypes.c_bool(has_wide_scales),
     )
     num_panels = -(-shape[0] // PANEL_ROWS)
-    return native_memory.empty(num_panels * panel_bytes).reshape(num_panels, panel_bytes)
+    return (allocate or native_memory.empty)((num_panels, panel_bytes))

@@ -49,7 +49,7 @@ def quantized_matmul(
 
 def activation_tile(weight: QuantizedWeight) -> int:
     """Features of an activation that share a scale: those of the weight's group, or 64 where a row is one group."""
-    return weight.group_size if weight.scale.shape[1] > 1 else DEFAULT_ACT_TILE
+    return weight.group_size if weight.scale.shape[-1] > 1 else DEFAULT_ACT_TILE
 
 
 def quantize_activations(x: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]:
@@ -70,14 +70,14 @@ def divide(x: jax.Array, divisor: float) -> jax.Array:
 
 
 def dequantize(weight: QuantizedWeight, dtype: Any = jnp.float32) -> jax.Array:
-    """The weight [out, in] that the integers stand for."""
+    """The weight [..., out, in] that the integers stand for."""
     q = _integers(weight)
     grouped = q.reshape(*weight.scale.shape, -1) * weight.scale.astype(jnp.float32)[..., None]
     return grouped.reshape(q.shape).astype(dtype)
 
 
 def _integers(weight: QuantizedWeight) -> jax.Array:
-    """qvalue - zero_point as float32 [out, in]."""
+    """qvalue - zero_point as float32 [..., out, in]."""
     q = jnp.asarray(weight.qvalue)
     if weight.qtype == "int8":
         return q.astype(jnp.float32)

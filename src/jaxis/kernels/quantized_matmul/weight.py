@@ -15,13 +15,15 @@ INT4_OFFSET = 8
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out, in] as `scale * (qvalue - zero_point)`, one scale for each group of a row.
+    """A weight [out, in], or a stack of such, as `scale * (qvalue - zero_point)`, one scale for each group of a row.
 
     Attributes:
-      qvalue: int8 [out, in]; or uint8 [out, in / 2], two unsigned 4-bit numbers a byte, the earlier in the low nibble.
-      scale: [out, groups], of in / groups neighbouring columns each; float32 where a row is one group, else bfloat16
-        (or float32, as some checkpoints have it).
-      zero_point: uint8 [out, groups], of int4 only; None is symmetric: int8 as it stands, int4 stored plus INT4_OFFSET.
+      qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit numbers a byte, the earlier in the
+        low nibble.
+      scale: [..., out, groups], of in / groups neighbouring columns each; float32 where a row is one group, else
+        bfloat16 (or float32, as some checkpoints have it).
+      zero_point: uint8 [..., out, groups], of int4 only; None is symmetric: int8 as it stands, int4 stored plus
+        INT4_OFFSET.
     """
 
     qvalue: jax.Array | np.ndarray
@@ -34,15 +36,15 @@ class QuantizedWeight:
         return "int8" if self.qvalue.dtype == np.int8 else "int4"
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in) of the weight that this stands for."""
-        rows, columns = self.qvalue.shape
-        return rows, columns if self.qtype == "int8" else 2 * columns
+    def shape(self) -> tuple[int, ...]:
+        """(..., out, in) of the weight that this stands for."""
+        *leading, columns = self.qvalue.shape
+        return (*leading, columns if self.qtype == "int8" else 2 * columns)
 
     @property
     def group_size(self) -> int:
         """Columns that share a scale."""
-        return self.shape[1] // self.scale.shape[1]
+        return self.shape[-1] // self.scale.shape[-1]
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,7 @@ def quantized_matmul(
     """As the definition in `reference`."""
     out_dtype = preferred_element_type or x.dtype
     if act_qtype is not None:
-        x = _round_activations(x, activation_tile(weight))
+        x = round_activations(x, weight)
     if weight.qtype == "int8" and weight.scale.shape[1] == 1:
         # An int8 is exact in every float type, and XLA widens it while it reads.
         y = jnp.einsum("...i,oi->...o", x, weight.qvalue.astype(x.dtype), preferred_element_type=jnp.float32)
@@ -30,7 +30,8 @@ def quantized_matmul(
     return jnp.einsum("...i,oi->...o", x, dequantize(weight, x.dtype), preferred_element_type=out_dtype)
 
 
-def _round_activations(x: jax.Array, tile: int) -> jax.Array:
-    """What the quantized activations stand for, in x's type."""
+def round_activations(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+    """What x [..., in], quantized for the product with this weight, stands for, in x's type."""
+    tile = activation_tile(weight)
     q, scale = quantize_activations(x, tile)
     return (q.astype(jnp.float32) * jnp.repeat(scale, tile, axis=-1)[..., : x.shape[-1]]).astype(x.dtype)

@@ -1,0 +1,171 @@
+"""Starts a new family from one that is there: its file, its line in the registry, its test rows, its page.
+
+What is written is the copied family under another name, and passes that family's tests. From there one changes what
+differs, and runs the tests again after each change.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.models.registry import get_model_class, supported_architectures
+
+_SUFFIX = "ForCausalLM"
+_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
+_REGISTRY = Path("src/jaxis/models/registry.py")
+_PARITY = Path("tests/models/parity.py")
+_MODELS_PAGE = Path("docs/models.md")
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """What was made.
+
+    Attributes:
+      architecture: What a checkpoint's config.json says under `architectures` to be run by the new class.
+      files: What was written or changed.
+      check: The command that runs its tests.
+    """
+
+    architecture: str
+    files: list[Path]
+    check: str
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The family to copy."""
+
+    architecture: str
+    module: ModuleType
+    prefix: str  # of its classes
+
+
+def new_model(name: str, like: str, root: Path) -> NewModel:
+    """Writes a family into a checkout of jaxis.
+
+    Args:
+      name: As its classes will begin: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
+      like: The family to start from, by its file ("qwen3") or architecture ("Qwen3ForCausalLM").
+      root: The checkout.
+
+    Raises:
+      ConfigError: No such family, a name that is taken or is no name, or no checkout there.
+    """
+    source = _find(like)
+    architecture = _checked_name(name)
+    for path in (_REGISTRY, _PARITY, _MODELS_PAGE):
+        if not (root / path).is_file():
+            raise ConfigError(
+                f"{root.absolute()} is no checkout of jaxis (it has no {path}): go to one, or make a package of your "
+                "own with --package FOLDER"
+            )
+    family_file = root / "src/jaxis/models" / f"{_snake_case(name)}.py"
+    if family_file.exists():
+        raise ConfigError(f"{family_file} exists: choose another name")
+    changes = {
+        family_file: _family_source(source, name),
+        root / _REGISTRY: _with_registry_line((root / _REGISTRY).read_text(), architecture, family_file.stem),
+        root / _PARITY: _with_parity_row((root / _PARITY).read_text(), source, name, architecture),
+        root / _MODELS_PAGE: _with_page_row((root / _MODELS_PAGE).read_text(), source, name, architecture),
+    }
+    for path, text in changes.items():
+        path.write_text(text, encoding="utf-8")
+    return NewModel(architecture, list(changes), f"python -m pytest tests/models/test_parity.py -k '{name}'")
+
+
+def _find(like: str) -> _Source:
+    for architecture in supported_architectures():
+        model_class = get_model_class([architecture])
+        module = inspect.getmodule(model_class)
+        if module is None or not architecture.endswith(_SUFFIX):
+            continue
+        if like in (architecture, module.__name__.rpartition(".")[2]):
+            return _Source(architecture, module, architecture.removesuffix(_SUFFIX))
+    families = sorted({get_model_class([a]).__module__.rpartition(".")[2] for a in supported_architectures()})
+    raise ConfigError(f"--like {like!r} is no family of jaxis; there are: {', '.join(families)}")
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.endswith(_SUFFIX):
+        raise ConfigError(f"{name!r} must be a name as classes have, such as Falcon4 (without {_SUFFIX})")
+    architecture = name + _SUFFIX
+    if architecture in supported_architectures():
+        raise ConfigError(f"{architecture} is there already: choose another name")
+    return architecture
+
+
+def _family_source(source: _Source, name: str) -> str:
+    """The family's file with its classes renamed and its first line saying what it is."""
+    text = inspect.getsource(source.module)
+    tree = ast.parse(text)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith(source.prefix):
+            text = re.sub(rf"\b{node.name}\b", name + node.name.removeprefix(source.prefix), text)
+    docstring = tree.body[0]
+    lines = text.split("\n")
+    lines[: docstring.end_lineno] = [f'"""{name}: so far what {source.prefix} is; say here what differs."""']
+    return "\n".join(lines)
+
+
+def _with_registry_line(text: str, architecture: str, module: str) -> str:
+    """The registry with one more line, in alphabetical order."""
+    start = text.index("{\n", text.index("_BUILT_IN")) + 2
+    end = text.index("}", start)
+    line = f'    "{architecture}": "jaxis.models.{module}:{architecture}",\n'
+    lines = [*text[start:end].splitlines(keepends=True), line]
+    return text[:start] + "".join(sorted(lines)) + text[end:]
+
+
+def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -> str:
+    """The table of tests with the copied family's first row once more, under the new name and architecture."""
+    tree = ast.parse(text)
+    row = next((row for row in _family_rows(tree) if _architecture_of(row) == source.architecture), None)
+    if row is None:
+        raise ConfigError(f"{_PARITY} has no row of {source.architecture}: add one, so that there is something to copy")
+    arguments = [ast.get_source_segment(text, argument) for argument in row.args[1:]]
+    arguments += [ast.get_source_segment(text, keyword) for keyword in row.keywords]
+    call = ",\n        ".join([f'"{name}"', *filter(None, arguments), f'architecture="{architecture}"'])
+    lines = text.split("\n")
+    assert row.end_lineno is not None
+    lines.insert(row.end_lineno, f"    Family(\n        {call},\n    ),")
+    return "\n".join(lines)
+
+
+def _family_rows(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Family":
+            yield node
+
+
+def _architecture_of(row: ast.Call) -> str:
+    """The architecture that a row's transformers config class is for."""
+    keywords: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in row.keywords}
+    if "architecture" in keywords:
+        return ast.literal_eval(keywords["architecture"])
+    config_class = str(ast.literal_eval(row.args[1]))
+    return re.sub(r"(Text)?Config$", "", config_class) + _SUFFIX
+
+
+def _with_page_row(text: str, source: _Source, name: str, architecture: str) -> str:
+    """The page of models with the copied family's row once more."""
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if line.startswith("|") and f"`{source.architecture}`" in line:
+            lines.insert(i + 1, f"| {name} | `{architecture}` | so far what {source.prefix} has; say what differs |")
+            return "\n".join(lines)
+    raise ConfigError(
+        f"{_MODELS_PAGE} has no row of {source.architecture}: add one, so that there is something to copy"
+    )
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,76 @@
+"""The grouped product as a loop over blocks of rows: reads the weights of groups that have rows, and no others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Weight = TypeVar("Weight")
+Product = Callable[[jax.Array, Weight], jax.Array]
+Grouped = Callable[[jax.Array, Weight, jax.Array], jax.Array]
+
+_FEWEST_ROWS, _MOST_ROWS = 8, 256  # of a block
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def grouped_matmul(
+    multiply: Product, definition: Grouped, x: jax.Array, weight: Weight, group_sizes: jax.Array
+) -> jax.Array:
+    """As the definition in `reference`, for weights of any kind.
+
+    Args:
+      multiply: Takes rows [B, in] and the weight of one group, gives [B, out].
+      definition: Takes x, weight and group_sizes, gives the same; for derivatives.
+      x: [N, in], sorted by group.
+      weight: A pytree of arrays [X, ...].
+      group_sizes: i32 [X].
+
+    Returns:
+      [N, out]; rows past the last group are 0.
+    """
+    num_rows, num_groups = len(x), len(group_sizes)
+    block_rows = _block_rows(num_rows, num_groups)
+    num_blocks = -(-group_sizes // block_rows)
+    last_blocks = jnp.cumsum(num_blocks)
+    first_rows = jnp.cumsum(group_sizes) - group_sizes
+    x = jnp.pad(x, ((0, block_rows), (0, 0)))
+
+    def product_of(block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        group = jnp.sum(last_blocks <= block)
+        of_group = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, group, keepdims=False), weight)
+        first = first_rows[group] + (block - (last_blocks[group] - num_blocks[group])) * block_rows
+        return multiply(jax.lax.dynamic_slice_in_dim(x, first, block_rows), of_group), first
+
+    def step(block: jax.Array, out: jax.Array) -> jax.Array:
+        # A group's last block runs into the rows of the next, whose own blocks come later.
+        return jax.lax.dynamic_update_slice_in_dim(out, *product_of(block), axis=0)
+
+    one = jax.eval_shape(lambda: product_of(jnp.int32(0))[0])
+    out = jax.lax.fori_loop(0, last_blocks[-1], step, jnp.zeros((len(x), one.shape[1]), one.dtype))
+    is_in_group = jnp.arange(num_rows) < group_sizes.sum()
+    return jnp.where(is_in_group[:, None], out[:num_rows], 0)
+
+
+def _forward(
+    multiply: Product, definition: Grouped, *operands: jax.Array | Weight
+) -> tuple[jax.Array, tuple[jax.Array | Weight, ...]]:
+    return grouped_matmul(multiply, definition, *operands), operands
+
+
+def _backward(
+    _: Product, definition: Grouped, operands: tuple[jax.Array | Weight, ...], cotangent: jax.Array
+) -> tuple[jax.Array | Weight, ...]:
+    return jax.vjp(definition, *operands)[1](cotangent)
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
+def _block_rows(num_rows: int, num_groups: int) -> int:
+    """Twice what a group has on average, so that most groups are one block; a power of two."""
+    wanted = max(_FEWEST_ROWS, min(_MOST_ROWS, 2 * num_rows // num_groups, num_rows))
+    return 1 << (wanted - 1).bit_length()

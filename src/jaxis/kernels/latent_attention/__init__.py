@@ -1,0 +1,71 @@
+"""Attention of a flat batch of tokens over a paged cache of latents (multi-head latent attention, arXiv:2405.04434).
+
+All heads share one entry a token, a compressed latent and a rope key; keys and values are linear in the latent, so they
+are never made: the key projection is absorbed into the queries and the value projection into what comes after.
+`reference.py` is the definition; `blockwise.py` (any platform) and `cpu.py` compute the same faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxis.kernels.latent_attention import blockwise, cpu, layout
+
+__all__ = ["latent_attention", "latent_cache_shape"]
+
+
+def latent_cache_shape(num_blocks: int, block_size: int, value_dim: int, rope_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of the cache that `latent_attention` takes, in a program traced under the current mesh.
+
+    Args:
+      num_blocks, block_size: Blocks, B.
+      value_dim: Numbers of a compressed latent.
+      rope_dim: Numbers of a rope key.
+      dtype: float32, bfloat16, float16, or int8 with two float32 scales an entry.
+    """
+    chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
+    return chosen.latent_cache_shape(num_blocks, block_size, value_dim + rope_dim, dtype)
+
+
+def latent_attention(
+    q: jax.Array,
+    entries: jax.Array,
+    kv_cache: jax.Array,
+    positions: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes this step's entries into the cache, then attends to it.
+
+    A query's scores are its products with whole entries; the values are the entries' first `value_dim` numbers.
+
+    Args:
+      q: [T, H, D].
+      entries: [T, D].
+      kv_cache: Of a shape that `latent_cache_shape` gave. Donate it: it is updated in place then.
+      positions: i32 [T], each token's place in its own sequence.
+      seq_lens: i32 [R], each request's tokens after this step.
+      block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
+      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
+      request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
+        up to the third either; the third is the number of requests. Rows and requests past it are padding.
+      value_dim: Numbers of a latent, at most D.
+      scale: Multiplies the scores.
+
+    Returns:
+      The updated cache, and [T, H, value_dim] in q's type (padding rows are finite and meaningless).
+    """
+    operands = (seq_lens, block_tables, query_start_loc, request_distribution)
+    if kv_cache.ndim == cpu.CACHE_AXES:
+        return cpu.latent_attention(q, entries, kv_cache, *operands, value_dim=value_dim, scale=scale)
+    kv_cache = layout.write_latent_cache(
+        kv_cache, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
+    )
+    return kv_cache, blockwise.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale)

@@ -1,0 +1,133 @@
+"""Latent attention in plain JAX that does only the work there is: see `ragged_paged_attention.blockwise`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxis.kernels.latent_attention.layout import decode
+from jaxis.kernels.ragged_paged_attention.blockwise import _chunk_of, _chunked, _Softmax
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+
+# Context tokens read at once, and queries of a prefill tile, each with all its heads.
+CHUNK_TOKENS = 128
+TILE_QUERIES = 16
+
+
+def latent_attention(
+    q: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+) -> jax.Array:
+    """Attention of each query to its own request's cached entries up to itself.
+
+    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    """
+    attention = _Attention(q, kv_cache, block_tables, value_dim, scale)
+    if q.shape[0] == 1:
+        # A step of one token is a decode, or a prefill of one token, which is the same sum.
+        request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
+        attention = dataclasses.replace(attention, block_tables=block_tables[request])
+        return attention.decode(seq_lens[request], valid[0].astype(jnp.int32))
+    num_decodes, num_requests = request_distribution[0], request_distribution[2]
+    out = attention.decode(seq_lens, num_decodes)
+    return attention.prefill(out, seq_lens, query_start_loc, num_decodes, num_requests)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The operands that both loops share."""
+
+    q: jax.Array
+    kv_cache: jax.Array
+    block_tables: jax.Array
+    value_dim: int
+    scale: float
+
+    def decode(self, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
+        """[T, H, value_dim] whose first `num_decodes` rows are filled, the others 0: request r's one query is row r."""
+        num_tokens, num_heads, _ = self.q.shape
+        num_rows = min(num_tokens, self.block_tables.shape[0])
+        positions = jnp.where(jnp.arange(num_rows) < num_decodes, seq_lens[:num_rows] - 1, -1)
+        rows = self._attend(self.q[:num_rows], self.block_tables[:num_rows], positions[:, None])
+        return jnp.zeros((num_tokens, num_heads, self.value_dim), rows.dtype).at[:num_rows].set(rows)
+
+    def prefill(
+        self,
+        out: jax.Array,
+        seq_lens: jax.Array,
+        query_start_loc: jax.Array,
+        num_decodes: jax.Array,
+        num_requests: jax.Array,
+    ) -> jax.Array:
+        """Fills the rows of `out` [T, H, value_dim] that belong to requests `num_decodes` to `num_requests`."""
+        num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
+        index = jnp.arange(seq_lens.shape[0])
+        is_prefill = (index >= num_decodes) & (index < num_requests)
+        query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
+        num_tiles = (query_lens + tile - 1) // tile
+        tile_ends = jnp.cumsum(num_tiles)
+        # A tile may start too near the end of the batch to be sliced whole.
+        q = jnp.pad(self.q, ((0, tile), (0, 0), (0, 0)))
+
+        def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
+            request = jnp.searchsorted(tile_ends, i, side="right")
+            offset = (i - (tile_ends[request] - num_tiles[request])) * tile + jnp.arange(tile)
+            first_row = query_start_loc[request] + offset[0]
+            in_request = offset < query_lens[request]
+            positions = jnp.where(in_request, seq_lens[request] - query_lens[request] + offset, -1)
+            # All heads of all queries of the tile side by side, as those of one decode are.
+            queries = lax.dynamic_slice_in_dim(q, first_row, tile).reshape(1, -1, q.shape[-1])
+            positions = jnp.repeat(positions, q.shape[1])[None]
+            rows = self._attend(queries, self.block_tables[request][None], positions).reshape(tile, *out.shape[1:])
+            old_rows = lax.dynamic_slice_in_dim(out, first_row, tile)
+            rows = jnp.where(in_request[:, None, None], rows, old_rows)
+            return lax.dynamic_update_slice_in_dim(out, rows, first_row, axis=0)
+
+        padded = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
+        return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
+
+    def _attend(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
+        """Attention of N requests' queries, M each (heads are queries too).
+
+        Args:
+          queries: [N, M, D].
+          block_tables: i32 [N, max_blocks].
+          positions: i32 [N, M or 1]; -1 for a query that is padding.
+
+        Returns:
+          [N, M, value_dim]; 0 where the query is padding.
+        """
+        num, num_queries, head_dim = queries.shape
+        block_size = self.kv_cache.shape[1]
+        chunk_tokens, block_tables = _chunked(block_tables, block_size, CHUNK_TOKENS)
+        last_positions = jnp.max(positions, axis=1, keepdims=True)
+
+        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+            context_positions = chunk * chunk_tokens + jnp.arange(chunk_tokens)
+            # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
+            cached = self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
+            context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
+            # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
+            context = jnp.where((context_positions <= last_positions)[..., None], context, 0)
+            scores = jnp.einsum("nmd,nsd->nms", queries, context, preferred_element_type=jnp.float32) * self.scale
+            scores = jnp.where(context_positions <= positions[..., None], scores, -jnp.inf)
+            carry, weights = carry.add_scores(scores)
+            values = context[..., : self.value_dim]
+            return carry.add_values(
+                jnp.einsum("nms,nsd->nmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+            )
+
+        empty = _Softmax.empty((num, num_queries), self.value_dim)
+        num_chunks = jnp.max(last_positions) // chunk_tokens + 1
+        return lax.fori_loop(0, num_chunks, one_chunk, empty).output(None).astype(queries.dtype)

@@ -1,0 +1,63 @@
+"""Latent attention on CPU: the native kernel. The layout of its cache is described in `layout.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.kernels import native
+from jaxis.kernels.latent_attention import layout
+
+LANES = 16
+CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
+CACHE_AXES = 3  # which tells its layout from the other platforms'
+
+
+def supports(value_dim: int, rope_dim: int, dtype: Any) -> bool:
+    """Whether the kernel can serve a cache of such entries."""
+    return native.usable() and value_dim % LANES == 0 and rope_dim % LANES == 0 and dtype in CACHE_DTYPES
+
+
+def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of a layer's cache."""
+    return (num_blocks, 1, block_size * layout.entry_size(head_dim, dtype))
+
+
+def latent_attention(
+    q: jax.Array,
+    entries: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes the entries into the cache, in place if it is donated, then attends to it.
+
+    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    """
+    block_size = kv_cache.shape[2] // layout.entry_size(q.shape[-1], kv_cache.dtype)
+    kv_cache, out = native.call(
+        "latent_attention",
+        (
+            jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
+            jax.ShapeDtypeStruct((*q.shape[:2], value_dim), jnp.float32),
+        ),
+        q.astype(jnp.float32),
+        entries.astype(jnp.float32),
+        kv_cache,
+        seq_lens,
+        block_tables,
+        query_start_loc,
+        request_distribution,
+        aliases={2: 0},
+        block_size=np.int64(block_size),
+        scale=np.float32(scale),
+    )
+    return kv_cache, out.astype(q.dtype)

@@ -1,0 +1,65 @@
+"""The layout of the paged cache of latent attention, in one place for every implementation.
+
+A token's entry is D numbers that all heads share: its compressed latent, then its turned rope key. A layer's cache is
+`[num_blocks, block_size, 1, D]`. Where the native CPU kernel serves it is `[num_blocks, 1, block_size * D]`: the same
+bytes, with the axes that name it the native kernel's. In an int8 cache each entry is followed by the eight bytes of two
+float32 scales, of the latent and of the rope key, whose sizes have nothing to do with one another: D + 8 numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.ragged_paged_attention import layout as kv_layout
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
+
+
+def entry_size(head_dim: int, dtype: Any) -> int:
+    """Numbers of the cache's type that an entry of D = `head_dim` numbers takes."""
+    return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
+
+
+def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+    """The shape of a layer's cache."""
+    return (num_blocks, block_size, 1, entry_size(head_dim, dtype))
+
+
+def encode(entries: jax.Array, dtype: Any, value_dim: int) -> jax.Array:
+    """Entries [..., D] -> as a cache of this type holds them, [..., D] or [..., D + 8]."""
+    if dtype != jnp.int8:
+        return entries.astype(dtype)
+    latent, rope_key = (kv_layout.encode(part, dtype) for part in jnp.split(entries, [value_dim], axis=-1))
+    numbers = [part[..., :-SCALE_BYTES] for part in (latent, rope_key)]
+    return jnp.concatenate([*numbers, *(part[..., -SCALE_BYTES:] for part in (latent, rope_key))], axis=-1)
+
+
+def decode(cached: jax.Array, value_dim: int) -> jax.Array:
+    """Cached entries, [..., D] or [..., D + 8], -> [..., D]: int8 ones as float32."""
+    if cached.dtype != jnp.int8:
+        return cached
+    head_dim = cached.shape[-1] - 2 * SCALE_BYTES
+    latent, rope_key, *scales = jnp.split(cached, [value_dim, head_dim, head_dim + SCALE_BYTES], axis=-1)
+    parts = zip((latent, rope_key), scales, strict=True)
+    return jnp.concatenate([kv_layout.decode(jnp.concatenate(part, axis=-1)) for part in parts], axis=-1)
+
+
+def write_latent_cache(
+    kv_cache: jax.Array,
+    entries: jax.Array,
+    value_dim: int,
+    positions: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+) -> jax.Array:
+    """Writes this step's entries [T, D] where their positions [T] fall; padding tokens write nothing."""
+    num_blocks, block_size, _, size = kv_cache.shape
+    request, valid = request_of_token(query_start_loc, request_distribution[2], entries.shape[0])
+    block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
+    slot = jnp.where(valid, block * block_size + positions % block_size, num_blocks * block_size)
+    flat = kv_cache.reshape(num_blocks * block_size, size)
+    flat = flat.at[slot].set(encode(entries, kv_cache.dtype, value_dim), mode="drop")
+    return flat.reshape(kv_cache.shape)

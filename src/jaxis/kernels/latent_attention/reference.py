@@ -1,0 +1,43 @@
+"""The definition: latent attention in plain JAX, in as few steps as it can be said.
+
+Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
+Differentiable.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.latent_attention.layout import decode
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+
+
+def latent_attention(
+    q: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    value_dim: int,
+    scale: float,
+) -> jax.Array:
+    """Attention of each query to its own request's cached entries up to itself.
+
+    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    """
+    num_tokens = q.shape[0]
+    context_len = block_tables.shape[1] * kv_cache.shape[1]
+    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    context = decode(kv_cache[block_tables[request]], value_dim).reshape(num_tokens, context_len, -1)
+    # The last query of a request stands at its sequence's end.
+    position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
+    visible = (jnp.arange(context_len) <= position[:, None]) & valid[:, None]
+    # What was never written may be anything: a NaN there must not spread.
+    context = jnp.where(visible[..., None], context, 0)
+    scores = jnp.einsum("thd,tsd->ths", q, context, preferred_element_type=jnp.float32) * scale
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    weights = jnp.where(valid[:, None, None], jax.nn.softmax(scores, axis=-1), 0)
+    return jnp.einsum("ths,tsd->thd", weights, context[..., :value_dim].astype(jnp.float32)).astype(q.dtype)

@@ -1,0 +1,59 @@
+"""Which earlier tokens a layer's attention reads, and so how much of a sequence its cache must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AttentionSpan:
+    """The tokens that a token sees: itself and those before it, all or the nearest only.
+
+    Attributes:
+      sliding_window: It sees itself and this many - 1 before it; None sees all before it.
+      attention_chunk_size: It sees its own chunk of so many tokens (C), up to itself: from p // C * C to p.
+    """
+
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """Most tokens that a token sees before it; None: all."""
+        sizes = [size for size in (self.sliding_window, self.attention_chunk_size) if size is not None]
+        return min(sizes) - 1 if sizes else None
+
+    def first_visible(self, position: int) -> int:
+        """The first position that the token at `position` sees; never smaller for a later one."""
+        first = 0
+        if self.sliding_window is not None:
+            first = max(first, position - self.sliding_window + 1)
+        if self.attention_chunk_size is not None:
+            first = max(first, position // self.attention_chunk_size * self.attention_chunk_size)
+        return first
+
+    def max_step_blocks(self, max_blocks: int, block_size: int, num_tokens: int) -> int:
+        """Most blocks that a step of `num_tokens` tokens reads and writes of one sequence of up to `max_blocks`."""
+        if self.reach is None:
+            return max_blocks
+        # So many blocks do k tokens in a row touch, wherever they begin.
+        k = self.reach + num_tokens
+        return min(max_blocks, (k - 2) // block_size + 2)
+
+    def max_held_blocks(self, num_seqs: int, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
+        """Blocks that are enough for `num_seqs` sequences at any time.
+
+        Args:
+          num_seqs: Sequences that grow side by side.
+          num_tokens: Tokens that each grows to.
+          block_size: B.
+          max_step_tokens: Tokens that a step computes of all of them together.
+        """
+        whole = num_seqs * -(-num_tokens // block_size)
+        if self.reach is None:
+            return whole
+        # A sequence with c tokens in the step touches at most (reach + c - 2) // B + 2 blocks.
+        return min(whole, num_seqs * (-(-self.reach // block_size) + 2) + max_step_tokens // block_size)
+
+
+FULL_CONTEXT = AttentionSpan()

@@ -1,0 +1,232 @@
+"""Multi-head latent attention: over a paged cache of latents while serving, over whole sequences without one."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.latent_projection import LatentUpProjection
+from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.rope import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from jaxis.quantization.config import QuantizationConfig
+
+# Of the norms of latents, whatever the config says of the others: the reference's own default.
+LATENT_NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class LatentCacheSpec:
+    """A compressed latent and a rope key a token, which all heads share: every device holds all of it.
+
+    Attributes:
+      latent_dim: Numbers of a latent.
+      rope_dim: Numbers of a rope key.
+    """
+
+    head_axis_name: ClassVar[str | None] = None
+    sliding_window: ClassVar[int | None] = None
+    attention_chunk_size: ClassVar[int | None] = None
+
+    latent_dim: int
+    rope_dim: int
+
+    def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
+        """The shape of the layer's cache."""
+        return latent_cache_shape(num_blocks, block_size, self.latent_dim, self.rope_dim, dtype)
+
+    def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
+        """Itself: no part of a latent belongs to one device."""
+        del tensor_parallel_size
+        return self
+
+
+@dataclass(frozen=True)
+class LatentAttentionSizes:
+    """Numbers that a token, or a head, has at each place.
+
+    Attributes:
+      hidden_size: E.
+      num_heads: H.
+      q_lora_rank: Of the queries' latent; None makes queries without one.
+      kv_lora_rank: L, of the latent that keys and values are made of.
+      qk_nope_head_dim: N, of a query or key that do not turn with the position.
+      qk_rope_head_dim: Of one that do.
+      v_head_dim: V.
+    """
+
+    hidden_size: int
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+class MultiHeadLatentAttention(JaxModule):
+    """Self-attention whose keys and values are linear in one latent a token (arXiv:2405.04434).
+
+    Over the paged cache the projections from the latent are absorbed, so that the cache holds
+    `kv_lora_rank + qk_rope_head_dim` numbers a token. Whole sequences attend to keys and values as they are.
+
+    Args:
+      sizes: Of everything.
+      rngs: For the initial weights.
+      rope: Turns the last `qk_rope_head_dim` numbers of each query head, and the rope key that all heads share.
+      scale: Multiplies the scores.
+      use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
+      dtype, quant_config, prefix: As for `JaxLinear`.
+    """
+
+    def __init__(
+        self,
+        sizes: LatentAttentionSizes,
+        rngs: nnx.Rngs,
+        *,
+        rope: RotaryEmbedding,
+        scale: float,
+        use_bias: bool = False,
+        dtype: Any,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        self.sizes, self.rope, self.scale = sizes, rope, scale
+
+        def linear(
+            name: str, size_in: int, size_out: int, axes: tuple[str | None, str | None], use_bias: bool = False
+        ) -> JaxLinear:
+            return JaxLinear(
+                size_in,
+                size_out,
+                rngs,
+                use_bias=use_bias,
+                dtype=dtype,
+                kernel_axes=axes,
+                quant_config=quant_config,
+                prefix=f"{prefix}.{name}",
+            )
+
+        hidden_size, q_size = sizes.hidden_size, sizes.num_heads * sizes.qk_head_dim
+        if sizes.q_lora_rank is None:
+            self.q_proj = linear("q_proj", hidden_size, q_size, ("heads", "embed"))
+        else:
+            self.q_a_proj = linear("q_a_proj", hidden_size, sizes.q_lora_rank, (None, "embed"), use_bias)
+            self.q_a_layernorm = JaxRmsNorm(sizes.q_lora_rank, rngs, epsilon=LATENT_NORM_EPSILON, dtype=dtype)
+            self.q_b_proj = linear("q_b_proj", sizes.q_lora_rank, q_size, ("heads", None))
+        self.kv_a_proj_with_mqa = linear(
+            "kv_a_proj_with_mqa", hidden_size, sizes.kv_lora_rank + sizes.qk_rope_head_dim, (None, "embed"), use_bias
+        )
+        self.kv_a_layernorm = JaxRmsNorm(sizes.kv_lora_rank, rngs, epsilon=LATENT_NORM_EPSILON, dtype=dtype)
+        self.kv_b_proj = LatentUpProjection(
+            sizes.num_heads,
+            sizes.kv_lora_rank,
+            sizes.qk_nope_head_dim,
+            sizes.v_head_dim,
+            rngs,
+            dtype=dtype,
+            quant_config=quant_config,
+            prefix=f"{prefix}.kv_b_proj",
+        )
+        self.o_proj = linear("o_proj", sizes.num_heads * sizes.v_head_dim, hidden_size, ("embed", "heads"), use_bias)
+
+    @property
+    def kv_cache_spec(self) -> LatentCacheSpec:
+        """What the engine allocates for this layer."""
+        return LatentCacheSpec(self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim)
+
+    def __call__(
+        self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        q, latents, rope_key = self._project(x)
+        q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
+        if kv_cache is None:
+            out = self._attend_to_whole_sequences(q_nope, q_rope, latents, rope_key, metadata)
+        else:
+            kv_cache, out = self._attend_to_cache(kv_cache, q_nope, q_rope, latents, rope_key, metadata)
+        return kv_cache, self.o_proj(out.reshape(x.shape[0], -1))
+
+    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R]; nothing is turned yet."""
+        first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
+        q, compressed = apply_together(x, first, self.kv_a_proj_with_mqa)
+        if self.sizes.q_lora_rank is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        latents, rope_key = jnp.split(compressed, [self.sizes.kv_lora_rank], axis=-1)
+        q = q.reshape(x.shape[0], self.sizes.num_heads, self.sizes.qk_head_dim)
+        return q, self.kv_a_layernorm(latents), rope_key[:, None]
+
+    def _attend_to_cache(
+        self,
+        kv_cache: jax.Array,
+        q_nope: jax.Array,
+        q_rope: jax.Array,
+        latents: jax.Array,
+        rope_key: jax.Array,
+        metadata: AttentionMetadata,
+    ) -> tuple[jax.Array, jax.Array]:
+        """The updated cache, and [T, H, V]."""
+        q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
+        q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
+        entries = jnp.concatenate([latents, rope_key[:, 0]], axis=-1)
+        kernel = functools.partial(latent_attention, value_dim=self.sizes.kv_lora_rank, scale=self.scale)
+        kernel = _on_each_devices_heads(kernel, self.sizes.num_heads)
+        kv_cache, attended = kernel(
+            q,
+            entries,
+            kv_cache,
+            metadata.input_positions,
+            metadata.seq_lens,
+            metadata.block_tables,
+            metadata.query_start_loc,
+            metadata.request_distribution,
+        )
+        return kv_cache, self.kv_b_proj.values_of(attended)
+
+    def _attend_to_whole_sequences(
+        self,
+        q_nope: jax.Array,
+        q_rope: jax.Array,
+        latents: jax.Array,
+        rope_key: jax.Array,
+        metadata: AttentionMetadata,
+    ) -> jax.Array:
+        """[T, H, V], of causal attention within each sequence."""
+        num_tokens = q_nope.shape[0]
+        request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+        q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
+        k_nope, v = self.kv_b_proj.keys_and_values(latents)
+        token = jnp.arange(num_tokens)
+        visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+        # Padding tokens see themselves, so that their rows are finite.
+        visible |= token[:, None] == token
+        scores = jnp.einsum("thd,shd->hts", q_nope, k_nope, preferred_element_type=jnp.float32)
+        scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(jnp.where(visible, scores * self.scale, -jnp.inf), axis=-1)
+        return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
+
+
+def _on_each_devices_heads(kernel: Any, num_heads: int) -> Any:
+    """`latent_attention` with the heads of q split over the mesh, the cache on every device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["model"] == 1 or num_heads % mesh.shape["model"]:
+        return kernel
+    heads, whole = PartitionSpec(None, "model", None), PartitionSpec()
+    return jax.shard_map(kernel, in_specs=(heads, *[whole] * 7), out_specs=(whole, heads), check_vma=False)

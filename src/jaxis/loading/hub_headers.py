@@ -1,0 +1,77 @@
+"""What a hub's repository says of a model without its weights: config.json and the headers of its safetensors files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.hub import explain_error
+from jaxis.loading.safetensors import DTYPES, TensorInfo
+
+CONFIG = "config.json"
+
+
+def download_config(model: str, *, revision: str | None = None, token: str | None = None) -> Path:
+    """Downloads a repository's config.json, and nothing else of it, into huggingface_hub's cache.
+
+    Args:
+      model: A hub id.
+      revision: Branch, tag or commit; None is the main branch.
+      token: Access token; None is the one that `hf auth login` or HF_TOKEN set.
+
+    Raises:
+      CheckpointError: There is no such repository or file, access is refused, or the download fails.
+    """
+    from huggingface_hub import constants, errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, CONFIG, revision=revision, token=token, library_name="jaxis"))
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):  # it says so too when the hub cannot be reached
+            raise _checkpoint_error(error, model, revision) from error
+        raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format") from error
+    except Exception as error:  # its HTTP client's errors share no base class with its own
+        raise _checkpoint_error(error, model, revision or constants.DEFAULT_REVISION) from error
+
+
+def hub_tensor_infos(
+    model: str, *, revision: str | None = None, token: str | None = None
+) -> dict[str, TensorInfo] | None:
+    """Type, shape and size of every tensor of a repository, from its files' headers alone, read concurrently.
+
+    Returns:
+      Tensor name -> info, in the order of the files and of the bytes in each; `offset` counts within the file's data.
+      None where the repository has no safetensors weights.
+
+    Raises:
+      CheckpointError: A header cannot be read, or has a type that jaxis does not know.
+    """
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()  # stderr is for what goes wrong
+    try:
+        metadata = HfApi(library_name="jaxis").get_safetensors_metadata(model, revision=revision, token=token)
+    except errors.NotASafetensorsRepoError:
+        return None
+    except Exception as error:
+        raise _checkpoint_error(error, model, revision) from error
+    finally:
+        if shown:
+            enable_progress_bars()
+    infos: dict[str, TensorInfo] = {}
+    for file_name, file in sorted(metadata.files_metadata.items()):
+        for name, tensor in sorted(file.tensors.items(), key=lambda item: item[1].data_offsets):
+            if tensor.dtype not in DTYPES:
+                raise CheckpointError(f"{model}: tensor {name!r} in {file_name} has the unknown dtype {tensor.dtype!r}")
+            begin, end = tensor.data_offsets
+            infos[name] = TensorInfo(DTYPES[tensor.dtype][0], tuple(tensor.shape), end - begin, begin)
+    return infos
+
+
+def _checkpoint_error(error: Exception, model: str, revision: str | None) -> CheckpointError:
+    from huggingface_hub import constants
+
+    reason = explain_error(error, model, revision or constants.DEFAULT_REVISION, offline=constants.HF_HUB_OFFLINE)
+    return CheckpointError(reason)

@@ -1,0 +1,69 @@
+"""Latent attention against dense attention in float64: the definition, and what runs on any platform."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_steps import BFLOAT16, MIX, Step
+from latent_steps import SCALE, Operands, cached, expected, make_latent_step
+
+from jaxis.kernels.latent_attention import latent_attention, layout, reference
+
+VALUE_DIM = 32
+cache_types = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], ids=["float32", "bfloat16", "int8"])
+
+
+def run(step: Step, dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """The updated cache and the output, by the implementation that a cache of four axes means."""
+    operands = map(jnp.asarray, Operands.of(step, VALUE_DIM, dtype).all)
+    attend = jax.jit(functools.partial(latent_attention, value_dim=VALUE_DIM, scale=SCALE))
+    return tuple(map(np.asarray, attend(*operands)))
+
+
+@cache_types
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_a_mix_equals_dense_attention(dtype, block_size):
+    step = make_latent_step(MIX, block_size=block_size, pad_tokens=11, pad_requests=3)
+    cache, out = run(step, dtype)
+    assert np.isfinite(out).all()
+    # The weights are as narrow as the values that they multiply.
+    atol = 2e-2 if dtype == BFLOAT16 else 2e-5
+    np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=atol)
+    np.testing.assert_array_equal(cache.view(np.uint8), cached(step.kv_cache, VALUE_DIM, dtype).view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[(20, 1)], [(0, 1)], [(127, 1)], [(128, 1)], [(9, 1), (8, 0), (7, 0)], [(9, 0), (8, 2)], [(0, 17), (0, 16)]],
+    ids=str,
+)
+def test_extreme_steps(requests):
+    step = make_latent_step(requests)
+    np.testing.assert_allclose(run(step)[1], expected(step, VALUE_DIM), rtol=0, atol=2e-5)
+
+
+def test_a_step_without_requests_is_finite():
+    step = make_latent_step([(0, 0)], pad_tokens=8, pad_requests=3, max_blocks=2)
+    step.request_distribution[:] = 0
+    assert np.isfinite(run(step)[1]).all()
+
+
+@cache_types
+def test_the_definition_equals_dense_attention(dtype):
+    step = make_latent_step(MIX, pad_tokens=3, pad_requests=1)
+    kv_cache = cached(step.kv_cache, VALUE_DIM, dtype)
+    operands = (step.q, kv_cache, step.seq_lens, step.block_tables, step.query_start_loc, step.request_distribution)
+    out = reference.latent_attention(*map(jnp.asarray, operands), value_dim=VALUE_DIM, scale=SCALE)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out[: step.num_tokens], expected(step, VALUE_DIM, dtype), rtol=0, atol=2e-5)
+
+
+def test_a_latent_and_a_rope_key_of_very_different_sizes_both_survive_int8():
+    entries = np.random.default_rng(0).standard_normal((7, 48)).astype(np.float32) * np.repeat([1e-3, 1e3], [32, 16])
+    decoded = layout.decode(layout.encode(jnp.asarray(entries), jnp.int8, VALUE_DIM), VALUE_DIM)
+    np.testing.assert_allclose(decoded[:, :32], entries[:, :32], rtol=0, atol=4e-3 / 127)
+    np.testing.assert_allclose(decoded[:, 32:], entries[:, 32:], rtol=0, atol=4e3 / 127)

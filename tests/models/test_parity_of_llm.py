@@ -1,0 +1,28 @@
+"""Families whose layers differ in more than Llama's do, through the whole engine: cache kinds, chunks, prefix cache."""
+
+import parity
+import pytest
+from parity import FAMILIES, Family, prompt
+
+from jaxis import LLM, SamplingParams
+
+NAMES = (
+    *("Mixtral", "Qwen3 MoE", "Qwen3 MoE, dense layers between, biases", "GPT-OSS", "Llama 4", "GLM-4.5 MoE"),
+    *("Llama 4, dense layers between, no norms", "GLM-4.5 MoE, groups, two dense layers"),
+)
+SETTINGS = {
+    **{"dtype": "float32", "kv_cache_memory": "2MiB", "show_progress": False},
+    # Prompts take several steps, and the engine's requests share them.
+    **{"max_num_batched_tokens": 64, "max_num_seqs": 4},
+}
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in NAMES], ids=lambda family: family.name)
+def test_greedy_tokens_equal_transformers_generate(family: Family):
+    prompts = [prompt(length) for length in (17, 1, 150)]
+    expected = [parity.reference_greedy_tokens(family, tokens) for tokens in prompts]
+    params = SamplingParams(temperature=0, max_tokens=parity.GREEDY_TOKENS, ignore_eos=True)
+    with LLM(parity.checkpoint_folder(family), **SETTINGS) as llm:
+        for _ in range(2):  # the second time, prompts are in the prefix cache
+            outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], params)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
