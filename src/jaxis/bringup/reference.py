@@ -9,6 +9,7 @@ are needed. The reference runs first and gives its memory back before jaxis load
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -52,8 +53,10 @@ class Reference:
       how: How its weights are held, for a report.
     """
 
-    def __init__(self, model: Any, how: str) -> None:
+    def __init__(self, model: Any, how: str, *, num_threads: int | None = None) -> None:
+        """Takes a model; None are as many threads as torch has."""
         torch, transformers = _libraries()
+        self._num_threads = num_threads
         self._model, self._torch = model, torch
         self._generation_config = transformers.GenerationConfig
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -78,7 +81,8 @@ class Reference:
                     center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
                     values = center + 0.2 * torch.randn(tensor.shape, generator=generator)
                     tensor.copy_(values.bfloat16())
-        return cls(model, "random weights in float32")
+        # More threads cost more than they gain on a model this small.
+        return cls(model, "random weights in float32", num_threads=1)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
@@ -120,7 +124,7 @@ class Reference:
     def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Logits float32 [T, V] of one sequence; of these rows only, where given."""
         kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
-        with self._torch.no_grad():
+        with self._running():
             result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
         return result.logits[0].float().numpy()
 
@@ -129,7 +133,7 @@ class Reference:
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
         self._model.generation_config = self._generation_config()
-        with self._torch.no_grad():
+        with self._running():
             result = self._model.generate(
                 prompt,
                 attention_mask=self._torch.ones_like(prompt),
@@ -153,6 +157,17 @@ class Reference:
             logits = self.logits(token_ids)
         calls[LOGITS] = ModuleCall(Values(), Values(logits))
         return calls
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """No gradients, and as many threads as suit the model."""
+        before = self._torch.get_num_threads()
+        self._torch.set_num_threads(self._num_threads or before)
+        try:
+            with self._torch.no_grad():
+                yield
+        finally:
+            self._torch.set_num_threads(before)
 
     @contextmanager
     def _hooks(self, calls: Recording) -> Iterator[None]:
@@ -195,6 +210,15 @@ class Reference:
         return tensor.removesuffix(".weight")
 
 
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with what transformers makes of keys that are not there.
+
+    Raises:
+      ConfigError: The libraries are missing, or transformers does not know the architecture.
+    """
+    return _config(config).to_dict()
+
+
 def _libraries() -> tuple[Any, Any]:
     try:
         torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
@@ -220,7 +244,8 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _config(config: Mapping[str, Any]) -> Any:
     """By the architecture's own config class: model_type may be one that transformers does not know."""
     config_class = _model_class(config)[0].config_class
-    settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
+    # A copy: transformers writes into nested objects.
+    settings = copy.deepcopy({key: value for key, value in config.items() if key not in ("model_type", "auto_map")})
     return config_class.from_dict({**settings, "attn_implementation": "eager", "experts_implementation": "eager"})
 
 
