@@ -29,6 +29,7 @@ NEUTRAL_KEYS = frozenset(
         *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
+        *("residual_dropout", "embedding_dropout"),
         *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
         *("aux_loss_alpha", "seq_aux"),
         # What a call returns, in transformers.
@@ -169,6 +170,21 @@ class HFConfig(Mapping[str, Any]):
         """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
         text_config = self._values.get("text_config")
         return self["text_config"] if isinstance(text_config, HFConfig) else self
+
+    def get_nullable(self, key: str, default: Any) -> Any:
+        """As `get`, but null is None: for keys that null turns off what their absence does not."""
+        return self.get(key, None if key in self._values else default)
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Reads a key whose other values the model does not implement; absent is as good as expected.
+
+        Raises:
+          ConfigError: It has another value.
+        """
+        value = self.get(key, expected[0])
+        if value not in expected:
+            wanted = " or ".join(map(repr, expected))
+            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
 
     def read_object(self, key: str) -> dict[str, Any] | None:
         """A nested object as a plain dict, all of it recorded as read; None where it is absent.

@@ -14,7 +14,9 @@ MAX_BF16_KL_NATS = 1e-2
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 some_families = pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3")], ids=lambda family: family.name
+    "family",
+    [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3")],
+    ids=lambda family: family.name,
 )
 
 

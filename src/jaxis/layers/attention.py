@@ -302,7 +302,7 @@ def _sharded_paged_attention(
     operands = (
         metadata.input_positions,
         metadata.seq_lens,
-        metadata.block_tables_for(sliding_window),
+        metadata.block_tables_for(options.sliding_window, options.attention_chunk_size),
         metadata.query_start_loc,
         metadata.request_distribution,
     )
