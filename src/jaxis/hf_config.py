@@ -166,11 +166,6 @@ class HFConfig(Mapping[str, Any]):
         self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
 
-    def get_text_config(self) -> HFConfig:
-        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
-        text_config = self._values.get("text_config")
-        return self["text_config"] if isinstance(text_config, HFConfig) else self
-
     def get_nullable(self, key: str, default: Any) -> Any:
         """As `get`, but null is None: for keys that null turns off what their absence does not."""
         return self.get(key, None if key in self._values else default)
@@ -185,6 +180,11 @@ class HFConfig(Mapping[str, Any]):
         if value not in expected:
             wanted = " or ".join(map(repr, expected))
             raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
+
+    def get_text_config(self) -> HFConfig:
+        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
+        text_config = self._values.get("text_config")
+        return self["text_config"] if isinstance(text_config, HFConfig) else self
 
     def read_object(self, key: str) -> dict[str, Any] | None:
         """A nested object as a plain dict, all of it recorded as read; None where it is absent.
