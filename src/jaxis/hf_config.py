@@ -24,7 +24,7 @@ NEUTRAL_KEYS = frozenset(
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
-        *("ep_size",),
+        *("cache_implementation", "for_llm_compressor", "ep_size"),
         # Training only.
         *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),

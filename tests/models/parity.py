@@ -22,6 +22,7 @@ import transformers
 from flax import nnx
 from paged_sequences import PagedSequence, PagedSequences
 
+from jaxis.bringup.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -439,19 +440,6 @@ def reference_greedy_tokens(family: Family, tokens: Sequence[int]) -> list[int]:
             torch.tensor([tokens]), max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None
         )
     return output[0, len(tokens) :].tolist()
-
-
-def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the largest expected magnitude; infinite if shapes differ or a value is not finite."""
-    if actual.shape != expected.shape or not np.isfinite(actual).all():
-        return float("inf")
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
-
-
-def kl_divergence(logits: np.ndarray, expected_logits: np.ndarray) -> np.ndarray:
-    """KL(expected || actual) of each row, in nats."""
-    actual, expected = (torch.log_softmax(torch.tensor(x, dtype=torch.float64), -1) for x in (logits, expected_logits))
-    return (expected.exp() * (expected - actual)).sum(-1).numpy()
 
 
 def layer_error(family: Family, length: int) -> float:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, calls_are_observed
 
 if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
@@ -109,6 +109,6 @@ class GatedMLP(JaxModule):
         kernel = GATED_KERNELS.get(self.activation)
         if apply_gated is None or kernel is None or gate.quant_method != up.quant_method:
             return None
-        if gate.bias is not None or up.bias is not None:
+        if gate.bias is not None or up.bias is not None or calls_are_observed():
             return None
         return apply_gated(gate, up, x, kernel)

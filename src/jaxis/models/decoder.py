@@ -18,7 +18,7 @@ from jaxis.errors import CheckpointError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, calls_are_observed
 from jaxis.layers.norm import rms_norm_from_config
 from jaxis.layers.scale import scaled
 from jaxis.loading.headers import reading_only_headers
@@ -98,7 +98,8 @@ class DecoderModel(JaxModule):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
-                kv_cache, x = _run_layer(*nnx.split(layer), kv_caches and kv_caches[i], x, attention_metadata)
+                run = layer if calls_are_observed() else functools.partial(_run_layer, *nnx.split(layer))
+                kv_cache, x = run(kv_caches and kv_caches[i], x, attention_metadata)
             if new_caches is not None:
                 new_caches.append(kv_cache)
         if len(self.layers) in self.aux_hidden_state_layers:
