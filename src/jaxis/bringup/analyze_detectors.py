@@ -80,9 +80,8 @@ def _activation(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]
 
 
 def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    count = next(
-        (config.get(key) for key in ("n_routed_experts", "num_local_experts", "num_experts") if key in config), 0
-    )
+    keys = ("n_routed_experts", "num_local_experts", "num_experts")
+    count = next((config[key] for key in keys if key in config), 0)
     if not count:
         return [Feature("none: dense")]
     chosen = config.get("num_experts_per_tok", config.get("top_k_experts"))
