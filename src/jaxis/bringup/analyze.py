@@ -208,7 +208,8 @@ def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> 
     for use in construction.uses:
         key = use.key.removeprefix(prefix).partition(".")[0]
         is_asked = key in asked and use.value is not None
-        if key in construction.refused_keys or (is_asked and (use.use == "unread" or construction.model is None)):
+        is_refused = any(f"{use.key}.".startswith(f"{refused}.") for refused in construction.refused_keys)
+        if is_refused or (is_asked and (use.use == "unread" or construction.model is None)):
             status = "unsupported"
         elif use.use in _STATUS_OF_USE:
             status = _STATUS_OF_USE[use.use]
@@ -239,12 +240,9 @@ def _problems(
         problems.append(f"no family of this architecture: belongs in models/, models/registry.py{rest}")
     if unknown := [key.key for key in keys if key.status == "unknown"]:
         problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
-    for kind, words in (
-        ("refused", "tensors that the model does not take"),
-        ("unfilled", "parameters without a tensor"),
-    ):
+    for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):
         if count := sum(problem.count for problem in tensor_problems or () if problem.kind == kind):
-            problems.append(f"the checkpoint has {count} {words}" if kind == "refused" else f"{count} {words}")
+            problems.append(f"{count} {words}")
     return problems
 
 
