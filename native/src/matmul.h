@@ -9,9 +9,15 @@
 //          or, for each group of `group` columns: [group / 4][32][4] bytes, [32] scales, [32] zero points
 //   kInt4  for each group: [group / 8][32][4] bytes (low half: columns of the group's first half; high half: of its
 //          second), [32] scales, [32] zero points
+//   kFp8   for each group (the last one may be cut off): [32] float32 scales, [columns / 2][32][2] e4m3, columns
+//          rounded up to 2
+//   kMxfp4 for each group: [32] e8m0 scales, [group / 8][32] words of eight e2m1, the first in the lowest bits
 //
-// Scales of groups are bfloat16, or float32 if `has_wide_scales`. Zero points are there only if `has_zero_points`; otherwise they are 128 (kInt8) and 8 (kInt4). A weight is
-// scale * (q - zero_point).
+// Of kInt8 and kInt4: scales of groups are bfloat16, or float32 if `has_wide_scales`. Zero points are there only if
+// `has_zero_points`; otherwise they are 128 (kInt8) and 8 (kInt4). A weight is scale * (q - zero_point).
+//
+// Of kFp8 and kMxfp4, whose weights are scale * number: a product is the sum over groups of scale * (the sum of x *
+// number), each sum in the columns' order.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +31,16 @@ constexpr int kMaxMatrices = 4;
 // Columns that share an activation's scale where the weights have one scale a row.
 constexpr int64_t kActivationGroup = 64;
 
-enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3 };
+enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kFp8 = 4, kMxfp4 = 5 };
+
+constexpr bool is_narrow_float(WeightType type) { return type == WeightType::kFp8 || type == WeightType::kMxfp4; }
 
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct WeightFormat {
   WeightType type;
   int64_t k;
-  int64_t group;  // columns a scale; 0: one scale a row (kInt8), or none
+  int64_t group;  // columns a scale, even; 0: one scale a row (kInt8), or none
   bool has_zero_points;
   bool has_wide_scales;
 };
@@ -69,6 +77,8 @@ struct PackedRows {
 //   kF32, kBf16: data [n, k], scales and zero_points null
 //   kInt8: data int8 [n, k] (signed; unsigned with zero points), scales float32 [n], or [n, k / group]
 //   kInt4: data [n, k / 2], two unsigned numbers a byte, low half first; scales [n, k / group]
+//   kFp8: data [n, k], scales float32 [n, k / group rounded up]
+//   kMxfp4: data [n, k / 2], two numbers a byte, low half first; scales [n, k / 32] bytes
 // zero_points: [n, k / group] bytes.
 struct Pack {
   WeightFormat format;

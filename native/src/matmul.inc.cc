@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include "matmul_micro.h"
+#include "matmul_scaled.h"
 #include "next_weights.h"
 #include "simd.h"
 #include "team.h"
@@ -298,10 +299,49 @@ void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uin
   }
 }
 
+template <WeightType kStored>
+void run_scaled(int rows, const float* x, const ScaledPanel& w, float* c, bool first) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                                        \
+  case R:                                                                    \
+    if constexpr (R <= kMaxRows) micro_scaled<R, kStored>(x, w, c, first); \
+    return;
+    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
+    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+#undef JAXIS_CASE
+  }
+}
+
+void multiply_scaled_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
+                           float* tile) {
+  const ScaledPanel whole = scaled_panel(f, panel);
+  // What many blocks use is widened once; a few read the narrow weights themselves.
+  const bool narrow = last - first <= 2;
+  const int64_t groups_at_once = last - first > 1 ? div_up(kColumnsAtOnce, f.group) : whole.groups();
+  float* wide = narrow ? nullptr : static_cast<float*>(scratch(kPanelSlot, groups_at_once * f.group * kPanelRows * 4));
+  for (int64_t begin = 0; begin < whole.groups(); begin += groups_at_once) {
+    ScaledPanel w = part_of(whole, begin, groups_at_once);
+    if (!narrow) w = widen_scaled(w, wide);
+    float* c = tile;
+    for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
+      const int num = rows.rows_of(block);
+      const float* x = rows.plain_block(block) + begin * f.group * num;
+      if (!narrow) {
+        run_scaled<WeightType::kF32>(num, x, w, c, begin == 0);
+      } else if (f.type == WeightType::kFp8) {
+        run_scaled<WeightType::kFp8>(num, x, w, c, begin == 0);
+      } else {
+        run_scaled<WeightType::kMxfp4>(num, x, w, c, begin == 0);
+      }
+    }
+  }
+}
+
 // Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
   if (rows.quantized) return multiply_quantized_panel(rows, f, panel, first, last, tile);
+  if (is_narrow_float(f.type)) return multiply_scaled_panel(rows, f, panel, first, last, tile);
   // What many blocks use is widened once; a few read the narrow weights themselves.
   const bool narrow = f.type == WeightType::kBf16 && last - first <= 2;
   const float* wide = reinterpret_cast<const float*>(panel);
@@ -405,6 +445,11 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
     if (f.type == WeightType::kBf16) {
       const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
       for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + c % 2]);
+      return;
+    }
+    if (is_narrow_float(f.type)) {
+      const ScaledPanel w = scaled_panel(f, panel);
+      for (int64_t c = 0; c < f.k; ++c) out[c] = scaled_number(w, r, c);
       return;
     }
     const QuantizedPanel p = quantized_panel(f, panel);

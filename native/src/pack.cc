@@ -111,6 +111,37 @@ void pack_quantized(const Pack& p, int64_t panel) {
   }
 }
 
+// What is past the matrix's end is zeros, with scales of zero.
+void pack_narrow_floats(const Pack& p, int64_t panel) {
+  const WeightFormat& f = p.format;
+  const bool is_fp8 = f.type == WeightType::kFp8;
+  const int64_t num_groups = (f.k + f.group - 1) / f.group, row_bytes = is_fp8 ? f.k : f.k / 2;
+  const int64_t group_bytes = is_fp8 ? f.group : f.group / 2;
+  const int64_t unit = is_fp8 ? 2 : 4, scale_bytes = is_fp8 ? 4 : 1;  // a unit: what stands together of a row
+  uint8_t* out = p.packed + panel * panel_bytes(f);
+  std::memset(out, 0, static_cast<size_t>(panel_bytes(f)));
+  const int64_t rows = p.n - panel * kPanelRows < kPanelRows ? p.n - panel * kPanelRows : kPanelRows;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t begin = g * group_bytes;
+    const int64_t size = begin + group_bytes < row_bytes ? group_bytes : row_bytes - begin;
+    uint8_t* values = out + scale_bytes * kPanelRows;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = panel * kPanelRows + r;
+      std::memcpy(out + r * scale_bytes, static_cast<const uint8_t*>(p.scales) + (row * num_groups + g) * scale_bytes,
+                  static_cast<size_t>(scale_bytes));
+      const uint8_t* data = static_cast<const uint8_t*>(p.data) + row * row_bytes + begin;
+      uint8_t* to = values + r * unit;
+      if (is_fp8) {
+        for (int64_t i = 0; i + 2 <= size; i += 2, to += 2 * kPanelRows) std::memcpy(to, data + i, 2);
+        if (size % 2 != 0) *to = data[size - 1];
+      } else {
+        for (int64_t i = 0; i < size; i += 4, to += 4 * kPanelRows) std::memcpy(to, data + i, 4);
+      }
+    }
+    out = values + round_up(size, unit) * kPanelRows;
+  }
+}
+
 }  // namespace
 
 int64_t panel_bytes(const WeightFormat& f) {
@@ -119,6 +150,10 @@ int64_t panel_bytes(const WeightFormat& f) {
       return f.k * kPanelRows * 4;
     case WeightType::kBf16:
       return round_up(f.k, 2) * kPanelRows * 2;
+    case WeightType::kFp8:
+      return (round_up(f.k, 2) + 4 * ((f.k + f.group - 1) / f.group)) * kPanelRows;
+    case WeightType::kMxfp4:
+      return (f.k / 2 + f.k / f.group) * kPanelRows;
     case WeightType::kInt8:
     case WeightType::kInt4:
       break;
@@ -140,6 +175,10 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
       case WeightType::kInt8:
       case WeightType::kInt4:
         pack_quantized(p, panel);
+        break;
+      case WeightType::kFp8:
+      case WeightType::kMxfp4:
+        pack_narrow_floats(p, panel);
         break;
     }
   }

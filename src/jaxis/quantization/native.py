@@ -125,8 +125,10 @@ class NativeLinearMethod:
                 return
             layer.weight.set_value(packed.pack_quantized(weight))
         elif isinstance(weight, BlockScaledWeight):
-            layer.quant_method = BlockScaledLinearMethod()
-            return
+            if not packed.can_pack(weight):
+                layer.quant_method = BlockScaledLinearMethod()
+                return
+            layer.weight.set_value(packed.pack_blocks(weight))
         elif isinstance(weight, jax.Array):
             layer.weight.set_value(packed.pack(np.asarray(weight)))
         # Which way the weight came does not matter any more: layers alike are traced once.

@@ -17,14 +17,15 @@ import numpy as np
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.host_threads import for_each_part
 from jaxis.kernels.quantized_matmul import quantize_native
+from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight
 
 PANEL_ROWS = 32
 MOST_MATRICES = 4  # of one product
 GROUP_SIZES = (32, 64, 128)
-_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
 _PANELS_PER_TASK_BYTES = 1 << 20
 
@@ -40,7 +41,7 @@ class PackedWeight:
     Attributes:
       data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
       shape: (out, in), of each.
-      qtype: "float32", "bfloat16", "int8" or "int4".
+      qtype: "float32", "bfloat16", "int8", "int4", "float8_e4m3fn" or "float4_e2m1fn".
       group_size: Columns that share a scale; 0 if a row has one scale, or none.
       has_zero_points: Whether each group has one.
       has_wide_scales: Whether groups have float32 scales, not bfloat16.
@@ -87,8 +88,14 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
     return _pack(weight.shape, qtype, 0, weight, None, None, allocate)
 
 
-def can_pack(weight: QuantizedWeight) -> bool:
+def can_pack(weight: QuantizedWeight | BlockScaledWeight) -> bool:
     """Whether the kernels take this weight."""
+    if isinstance(weight, BlockScaledWeight):
+        rows, columns = weight.block_shape
+        if weight.qtype == "float4_e2m1fn":
+            is_whole = weight.shape[-1] % columns == 0 and columns in GROUP_SIZES
+            return rows == 1 and is_whole and weight.scale.dtype == ml_dtypes.float8_e8m0fnu
+        return columns % 2 == 0
     return has_kernel(weight.qtype, weight.shape[1], None if weight.scale.shape[1] == 1 else weight.group_size)
 
 
@@ -114,6 +121,15 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
     if scale.dtype != ml_dtypes.bfloat16:
         scale = scale.astype(np.float32, copy=False)
     return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point, allocate)
+
+
+def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
+    """As `pack`, of a weight that `can_pack`; numbers are kept as they are, scales of fp8 are float32 there."""
+    rows, columns = weight.block_shape
+    scale = np.asarray(weight.scale)
+    if weight.qtype == "float8_e4m3fn":
+        scale = np.repeat(scale.astype(np.float32), rows, axis=0)[: weight.shape[0]]
+    return _pack(weight.shape, weight.qtype, columns, np.asarray(weight.value), scale, None, allocate)
 
 
 def quantize_and_pack(
@@ -193,7 +209,7 @@ def _pack(
     assert library is not None
     rows, columns = shape
     has_zero_points = zero_point is not None
-    has_wide_scales = group_size != 0 and scale is not None and scale.dtype == np.float32
+    has_wide_scales = qtype in QTYPES and group_size != 0 and scale is not None and scale.dtype == np.float32
     packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales, allocate)
     num_panels, panel_bytes = packed.shape
     # Kept by name, so that what ascontiguousarray copied lives until it is packed.
