@@ -25,7 +25,7 @@ PUBLISHED = {
     "deepseek-r1": (671, (37, "without"), 61 * 576 * 2),
     "kimi-k2": (1026, (32, "without"), 61 * 576 * 2),
     "gpt-oss-20b": (20.91, (3.61, "without"), 2 * 24 * 8 * 64 * 2),
-    "llama-4-scout": (107.8, (17, "without"), 2 * 48 * 8 * 128 * 2),
+    "llama-4-scout": (107.8, (17, "with embeddings"), 2 * 48 * 8 * 128 * 2),
     "glm-4.5": (353, (32, "without"), 2 * 92 * 8 * 128 * 2),
     "gemma-2-9b": (9.24, None, 2 * 42 * 8 * 256 * 2),
     "gemma-3-1b": (1.0, None, 2 * 26 * 1 * 256 * 2),
@@ -128,6 +128,14 @@ def test_layer_kinds_are_told_apart():
     kinds = {kind.kind: (kind.layers, kind.max_tokens, kind.bytes_per_token) for kind in analysis.kv_cache}
     each = 2 * 8 * 64 * 2
     assert kinds == {"window": (12, 128, 12 * each), "full": (12, None, 12 * each)}
+
+
+def test_axes_tell_what_the_constructed_model_has():
+    scout = analyze(CONFIGS / "llama-4-scout.json")
+    axes = {axis.name: [feature.value for feature in axis.features] for axis in scout.axes}
+    assert sorted(axes["layer kinds"]) == ["12 x full", "36 x chunks of 8192"]
+    assert axes["rope"] == ["llama3, theta 500000, factor 16", "none in 12 layers"]
+    assert axes["embeddings and head"] == ["a head of its own"]
 
 
 def test_a_key_nobody_knows_fails(tmp_path):

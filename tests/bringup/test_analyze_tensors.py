@@ -118,6 +118,17 @@ def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_pat
     }
 
 
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoint, tmp_path, scanned):
+    from jaxis.bringup.convert import convert_checkpoint
+
+    convert_checkpoint(moe_checkpoint, tmp_path / "orbax", "orbax", scanned=scanned)
+    analysis, of_source = analyze(tmp_path / "orbax"), analyze(moe_checkpoint)
+    assert analysis.problems == analysis.tensor_problems == ()
+    assert analysis.num_tensors == of_source.num_tensors
+    assert analysis.bytes_by_dtype == of_source.bytes_by_dtype
+
+
 def test_without_weights_the_reason_is_told(moe_checkpoint):
     analysis = analyze(moe_checkpoint / "config.json")
     assert analysis.can_run

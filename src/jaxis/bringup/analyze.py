@@ -151,7 +151,9 @@ def analyze(
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
     """As `analyze`, of what was read already; `memory` is (name, bytes)."""
     construction = construct(source.config, source.config_path)
-    facts = None if construction.model is None else ModelFacts.of(construction.model)
+    facts = None
+    if construction.model is not None and construction.vllm_config is not None:
+        facts = ModelFacts.of(construction.model, construction.vllm_config)
     config = HFConfig(source.config, source=source.config_path)
     text_config = config.get("text_config")
     prefix = "text_config." if isinstance(text_config, HFConfig) else ""
