@@ -24,7 +24,9 @@ CHAT_TEMPLATE = (
 CONFIG_CLASSES = {
     "deepseek_v2": "DeepseekV2Config",
     "deepseek_v3": "DeepseekV3Config",
+    "gpt_oss": "GptOssConfig",
     "llama": "LlamaConfig",
+    "llama4": "Llama4TextConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
     "mistral": "MistralConfig",
@@ -60,6 +62,26 @@ LATENT_SIZES = {
     "num_experts_per_tok": 3,
     "n_group": 4,
     "topk_group": 2,
+}
+
+
+# Sizes of mixtures of experts with layers of every kind.
+GPT_OSS_SIZES = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 21,
+    "swiglu_limit": 1.5,
+}
+LLAMA_4_SIZES = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 80,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 32,
+    "floor_scale": 16,
+    "attn_scale": 0.3,
 }
 
 

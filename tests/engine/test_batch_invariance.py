@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from tiny_checkpoints import LATENT_SIZES, write_checkpoint
+from tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 
@@ -107,7 +107,10 @@ def main(num_processors, model, quantization):
                 engine.scheduler.max_num_batched_tokens = chunk
                 runs[f"chunks of {chunk}"] = recorder.run(PROMPTS)
             engine.reset()
-            engine.scheduler.block_manager = BlockManager({FULL_CONTEXT: 16}, 16, enable_prefix_caching=False)
+            manager = engine.scheduler.block_manager
+            num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
+            num_blocks |= {FULL_CONTEXT: 16}
+            engine.scheduler.block_manager = BlockManager(num_blocks, 16, enable_prefix_caching=False)
             preempted = []
             preempt = engine.scheduler._preempt
             engine.scheduler._preempt = lambda request: (preempted.append(request), preempt(request))
@@ -116,12 +119,15 @@ def main(num_processors, model, quantization):
     print(json.dumps(runs))
 
 
+SIZES = {"deepseek_v3": LATENT_SIZES, "gpt_oss": GPT_OSS_SIZES, "llama4": LLAMA_4_SIZES}
 # Model, how it is quantized, and on how many processors.
 CASES = {
     "plain": (None, None, NUM_PROCESSORS),
     "int8": (None, "int8", NUM_PROCESSORS),
     "int4": (None, "int4", NUM_PROCESSORS),
     "deepseek_v3": ("deepseek_v3", None, NUM_PROCESSORS[-1:]),
+    "gpt_oss": ("gpt_oss", None, NUM_PROCESSORS[-1:]),
+    "llama4": ("llama4", None, NUM_PROCESSORS[-1:]),
 }
 
 
@@ -131,7 +137,7 @@ def runs(request, tmp_path_factory):
     family, quantization, counts = CASES[request.param]
     model = None
     if family is not None:
-        model = str(write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **LATENT_SIZES))
+        model = str(write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **SIZES[family]))
     found = {}
     for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
