@@ -40,7 +40,7 @@ def write_fp8(
     """(`folder`/fp8, `folder`/wide): `source` with its linear layers in fp8, and with what those stand for."""
     stored, narrow, wide = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in stored.items():
-        if name.endswith("_proj.weight"):
+        if "_proj" in name and name.endswith(".weight"):
             value, scale = quantize_fp8(tensor.float(), block, scale_dtype)
             narrow |= {name: value, f"{name}_scale_inv": scale}
             # transformers' own, which its backward pass uses.
