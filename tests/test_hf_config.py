@@ -48,6 +48,22 @@ def test_null_counts_as_absent():
     assert config.to_dict() == {"sliding_window": None}
 
 
+def test_null_may_say_something_else_than_absence():
+    config = HFConfig({"sliding_window": None, "soft_cap": 5.0})
+    assert config.get_nullable("sliding_window", 7) is None
+    assert config.get_nullable("soft_cap", 7) == 5.0
+    assert config.get_nullable("other", 7) == 7
+
+
+def test_a_value_that_a_model_does_not_implement_is_an_error_that_names_it():
+    config = HFConfig({"use_bias": True, "norm_type": "layer_norm"}, source="a/config.json")
+    config.expect("norm_type", "layer_norm")
+    config.expect("absent", False)
+    with pytest.raises(ConfigError, match=r"a/config\.json has use_bias=True, only False or 'no' is supported"):
+        config.expect("use_bias", False, "no")
+    assert config.unread_keys() == []
+
+
 def test_missing_key_is_an_error_that_names_key_and_file(tmp_path):
     config = HFConfig.from_folder(write(tmp_path, {"text_config": {}, "head_dim": None}))
     for read in (lambda: config.hidden_size, lambda: config["hidden_size"]):

@@ -146,7 +146,7 @@ FAMILIES = (
         "Gemma 2",
         "Gemma2Config",
         {
-            **{"num_hidden_layers": 4, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
             **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
         },
     ),
@@ -154,7 +154,7 @@ FAMILIES = (
         "Gemma 3",
         "Gemma3TextConfig",
         {
-            **{"num_hidden_layers": 6, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
             **{"sliding_window_pattern": 3, "attention_bias": True, "final_logit_softcapping": 5.0},
             **_rope_by_layer_type({"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}),
         },
@@ -169,7 +169,7 @@ FAMILIES = (
     Family(
         "GLM-4-0414",
         "Glm4Config",
-        {"head_dim": 24, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
+        {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
     ),
     Family(
         "Granite",
