@@ -36,7 +36,48 @@ struct Weight {
   }
 };
 
+// The number that an e4m3 byte stands for: its sign, four bits of exponent with a bias of 7, three of mantissa.
+double from_e4m3(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return bits < 128 ? magnitude : -magnitude;
+}
+
+double from_e2m1(int bits) {
+  const double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return bits < 8 ? magnitudes[bits] : -magnitudes[bits - 8];
+}
+
+Weight make_narrow_floats(WeightFormat format, int64_t n, uint32_t seed) {
+  Weight w{format, n, {}, std::vector<double>(n * format.k), {}, {}};
+  const bool is_fp8 = format.type == WeightType::kFp8;
+  const int64_t k = format.k, groups = (k + format.group - 1) / format.group;
+  const std::vector<int> codes = integers(n * k, 0, is_fp8 ? 255 : 15, seed);
+  const std::vector<int> exponents = integers(n * groups, -12, -3, seed + 1);
+  std::vector<uint8_t> data, scales;
+  std::vector<float> scales32;
+  for (const int exponent : exponents) {
+    scales.push_back(static_cast<uint8_t>(127 + exponent));
+    scales32.push_back(static_cast<float>(std::ldexp(1.25, exponent)));
+  }
+  for (int64_t i = 0; i < n * k; ++i) {
+    const int64_t at = i / k * groups + i % k / format.group;
+    const int code = is_fp8 && codes[i] % 128 == 127 ? 0 : codes[i];  // not a NaN
+    w.dense[i] = is_fp8 ? from_e4m3(code) * scales32[at] : from_e2m1(code) * std::ldexp(1.0, exponents[at]);
+    if (is_fp8 || i % 2 == 0) {
+      data.push_back(static_cast<uint8_t>(code));
+    } else {
+      data.back() = static_cast<uint8_t>(data.back() | code << 4);
+    }
+  }
+  w.packed.resize(num_panels(n) * panel_bytes(format));
+  const void* source = is_fp8 ? static_cast<const void*>(scales32.data()) : scales.data();
+  pack_panels({format, n, data.data(), source, nullptr, w.packed.data()}, 0, num_panels(n));
+  return w;
+}
+
 Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
+  if (is_narrow_float(format.type)) return make_narrow_floats(format, n, seed);
   Weight w{format, n, {}, {}, {}, {}};
   const int64_t k = format.k, groups = format.group != 0 ? k / format.group : 1;
   const bool narrow = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
@@ -164,7 +205,10 @@ void check(const std::vector<float>& actual, const Expected& expected) {
 std::vector<WeightFormat> formats(int64_t k) {
   std::vector<WeightFormat> out = {{WeightType::kF32, k, 0, false, false},
                                    {WeightType::kBf16, k, 0, false, false},
-                                   {WeightType::kInt8, k, 0, false, false}};
+                                   {WeightType::kInt8, k, 0, false, false},
+                                   {WeightType::kFp8, k, 128, false, false},
+                                   {WeightType::kFp8, k, 32, false, false}};
+  if (k % 32 == 0) out.push_back({WeightType::kMxfp4, k, 32, false, false});
   for (const int64_t group : {32, 64, 128}) {
     if (k % group != 0) continue;
     for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {

@@ -11,7 +11,15 @@ from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from quantized_products import expected_weight, quantized_product
 
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import QuantizedWeight, packed, quantize, reference
+from jaxis.kernels.quantized_matmul import (
+    BlockScaledWeight,
+    QuantizedWeight,
+    block_scaled_matmul,
+    dequantize,
+    packed,
+    quantize,
+    reference,
+)
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
@@ -23,7 +31,8 @@ pytestmark = [
 INT8 = [*(("int8", group, "absmax", False) for group in (None, 32, 64, 128)), ("int8", 64, "absmax", True)]
 INT4 = [("int4", group, how, False) for group in (None, 32, 64, 128) for how in ("absmax", "minmax")]
 WIDE = [("int8", None, "absmax", True), ("int4", None, "absmax", True), ("int4", 128, "minmax", True)]
-SCHEMES = ["float32", "bfloat16", *INT8, *INT4, *WIDE]
+NARROW_FLOATS = ["float8_e4m3fn", "float4_e2m1fn"]
+SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INT8, *INT4, *WIDE]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 ROWS = 40
 # Of a batch: one row, and as many as the micro-kernels take and do not.
@@ -35,6 +44,25 @@ PARTS = [
 
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def random_blocks(qtype, n, k, seed=0):
+    """A weight of random bits, denormal numbers and zeros among them, and what it stands for in float64."""
+    rng = np.random.default_rng(seed)
+    if qtype == "float8_e4m3fn":
+        block = (128, 128)
+        value = (rng.integers(0, 127, (n, k)) | rng.integers(0, 2, (n, k)) << 7).astype(np.uint8)
+        value = value.view(ml_dtypes.float8_e4m3fn)
+        scale = rng.uniform(1e-4, 1e-2, (-(-n // 128), -(-k // 128))).astype(np.float32)
+        wide = value.astype(np.float64)
+    else:
+        block = (1, 32)
+        nibbles = rng.integers(0, 16, (n, k)).astype(np.uint8)
+        value = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+        scale = rng.integers(110, 125, (n, k // 32)).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+        wide = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    expanded = np.repeat(np.repeat(scale.astype(np.float64), block[0], axis=0), block[1], axis=1)
+    return BlockScaledWeight(value, scale, block), wide * expanded[:n, :k]
 
 
 @dataclasses.dataclass
@@ -53,6 +81,10 @@ class Weight:
 
 def make(scheme, n, k, seed=0):
     numbers = random(n, k, seed=seed)
+    if scheme in NARROW_FLOATS:
+        weight, dense = random_blocks(scheme, n, k, seed)
+        assert packed.can_pack(weight)
+        return Weight(packed.pack_blocks(weight), dense, None)
     if isinstance(scheme, str):
         numbers = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
         return Weight(packed.pack(numbers), numbers.astype(np.float64), None)
@@ -66,6 +98,8 @@ def make(scheme, n, k, seed=0):
 
 
 def sizes(scheme):
+    if scheme == "float4_e2m1fn":
+        return [(1, 384), (33, 128), (100, 256), (32, 32)]
     by_row = isinstance(scheme, str) or scheme[:2] == ("int8", None)
     return [(1, 384), (33, 128), (100, 256), *([(33, 101), (32, 1)] if by_row else [])]
 
@@ -152,10 +186,38 @@ def test_other_float_types_are_packed_as_float32(dtype):
 
 
 def test_a_weight_takes_the_memory_of_its_type():
-    for scheme, bytes_per_number in [("float32", 4), ("bfloat16", 2), (INT8[0], 1), (INT4[4], 0.5)]:
+    sizes = [
+        ("float32", 4),
+        ("bfloat16", 2),
+        ("float8_e4m3fn", 1),
+        ("float4_e2m1fn", 17 / 32),
+        (INT8[0], 1),
+        (INT4[4], 0.5),
+    ]
+    for scheme, bytes_per_number in sizes:
         number_of_weights = 64 * 512
         size = make(scheme, 64, 512).packed.nbytes
         assert bytes_per_number <= size / number_of_weights < 1.15 * bytes_per_number
+
+
+@pytest.mark.parametrize("qtype", NARROW_FLOATS)
+def test_blocks_dequantized_and_multiplied_by_plain_jax_equal_numpy(qtype):
+    weight, dense = random_blocks(qtype, 200, 256)
+    np.testing.assert_allclose(dequantize(weight), dense, rtol=1e-6, atol=0)
+    x = random(3, 256)
+    tolerance = 2e-6 * np.abs(x).sum(axis=1).max() * np.abs(dense).max()
+    np.testing.assert_allclose(block_scaled_matmul(jnp.asarray(x), weight), x @ dense.T, rtol=0, atol=tolerance)
+
+
+def test_every_number_of_eight_bits():
+    """Each stands in a row of its own."""
+    codes = np.array([code for code in range(256) if code & 127 != 127], np.uint8)
+    value = codes.repeat(2).reshape(-1, 2).view(ml_dtypes.float8_e4m3fn)
+    weight = packed.pack_blocks(BlockScaledWeight(value, np.full((2, 1), 0.5, np.float32), (128, 128)))
+    expected = value[:, 0].astype(np.float32) / 2
+    (y,) = packed.matmul(jnp.asarray([[0.0, 1.0], [1.0, 0.0]]), [weight])
+    np.testing.assert_array_equal(y, [expected, expected])
+    np.testing.assert_array_equal(packed.lookup(jnp.arange(len(codes)), weight)[:, 1], expected)
 
 
 @pytest.mark.parametrize(
