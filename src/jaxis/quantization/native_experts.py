@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
 from jaxis.layers.glu import ClampedGLU, GatedUnit
 from jaxis.layers.mlp import GATED_KERNELS
 from jaxis.loading.expert_stacks import fill_expert
+from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
 from jaxis.quantization.experts import STACK_AXES, QuantizedExpertsMethod, UnquantizedExpertsMethod
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ def native_experts_method(layer: JaxExperts, method: ExpertsMethod | None) -> Ex
         return method
     if method is None:
         return NativeExpertsMethod(None)
+    if isinstance(method, CompressedTensorsExpertsMethod):
+        return dataclasses.replace(method, method=native_experts_method(layer, method.method))
     if isinstance(method, QuantizedExpertsMethod) and _has_kernel(layer, method):
         return NativeExpertsMethod(method.scheme.act_qtype, source=method)
     return method
