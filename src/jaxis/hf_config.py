@@ -22,6 +22,7 @@ NEUTRAL_KEYS = frozenset(
         *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
         *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
+        *("model_max_length", "use_parallel_embedding"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
         *("cache_implementation", "for_llm_compressor", "ep_size"),
@@ -57,8 +58,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
+    "use_mrope": (False,),
 }
-"""Keys that every config of older versions of transformers carries, with the values at which they do nothing."""
+"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
