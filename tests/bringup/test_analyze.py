@@ -19,6 +19,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": (30.5, (3.3, "with embeddings"), 2 * 48 * 4 * 128 * 2),
     "mixtral-8x7b": (46.7, (12.9, "with embeddings"), 2 * 32 * 8 * 128 * 2),
     "deepseek-v2-lite": (15.7, (2.4, "without"), 27 * (512 + 64) * 2),
+    "deepseek-v2.5": (236, (21, "without"), 60 * 576 * 2),
     "deepseek-v3": (671, (37, "without"), 61 * 576 * 2),
     "deepseek-r1": (671, (37, "without"), 61 * 576 * 2),
     "kimi-k2": (1026, (32, "without"), 61 * 576 * 2),
