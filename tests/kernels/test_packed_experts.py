@@ -21,15 +21,8 @@ pytestmark = [
     pytest.mark.usefixtures("isa"),
 ]
 
-SCHEMES = [
-    "float32",
-    "bfloat16",
-    *NARROW_FLOATS,
-    ("int8", None, "absmax"),
-    ("int8", 32, "absmax"),
-    ("int4", 64, "minmax"),
-]
-INTEGERS = [scheme for scheme in SCHEMES if isinstance(scheme, tuple)]
+INTEGERS = [("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 64, "minmax")]
+SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INTEGERS]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 LIMIT, ALPHA = 0.7, 1.702
 
