@@ -379,7 +379,7 @@ class TestLocalLayers:
             output = engine.step()
             scheduled = {entry.request for entry in output.scheduled}
             assert scheduled >= {request for request in decodes if not request.status.finished}
-            num_waits += 0 < long.num_computed_tokens and long not in scheduled
+            num_waits += long.num_computed_tokens > 0 and long not in scheduled
             assert late not in scheduled or long.num_computed_tokens == 40
         assert num_waits > 0
         assert sum(request.num_preemptions for request in engine.histories) == 0
