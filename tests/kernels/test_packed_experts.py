@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("isa"),
 ]
 
+<<<<<<< HEAD
 SCHEMES = [
     "float32",
     "bfloat16",
@@ -30,6 +31,10 @@ SCHEMES = [
     ("int4", 64, "minmax"),
 ]
 INTEGERS = [scheme for scheme in SCHEMES if isinstance(scheme, tuple)]
+=======
+INTEGERS = [("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 64, "minmax")]
+SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INTEGERS]
+>>>>>>> formats
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 LIMIT, ALPHA = 0.7, 1.702
 

@@ -94,7 +94,11 @@ class EngineOptions:
     quantization: Annotated[
         str | None,
         _engine(
+<<<<<<< HEAD
             "Narrower weights: int8, int4, or a YAML or JSON file with rules; dequantize: widen a quantized model.",
+=======
+            "Narrower weights: int8, int4, or a YAML or JSON file with rules. dequantize: a quantized checkpoint wide.",
+>>>>>>> formats
             metavar="NAME|FILE",
         ),
     ] = None
