@@ -22,6 +22,7 @@ NEUTRAL_KEYS = frozenset(
         *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
         *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
+        *("model_max_length", "use_parallel_embedding"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
         *("cache_implementation", "for_llm_compressor", "ep_size"),
