@@ -34,6 +34,7 @@ _SIZES = {
     "shared_expert_intermediate_size": 80,
     "vocab_size": VOCAB_SIZE,
     "sliding_window": 11,
+    "sliding_window_size": 11,
     "attention_chunk_size": 16,
     "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
     # Latent attention.
