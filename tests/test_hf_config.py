@@ -119,6 +119,27 @@ def test_unread_keys_follow_nested_objects_that_were_read():
     assert config.unread_keys() == ["text_config.odd.b"]
 
 
+def test_key_uses_tell_what_was_made_of_each_key():
+    config = HFConfig({"a": 1, "b": 2, "c": 3, "rope": {"d": 4, "e": 5}, "other": {"f": 6}, "off": None, "dtype": "x"})
+    assert config["a"] == 1
+    assert config.get("b", 2) == 2  # what the reader assumes anyway
+    assert config.get("c", 2) == 3
+    assert config.get("rope").get("d", 4) == 4
+    uses = {use.key: (use.value, use.use) for use in config.key_uses()}
+    assert uses == {
+        "a": (1, "used"),
+        "b": (2, "default"),
+        "c": (3, "used"),
+        "rope.d": (4, "default"),
+        "rope.e": (5, "unread"),
+        "other": ({"f": 6}, "unread"),
+        "off": (None, "default"),
+        "dtype": ("x", "neutral"),
+    }
+    config.get("b", 7)  # another reader assumes another value
+    assert {use.key: use.use for use in config.key_uses()}["b"] == "used"
+
+
 def test_keys_that_are_neutral_at_one_value_are_reported_at_another():
     assert HFConfig({"add_cross_attention": False, "is_encoder_decoder": False, "pruned_heads": {}}).unread_keys() == []
     assert HFConfig({"is_encoder_decoder": True, "pruned_heads": {"0": [1]}}).unread_keys() == [

@@ -59,8 +59,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
+    "use_mrope": (False,),
 }
-"""Keys that every config of older versions of transformers carries, with the values at which they do nothing."""
+"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),

@@ -6,6 +6,7 @@ To add a family, add a row to FAMILIES.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import tempfile
@@ -348,6 +349,13 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
     with torch.no_grad():
         result = reference_model(family)(torch.tensor([prompt(length)]), output_hidden_states=True, use_cache=False)
     return result.logits[0].numpy(), [states[0].numpy() for states in result.hidden_states]
+
+
+def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
+    """transformers' logits [T, V] with everything in bfloat16."""
+    model = copy.deepcopy(reference_model(family)).to(torch.bfloat16)
+    with torch.no_grad():
+        return model(torch.tensor([prompt(length)]), use_cache=False).logits[0].float().numpy()
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def _shrink_experts(config: dict[str, Any]) -> None:
     for key in _EXPERT_COUNTS:
         if config.get(key):
             config[key] = NUM_EXPERTS
-    for key in ("num_experts_per_tok", "num_experts_per_token"):
+    for key in ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"):
         if config.get(key):
             config[key] = min(config[key], 3)
     if config.get("n_group") and config["n_group"] > 1:
