@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from jaxis.errors import ConfigError
 from jaxis.kernels.quantized_matmul.quantize import check_quantizable
 from jaxis.layers.module import JaxModule
+from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
+from jaxis.quantization.experts import STACK_AXES, select_experts_method
 from jaxis.quantization.methods import WeightScheme, select_method
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
+    from jaxis.layers.experts import JaxExperts
     from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import LinearMethod
+    from jaxis.quantization.config import ExpertsMethod, LinearMethod
     from jaxis.quantization.rules import RuleQuantizationConfig
 
 RULES_KEY = "jaxis_quantization"
@@ -88,9 +91,14 @@ class CompressedTensorsConfig:
         self._ignore = tuple(config.get("ignore") or ())
         self._rules = rules
 
-    def get_quant_method(self, layer: JaxLinear | JaxEmbed, prefix: str) -> LinearMethod | None:
+    def get_quant_method(
+        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
+    ) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's."""
-        group = self._group_of(layer, prefix)
+        from jaxis.layers.experts import JaxExperts
+
+        is_experts = isinstance(layer, JaxExperts)
+        group = self._group_of_experts(layer, prefix) if is_experts else self._group_of(layer, prefix)
         scheme = None if group is None else group.scheme
         if self._rules is not None:
             rule = self._rules.find(prefix)
@@ -98,9 +106,12 @@ class CompressedTensorsConfig:
         if group is None or scheme is None:
             return None
         try:
-            check_quantizable(layer.input_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
+            for in_size in (layer.hidden_size, layer.intermediate_size) if is_experts else (layer.input_size,):
+                check_quantizable(in_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
         except ValueError as error:
             raise ConfigError(f"{_WHERE}: {prefix} {error}") from None
+        if is_experts:
+            return CompressedTensorsExpertsMethod(group.format, scheme, select_experts_method(layer, scheme))
         return CompressedTensorsMethod(group.format, scheme, select_method(layer, scheme))
 
     def check_all_used(self) -> None:
@@ -108,7 +119,15 @@ class CompressedTensorsConfig:
         if self._rules is not None:
             self._rules.check_all_used()
 
-    def _group_of(self, layer: JaxLinear | JaxEmbed, prefix: str) -> _Group | None:
+    def _group_of_experts(self, layer: JaxExperts, prefix: str) -> _Group | None:
+        """That of all experts, whose projections are linear layers in the file."""
+        names = [f"{prefix}.{expert}.{name}" for expert in range(layer.num_experts) for name in STACK_AXES]
+        first, *others = [self._group_of(layer, name) for name in names]
+        if any(group != first for group in others):
+            raise ConfigError(f"{_WHERE}: experts of {prefix} are quantized in different ways, which is not supported")
+        return first
+
+    def _group_of(self, layer: JaxModule | JaxEmbed, prefix: str) -> _Group | None:
         if any(_names(target, prefix) or target == _class_name(layer) for target in self._ignore):
             return None
         for group in self._groups:
