@@ -29,6 +29,7 @@ CONFIG_CLASSES = {
     "llama4": "Llama4TextConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
     "mistral": "MistralConfig",
 }
 # Weights large enough that logits lie well apart: a rounding error then never decides which token is the best.
