@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxis.config_defaults import with_defaults
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.json_object import read_json_object
 
@@ -127,7 +128,7 @@ class HFConfig(Mapping[str, Any]):
         self._path = _path
         # Key -> whether every reader so far assumes, without the key, the value that it has.
         self._read: dict[str, bool] = {}
-        plain = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
+        plain = with_defaults(_apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source))
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
             for key, value in plain.items()

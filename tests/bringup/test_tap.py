@@ -78,7 +78,16 @@ def test_arrays_are_told_apart():
     assert found.expert_ids is ids
     assert found.expert_weights is weights
     assert Values.of([hidden, ids]).expert_ids is None
-    assert Values.of([np.zeros(5, np.int32)]).empty
+    assert Values.of([np.zeros(5, np.int32)]).hidden is None
+
+
+def test_a_choice_of_experts_said_as_a_weight_for_each_is_understood():
+    weights = np.zeros((2, 4), np.float32)
+    weights[0, 3], weights[0, 1], weights[1, 0], weights[1, 2] = 0.75, 0.25, 0.5, 0.125
+    found = Values(weights).as_routing(2)
+    assert found.expert_ids.tolist() == [[3, 1], [0, 2]]
+    assert found.expert_weights.tolist() == [[0.75, 0.25], [0.5, 0.125]]
+    assert Values(weights + 1.0).as_routing(2).expert_ids is None
 
 
 def test_shapes_of_the_reference_become_ours():
@@ -88,4 +97,6 @@ def test_shapes_of_the_reference_become_ours():
     np.testing.assert_array_equal(as_shape(flat, (5, 2, 3)), flat.reshape(5, 2, 3))
     assert as_shape(flat, (5, 7)) is None
     assert as_shape(flat, (6, 5)) is None
+    one_head = np.arange(15, dtype=np.float32).reshape(1, 5, 3)
+    np.testing.assert_array_equal(as_shape(one_head, (5, 3)), one_head[0])
     assert as_shape(None, (5, 6)) is None

@@ -123,8 +123,14 @@ def test_without_torch_one_line_says_what_to_install(config_file, monkeypatch):
 
 
 def test_what_cannot_be_verified_is_one_error(config_file, tmp_path):
-    with pytest.raises(ConfigError, match=r"no model for architectures=\['NoneForCausalLM'\]"):
-        verify(config_file({**published_configs.LLAMA_2, "architectures": ["NoneForCausalLM"]}))
+    unknown = {**published_configs.LLAMA_2, "architectures": ["NoneForCausalLM"]}
+    with pytest.raises(ConfigError, match=r"\['NoneForCausalLM'\] in config.json is not supported"):
+        verify(config_file(unknown))
+    with (
+        registered("NoneForCausalLM", get_model_class(["LlamaForCausalLM"])),
+        pytest.raises(ConfigError, match=r"transformers .* has no model for architectures=\['NoneForCausalLM'\]"),
+    ):
+        verify(config_file(unknown))
     with pytest.raises(ConfigError, match="has no weights"):
         verify(config_file(published_configs.LLAMA_2), save_golden=tmp_path / "x")
     with pytest.raises(ConfigError, match="dtype='int8'"):

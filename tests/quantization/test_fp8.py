@@ -138,6 +138,22 @@ def test_patterns_mean_what_they_mean_to_transformers(patterns):
         assert is_unconverted(name, patterns) != should_convert_module(name, patterns), name
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        FP8,  # DeepSeek V3 and R1, Kimi K2
+        FP8 | {"scale_fmt": "ue8m0"},  # DeepSeek V3.1
+        FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.0.input_layernorm"]},
+        FP8 | {"ignored_layers": None, "modules_to_not_convert": None},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ],
+)
+def test_published_settings_are_understood(config):
+    hf_config = HFConfig({"quantization_config": config})
+    assert quantization_of_checkpoint(hf_config, None).block_shape == (128, 128)
+    assert hf_config.unread_keys() == []
+
+
 class TestMistakes:
     NAME = "model.layers.0.self_attn.k_proj.weight"
 

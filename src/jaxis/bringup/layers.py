@@ -37,6 +37,7 @@ class Divergence:
       own_error: Relative error of that, everything before it being the reference's.
       error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
       not_called: Modules inside it that the reference calls and jaxis does not.
+      not_compared: Modules inside it of which the reference has nothing comparable: they may be what is at fault.
     """
 
     module: str
@@ -45,11 +46,14 @@ class Divergence:
     error_before: float | None
     error_after: float | None
     not_called: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.module}: {self.where} is off by {self.own_error:.1e} when all before it is right"
         text += f"; in the chain, {_error(self.error_before)} before it and {_error(self.error_after)} after it"
-        return text + (f"; not called: {', '.join(self.not_called)}" if self.not_called else "")
+        for what, names in (("not called", self.not_called), ("not compared", self.not_compared)):
+            text += f"; {what}: {', '.join(names)}" if names else ""
+        return text
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,18 @@ def _first_divergence(
                 own_error=event.error,
                 error_before=None if chain is None else chain.input_error,
                 error_after=None if chain is None else chain.output_error,
-                not_called=tuple(_inside(name, module) for name in not_called if name.startswith(f"{module}.")),
+                not_called=_names_inside(module, not_called),
+                not_compared=_names_inside(module, [m.name for m in modules if m.own_error is None]),
             )
         if not event.begins:
             last = (event.module, event.error is not None)
         elif event.error is not None:
             last = None
     return None
+
+
+def _names_inside(module: str, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_inside(name, module) for name in names if name.startswith(f"{module}."))
 
 
 def _inside(name: str, module: str) -> str:

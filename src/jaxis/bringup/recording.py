@@ -37,9 +37,14 @@ class Values:
                     return cls(others[0] if others else None, ids, weights)
         return cls(floats[0] if floats else None)
 
-    @property
-    def empty(self) -> bool:
-        return self.hidden is None and self.expert_ids is None
+    def as_routing(self, num_chosen: int) -> Values:
+        """These, read as a router's choice where they say it as a weight [T, X] for each expert, most of them 0."""
+        if self.expert_ids is not None or self.hidden is None or self.hidden.ndim != 2:
+            return self
+        if not ((self.hidden != 0).sum(-1) == num_chosen).all():
+            return self
+        ids = np.argsort(-np.abs(self.hidden), axis=-1)[:, :num_chosen]
+        return Values(None, ids, np.take_along_axis(self.hidden, ids, axis=-1))
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,6 @@ def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray 
     """
     if expected is None or expected.size != np.prod(shape):
         return None
-    if expected.shape == shape:
-        return expected
-    if expected.ndim == 3 and (expected.shape[1], expected.shape[0], expected.shape[2]) == shape:
-        return expected.swapaxes(0, 1)
+    if len(expected) != shape[0] and expected.ndim == 3:
+        expected = expected.swapaxes(0, 1)
     return expected.reshape(shape) if len(expected) == shape[0] else None

@@ -26,6 +26,7 @@ from jaxis.errors import ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 
 INSTALL = "pip install 'jaxis[verify]'"
+SMALL_PARAMETERS = 10**7
 MEMORY_SHARE = 0.8  # of what is free, for the reference's weights
 # Of a call by keyword, what is no activation.
 _NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position", "input_ids"})
@@ -56,6 +57,9 @@ class Reference:
         torch, transformers = _libraries()
         self._model, self._torch = model, torch
         self._generation_config = transformers.GenerationConfig
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
+        # Handing such a model's products from thread to thread takes many times longer than computing them.
+        self._num_threads = 1 if is_small else torch.get_num_threads()
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         self.how = how
 
@@ -117,10 +121,20 @@ class Reference:
         self._model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        before = self._torch.get_num_threads()
+        self._torch.set_num_threads(self._num_threads)
+        try:
+            with self._torch.no_grad():
+                yield
+        finally:
+            self._torch.set_num_threads(before)
+
     def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Logits float32 [T, V] of one sequence; of these rows only, where given."""
         kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
-        with self._torch.no_grad():
+        with self._computing():
             result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
         return result.logits[0].float().numpy()
 
@@ -129,7 +143,7 @@ class Reference:
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
         self._model.generation_config = self._generation_config()
-        with self._torch.no_grad():
+        with self._computing():
             result = self._model.generate(
                 prompt,
                 attention_mask=self._torch.ones_like(prompt),

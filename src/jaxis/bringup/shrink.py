@@ -34,6 +34,7 @@ _SIZES = {
     "shared_expert_intermediate_size": 80,
     "vocab_size": VOCAB_SIZE,
     "sliding_window": 11,
+    "sliding_window_size": 11,
     "attention_chunk_size": 16,
     "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
     # Latent attention.
@@ -105,7 +106,7 @@ def _shrink_experts(config: dict[str, Any]) -> None:
     for key in _EXPERT_COUNTS:
         if config.get(key):
             config[key] = NUM_EXPERTS
-    for key in ("num_experts_per_tok", "num_experts_per_token"):
+    for key in ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"):
         if config.get(key):
             config[key] = min(config[key], 3)
     if config.get("n_group") and config["n_group"] > 1:

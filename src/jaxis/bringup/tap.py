@@ -124,6 +124,8 @@ def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[An
     if ours.hidden is not None and (hidden := as_shape(expected.hidden, ours.hidden.shape)) is not None:
         errors.append(relative_error(ours.hidden, hidden, tokens))
         put(ours.hidden, hidden)
+    if ours.expert_ids is not None:
+        expected = expected.as_routing(ours.expert_ids.shape[-1])
     if ours.expert_ids is not None and expected.expert_ids is not None:
         errors.append(_routing_error(ours, expected, tokens))
         if ours.expert_ids.shape == expected.expert_ids.shape:
@@ -137,6 +139,8 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
     errors = []
     if actual.hidden is not None and (hidden := as_shape(expected.hidden, actual.hidden.shape)) is not None:
         errors.append(relative_error(actual.hidden, hidden, tokens))
+    if actual.expert_ids is not None:
+        expected = expected.as_routing(actual.expert_ids.shape[-1])
     if actual.expert_ids is not None and expected.expert_ids is not None:
         errors.append(_routing_error(actual, expected, tokens))
     return max(errors, default=None)
