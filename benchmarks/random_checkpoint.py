@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxis.hf_config import HFConfig
 from jaxis.loading.model_loader import construct_model
 from jaxis.models.registry import get_model_class
 
-# The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and a smaller one in their manner.
+# The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and others in their manner.
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -52,6 +53,18 @@ SHAPES = {
     "qwen3-0.2b": _qwen3(14, 768, 2304, 8),
     "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
     "qwen3-1.7b": _qwen3(28, 2048, 6144, 16),
+    # In the manner of Qwen3-30B-A3B: 1.5 billion parameters, of which a token uses 0.5.
+    "qwen3-moe-1.5b": _qwen3(24, 1024, 2048, 16)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
 }
 WEIGHT_SCALE = 0.02
 NOISE_ELEMENTS = 1 << 22
@@ -59,6 +72,8 @@ NOISE_ELEMENTS = 1 << 22
 
 def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
     """Writes config.json and model.safetensors, bfloat16, with the names and shapes of jaxis's own model class.
+
+    Experts stand one by one, as `experts.3.gate_proj.weight`.
 
     Args:
       folder: Is made.
@@ -70,7 +85,8 @@ def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int =
     vllm_config = VllmConfig(ModelConfig(str(folder), HFConfig(config)))
     model_class = get_model_class(config["architectures"])
     model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config))
-    shapes = {name: param.get_value().shape for name, param in model.named_parameters()}
+    parameters = {name: param.get_value().shape for name, param in model.named_parameters()}
+    shapes = {name: shape for stack in parameters.items() for name, shape in _tensors_of(*stack)}
 
     header: dict[str, Any] = {}
     offset = 0
@@ -93,6 +109,16 @@ def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int =
             else:
                 values = np.resize(np.roll(noise, random.integers(NOISE_ELEMENTS)), size)
             file.write(values.tobytes())
+
+
+def _tensors_of(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A checkpoint's names and shapes of what is in a parameter."""
+    module, _, stack = name.rpartition(".")
+    if module.endswith(".experts"):
+        for expert in range(shape[0]):
+            yield f"{module}.{expert}.{stack}.weight", shape[1:]
+    else:
+        yield name, shape
 
 
 def main() -> None:

@@ -83,6 +83,72 @@ def test_settings_are_those_that_transformers_reads(tmp_path, case):
     assert found.max_position_embeddings == CASES[case]["max_position_embeddings"]
 
 
+# By layer type: transformers' config class fills in what config.json leaves out.
+NO_ROPE = {key: value for key, value in BASE.items() if "rope" not in key}
+OLMO_3 = NO_ROPE | {"model_type": "olmo3", "sliding_window": 16}
+GEMMA_3 = OLMO_3 | {"model_type": "gemma3_text", "head_dim": 128}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2}
+LAYER_TYPE_CASES = {
+    "olmo 3": (OLMO_3 | {"rope_theta": 500000, "rope_scaling": YARN}, {}),
+    "olmo 3, not stretched": (OLMO_3 | {"rope_theta": 500000}, {}),
+    "gemma 3": (
+        GEMMA_3
+        | {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 20000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {},
+    ),
+    "gemma 3, nothing said": (GEMMA_3, {"default_theta": 1e6, "default_local_theta": 1e4}),
+    "transformers 5": (
+        GEMMA_3
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 7e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+            }
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYER_TYPE_CASES)
+def test_settings_of_each_layer_type_are_those_that_transformers_reads(tmp_path, case):
+    values, defaults = LAYER_TYPE_CASES[case]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    oracle = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    config = HFConfig.from_folder(tmp_path)
+    assert set(oracle) == {"full_attention", "sliding_attention"}
+    for layer_type, expected in oracle.items():
+        found = rope_config(config, layer_type, **defaults)
+        assert found.rope_type == expected["rope_type"]
+        assert found.theta == expected["rope_theta"]
+        for key in ("factor", "attention_factor", "original_max_position_embeddings"):
+            assert getattr(found, key) == expected.get(key), key
+    assert [key for key in config.unread_keys() if "rope" in key] == []
+
+
+def test_a_rope_that_differs_between_layers_is_refused_by_a_family_that_has_one():
+    config = HFConfig(LAYER_TYPE_CASES["transformers 5"][0])
+    with pytest.raises(ConfigError, match="differs from layer to layer"):
+        rope_config(config)
+
+
+def test_faults_of_one_layer_types_settings_name_it():
+    config = HFConfig({"rope_parameters": {"full_attention": {"rope_type": "linear"}}})
+    with pytest.raises(ConfigError, match=r"rope_parameters.full_attention .* factor None"):
+        rope_config(config, "full_attention")
+
+
+def test_a_familys_own_defaults_stand_in_for_what_config_json_leaves_out():
+    found = rope_config(HFConfig({}), default_theta=5e5, default_partial_rotary_factor=0.5)
+    assert (found.theta, found.partial_rotary_factor) == (5e5, 0.5)
+    said = rope_config(HFConfig({"rope_theta": 1e4, "partial_rotary_factor": 0.25}), default_theta=5e5)
+    assert (said.theta, said.partial_rotary_factor) == (1e4, 0.25)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case != "both styles"])
 def test_no_rope_key_is_left_unread(case):
     config = HFConfig(CASES[case])

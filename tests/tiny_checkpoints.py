@@ -22,6 +22,8 @@ CHAT_TEMPLATE = (
 )
 
 CONFIG_CLASSES = {
+    "deepseek_v2": "DeepseekV2Config",
+    "deepseek_v3": "DeepseekV3Config",
     "llama": "LlamaConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
@@ -41,6 +43,23 @@ _SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
+}
+# Of families with latent attention and experts, what differs.
+LATENT_SIZES = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
 }
 
 

@@ -248,14 +248,17 @@ void weigh(const Workspace& w, int64_t rows, const float* const* entries, int64_
     float* values = w.chunk.values + r * value_dim;
     for (int64_t d = 0; d < value_dim; d += kLanes) store(values + d, load(values + d) * broadcast(factor));
   }
-  for (int64_t r = 0; r < rows; r += kValueRows) {
-    float* values = w.chunk.values + r * value_dim;
-    int64_t d = 0;
-    for (; d + kValueVectors * kLanes <= value_dim; d += kValueVectors * kLanes) {
-      weigh_block<kValueRows, kValueVectors>(w.scores + r, rows, entries, count, d, value_dim, values);
+  // All rows take the same numbers of the entries, while those are in the first-level cache.
+  int64_t d = 0;
+  for (; d + kValueVectors * kLanes <= value_dim; d += kValueVectors * kLanes) {
+    for (int64_t r = 0; r < rows; r += kValueRows) {
+      weigh_block<kValueRows, kValueVectors>(w.scores + r, rows, entries, count, d, value_dim,
+                                             w.chunk.values + r * value_dim);
     }
-    for (; d < value_dim; d += kLanes) {
-      weigh_block<kValueRows, 1>(w.scores + r, rows, entries, count, d, value_dim, values);
+  }
+  for (; d < value_dim; d += kLanes) {
+    for (int64_t r = 0; r < rows; r += kValueRows) {
+      weigh_block<kValueRows, 1>(w.scores + r, rows, entries, count, d, value_dim, w.chunk.values + r * value_dim);
     }
   }
 }

@@ -22,13 +22,15 @@ NEUTRAL_KEYS = frozenset(
         *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
         *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
+        *("model_max_length", "use_parallel_embedding"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
-        *("ep_size",),
+        *("cache_implementation", "for_llm_compressor", "ep_size"),
         # Training only.
         *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
+        *("residual_dropout", "embedding_dropout"),
         *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
         *("aux_loss_alpha", "seq_aux"),
         # What a call returns, in transformers.
@@ -56,8 +58,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
+    "use_mrope": (False,),
 }
-"""Keys that every config of older versions of transformers carries, with the values at which they do nothing."""
+"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
@@ -164,6 +167,21 @@ class HFConfig(Mapping[str, Any]):
         value = self._values.get(key)
         self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
+
+    def get_nullable(self, key: str, default: Any) -> Any:
+        """As `get`, but null is None: for keys that null turns off what their absence does not."""
+        return self.get(key, None if key in self._values else default)
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Reads a key whose other values the model does not implement; absent is as good as expected.
+
+        Raises:
+          ConfigError: It has another value.
+        """
+        value = self.get(key, expected[0])
+        if value not in expected:
+            wanted = " or ".join(map(repr, expected))
+            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
 
     def get_text_config(self) -> HFConfig:
         """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""

@@ -34,7 +34,13 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
     return kind
 
 
-def layer_window(config: HFConfig, kind: str) -> int | None:
-    """The sliding window of a layer of this type, in tokens; None for a full one."""
-    window = config.get("sliding_window")
+def layer_window(config: HFConfig, kind: str, *, default: int | None = None) -> int | None:
+    """The sliding window of a layer of this type, in tokens; None for a full one.
+
+    Args:
+      config: Of the model.
+      kind: FULL_ATTENTION or SLIDING_ATTENTION.
+      default: The family's window where config.json does not have the key; null there is no window.
+    """
+    window = config.get_nullable("sliding_window", default)
     return window if kind == SLIDING_ATTENTION else None

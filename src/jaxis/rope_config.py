@@ -15,7 +15,7 @@ from jaxis.hf_config import HFConfig
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
-_DEFAULT_THETA = 10_000.0
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _ALIASES = {"su": "longrope"}  # its name in the first Phi-3 checkpoints
 
 
@@ -61,22 +61,42 @@ class RopeConfig:
     long_factor: tuple[float, ...] | None = None
 
 
-def rope_config(config: HFConfig) -> RopeConfig:
+def rope_config(
+    config: HFConfig,
+    layer_type: str | None = None,
+    *,
+    default_theta: float = 10_000.0,
+    default_local_theta: float | None = None,
+    default_partial_rotary_factor: float = 1.0,
+) -> RopeConfig:
     """Reads a config's rotary embedding settings.
 
     Only keys that the rope type uses are read: any other is left for `HFConfig.unread_keys` to report.
 
+    Args:
+      config: Of the model.
+      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. Where
+        config.json has one object for both (transformers 4), it is the full layers': sliding ones have the default rope
+        with `rope_local_base_freq`.
+      default_theta: The family's theta where config.json names none.
+      default_local_theta: The same for sliding layers; None is the theta of the full ones.
+      default_partial_rotary_factor: The family's share where config.json names none.
+
     Raises:
       ConfigError: If the rope type is unknown, a key it needs is missing, or a value is not the number it should be.
     """
-    reader = _Reader(config)
+    reader = _Reader(config, layer_type)
+    theta = config.get("rope_theta", default_theta)
+    if layer_type == "sliding_attention":
+        theta = config.get("rope_local_base_freq", default_local_theta or theta)
+    partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
     rope_type = reader.rope_type()
     # Read whatever the type: a config may give the pretraining context and not stretch it.
     original = config.get("original_max_position_embeddings")
     settings: dict[str, Any] = {
         "rope_type": rope_type,
-        "theta": reader.number("rope_theta", config.get("rope_theta", _DEFAULT_THETA)),
-        "partial_rotary_factor": reader.number("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)),
+        "theta": reader.number("rope_theta", theta),
+        "partial_rotary_factor": reader.number("partial_rotary_factor", partial_rotary_factor),
         "max_position_embeddings": config.get("max_position_embeddings"),
     }
     if rope_type in ("linear", "dynamic", "llama3"):
@@ -112,15 +132,27 @@ def rope_config(config: HFConfig) -> RopeConfig:
 
 
 class _Reader:
-    """Reads the object that holds the rope settings, with errors that name it."""
+    """Reads the object that holds a layer type's rope settings, with errors that name it."""
 
-    def __init__(self, config: HFConfig) -> None:
+    def __init__(self, config: HFConfig, layer_type: str | None) -> None:
         self.config = config
         self.name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        section = config.get(self.name)
+        self.section = self._object(config, self.name)
+        if layer_type is not None:
+            self._choose(layer_type)
+
+    def _object(self, parent: HFConfig, key: str) -> HFConfig:
+        section = parent.get(key)
         if section is not None and not isinstance(section, HFConfig):
-            raise ConfigError(f"{config.source} has the {self.name} {section!r}, expected an object")
-        self.section = HFConfig({}) if section is None else section
+            raise ConfigError(f"{self.config.source} has the {self.name} {section!r}, expected an object")
+        return HFConfig({}) if section is None else section
+
+    def _choose(self, layer_type: str) -> None:
+        if any(key in self.section for key in _LAYER_TYPES):
+            self.section = self._object(self.section, layer_type)
+            self.name = f"{self.name}.{layer_type}"
+        elif layer_type == "sliding_attention":
+            self.section = HFConfig({})
 
     def rope_type(self) -> str:
         old_name = self.get("type", "default")

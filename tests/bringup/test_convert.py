@@ -13,7 +13,7 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.bringup import convert, orbax_writer
 from jaxis.bringup.convert import convert_checkpoint
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
@@ -30,8 +30,9 @@ def assert_same_tensors(a: Path, b: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Layers of two kinds with experts, in every type that published checkpoints have."""
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """Layers of two kinds with experts, in every type that published checkpoints have; of no family."""
+    monkeypatch.setattr(convert, "_check_complete", lambda *_: None)
     rng = np.random.default_rng(0)
     tensors = {"head": rng.normal(size=(7, 5)).astype(np.float32), "scalar": np.float32(3).reshape(())}
     for i in range(12):
@@ -193,3 +194,16 @@ def test_arrays_that_do_not_fit_the_layout(folder: Path, tmp_path: Path):
     (orbax / "params" / "_METADATA").unlink()
     with pytest.raises(CheckpointError, match="no complete Orbax checkpoint"):
         OrbaxCheckpoint(orbax)
+
+
+def test_a_checkpoint_that_its_model_would_not_load_is_refused(tmp_path: Path):
+    source = tmp_path / "source"
+    shutil.copytree(TINY, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\..* problems with its tensors"):
+        convert_checkpoint(source, tmp_path / "out", "orbax")
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["NewForCausalLM"]}))
+    with pytest.raises(ConfigError, match="its architecture is not supported"):
+        convert_checkpoint(source, tmp_path / "out", "orbax")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

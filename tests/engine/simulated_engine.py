@@ -256,7 +256,7 @@ class SimulatedEngine:
         held = Counter(block_id for request, _ in self._holders() for block_id in request.block_tables[group].block_ids)
         for block_id in range(pool.num_blocks):
             assert pool._ref_counts[block_id] == held[block_id]
-            assert (block_id in pool._free) == (held[block_id] == 0)
+            assert (block_id in pool._free) + (block_id in pool._passed) == (held[block_id] == 0)
         assert pool.num_free_blocks == pool.num_blocks - len(held)
 
         sharers: dict[int, set[tuple[str | None, tuple[int, ...]]]] = {}

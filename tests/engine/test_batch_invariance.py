@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
+from tiny_checkpoints import LATENT_SIZES, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 
@@ -72,7 +73,7 @@ def digest(row):
     return hashlib.sha256(row.tobytes()).hexdigest()[:16]
 
 
-def main(num_processors, quantization):
+def main(num_processors, model, quantization):
     """Prints, as JSON, what each kind of run gave for each prompt."""
     from jaxis import LLM, SamplingParams
     from jaxis.engine.block_manager import BlockManager
@@ -80,6 +81,7 @@ def main(num_processors, quantization):
 
     runs = {}
     with LLM(
+        model,
         max_num_seqs=8,
         max_num_batched_tokens=64,
         kv_cache_memory="8MiB",
@@ -114,13 +116,26 @@ def main(num_processors, quantization):
     print(json.dumps(runs))
 
 
-@pytest.fixture(scope="module", params=[None, "int8", "int4"], ids=["plain", "int8", "int4"])
-def runs(request):
+# Model, how it is quantized, and on how many processors.
+CASES = {
+    "plain": (None, None, NUM_PROCESSORS),
+    "int8": (None, "int8", NUM_PROCESSORS),
+    "int4": (None, "int4", NUM_PROCESSORS),
+    "deepseek_v3": ("deepseek_v3", None, NUM_PROCESSORS[-1:]),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def runs(request, tmp_path_factory):
     """Number of processors -> kind of run -> prompt -> what it gave."""
+    family, quantization, counts = CASES[request.param]
+    model = None
+    if family is not None:
+        model = str(write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **LATENT_SIZES))
     found = {}
-    for count in NUM_PROCESSORS:
+    for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
-        script += f"from test_batch_invariance import main; main({count}, {request.param!r})"
+        script += f"from test_batch_invariance import main; main({count}, {model!r}, {quantization!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
         process = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
@@ -145,9 +160,9 @@ def test_in_any_company_and_in_any_steps(runs, kind):
     assert_same(most[kind], most["alone"])
 
 
-@pytest.mark.parametrize("count", NUM_PROCESSORS)
-def test_with_any_number_of_threads(runs, count):
-    assert_same(runs[count]["alone"], runs[max(runs)]["alone"])
+def test_with_any_number_of_threads(runs):
+    for run in runs.values():
+        assert_same(run["alone"], runs[max(runs)]["alone"])
 
 
 def test_the_prompts_differ(runs):

@@ -9,10 +9,11 @@ import pytest
 from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.request import BlockTable, Request
 from jaxis.errors import ConfigError
-from jaxis.layers.attention_span import FULL_CONTEXT
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.sampling_params import SamplingParams
 
 ARRIVALS = itertools.count()
+WINDOW = AttentionSpan(5)
 
 
 def make_request(prompt: list[int], cache_salt: str | None = None, prompt_logprobs: int | None = None) -> Request:
@@ -30,11 +31,11 @@ def compute(manager: BlockManager, request: Request) -> Request:
 
 
 def block_ids(request: Request) -> list[int]:
-    return request.block_tables[0].block_ids if request.block_tables else []
+    return list(request.block_tables[0].block_ids) if request.block_tables else []
 
 
 def cached_block_ids(manager: BlockManager, prompt: list[int]) -> list[int]:
-    return manager.get_cached_prefix(make_request(prompt))[0].block_ids
+    return list(manager.get_cached_prefix(make_request(prompt))[0].block_ids)
 
 
 def count_cached_blocks(manager: BlockManager, prompt: list[int], cache_salt: str | None = None) -> int:
@@ -214,3 +215,135 @@ def test_reset_forgets_every_prefix_but_not_while_blocks_are_held() -> None:
 def test_sizes_must_be_positive(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ConfigError, match=f"num_blocks={num_blocks} and block_size={block_size}"):
         BlockManager({FULL_CONTEXT: num_blocks}, block_size)
+
+
+def table(manager: BlockManager, request: Request, span: AttentionSpan) -> BlockTable:
+    return request.block_tables[manager.spans.index(span)]
+
+
+def decode_to(manager: BlockManager, request: Request, num_tokens: int) -> None:
+    """Computes tokens one by one until so many are."""
+    while request.num_computed_tokens < num_tokens:
+        assert manager.allocate(request, request.num_computed_tokens + 1)
+        request.num_computed_tokens += 1
+        if request.num_tokens < request.num_computed_tokens:
+            request.output_token_ids.append(7)
+        manager.cache_full_blocks(request)
+
+
+class TestLocalLayers:
+    """Blocks of layers that keep a window or a chunk only."""
+
+    def test_a_window_holds_what_the_next_token_sees(self) -> None:
+        manager = BlockManager({FULL_CONTEXT: 16, WINDOW: 16}, block_size=4)
+        request = compute(manager, make_request(list(range(4))))
+        held = []
+        for num_tokens in range(5, 17):
+            decode_to(manager, request, num_tokens)
+            window = table(manager, request, WINDOW)
+            held.append((window.first, window.stop))
+        # A window of 5: the token at position 8 sees 4 to 8, and blocks go when the next one comes.
+        assert held == [(0, 2)] * 4 + [(1, 3)] * 4 + [(2, 4)] * 4
+        assert table(manager, request, FULL_CONTEXT).stop == 4
+        assert manager.pools[1].num_free_blocks == 14
+        assert manager.usage == 4 / 16
+        manager.free(request)
+        assert manager.num_free_blocks == manager.num_blocks == 32
+
+    def test_a_prompt_takes_blocks_of_a_window_chunk_by_chunk(self) -> None:
+        manager = BlockManager({FULL_CONTEXT: 16, WINDOW: 4}, block_size=4)
+        request = make_request(list(range(40)))
+        assert manager.admit(request, manager.get_cached_prefix(request), 6, 6)
+        assert [table(manager, request, span).stop for span in manager.spans] == [10, 2]
+        for stop in range(12, 41, 6):
+            request.num_computed_tokens = stop - 6
+            assert manager.allocate(request, min(stop, 40))
+        window = table(manager, request, WINDOW)
+        assert (window.first, window.stop) == (6, 9)
+
+    def test_allocation_is_in_all_groups_or_in_none(self) -> None:
+        manager = BlockManager({FULL_CONTEXT: 2, WINDOW: 8}, block_size=4)
+        request = compute(manager, make_request(list(range(8))))
+        assert not manager.allocate(request, 9)
+        # What no token sees any more went back all the same.
+        assert [pool.num_free_blocks for pool in manager.pools] == [0, 7]
+        manager = BlockManager({FULL_CONTEXT: 8, WINDOW: 2}, block_size=4)
+        request = compute(manager, make_request(list(range(8))))
+        other = make_request(list(range(50, 54)))
+        assert not manager.admit(other, manager.get_cached_prefix(other), 4, 4)
+        assert [pool.num_free_blocks for pool in manager.pools] == [6, 0]
+        assert other.block_tables == []
+
+    def test_a_prefix_needs_all_of_full_context_and_the_window_before_its_end(self) -> None:
+        manager = BlockManager({FULL_CONTEXT: 16, WINDOW: 16}, block_size=4)
+        request = compute(manager, make_request(list(range(16))))
+        decode_to(manager, request, 20)
+        known = [*range(16), *[7] * 4]
+        full, window = manager.get_cached_prefix(make_request([*known, 9]))
+        assert (full.first, full.stop) == (0, 5)
+        # The token at 20 sees 16 to 20; its block begins at 16.
+        assert (window.first, window.stop) == (4, 5)
+        # The block of 16 to 19 is gone from the window: the token at 16 sees 12 to 16, whose block is known.
+        manager.pools[1].unregister(request.block_digests[4])
+        full, window = manager.get_cached_prefix(make_request([*known, 9]))
+        assert (full.stop, window.first, window.stop) == (4, 3, 4)
+        # A window further on does not help where full context ends earlier.
+        manager.pools[0].unregister(request.block_digests[2])
+        assert [t.stop for t in manager.get_cached_prefix(make_request([*known, 9]))] == [2, 2]
+
+    def test_windows_alone_find_a_prefix_whose_beginning_is_gone(self) -> None:
+        manager = BlockManager({WINDOW: 16}, block_size=4)
+        request = compute(manager, make_request(list(range(16))))
+        for digest in request.block_digests[:3]:
+            manager.pools[0].unregister(digest)
+        [window] = manager.get_cached_prefix(make_request(list(range(17))))
+        assert (window.first, window.stop) == (3, 4)
+        follower = compute(manager, make_request(list(range(17))))
+        assert follower.num_cached_tokens == 16
+        assert block_ids(follower)[0] == block_ids(request)[3]
+
+    def test_a_new_chunk_needs_nothing_of_those_before(self) -> None:
+        chunk = AttentionSpan(None, 8)
+        manager = BlockManager({FULL_CONTEXT: 16, chunk: 16}, block_size=4)
+        request = compute(manager, make_request(list(range(16))))
+        for digest in request.block_digests:
+            manager.pools[1].unregister(digest)
+        full, local = manager.get_cached_prefix(make_request(list(range(17))))
+        assert (full.stop, local.first, local.stop) == (4, 4, 4)
+        assert [t.stop for t in manager.get_cached_prefix(make_request(list(range(15))))] == [2, 2]
+
+    def test_two_local_groups_agree_on_a_prefix(self) -> None:
+        """Each alone would end elsewhere: the longest prefix that both know is the fourth block's."""
+        wide = AttentionSpan(9)
+        manager = BlockManager({FULL_CONTEXT: 32, wide: 32, WINDOW: 32}, block_size=4)
+        request = compute(manager, make_request(list(range(32))))
+        digests = request.block_digests
+        manager.pools[2].unregister(digests[7])  # the window may end before block 7,
+        manager.pools[1].unregister(digests[5])  # the wide one before 5 or after 7,
+        manager.pools[2].unregister(digests[4])  # and so the window before 4.
+        assert [t.stop for t in manager.get_cached_prefix(make_request(list(range(33))))] == [4, 4, 4]
+
+    def test_a_long_prompt_does_not_drive_out_the_windows_of_ended_requests(self) -> None:
+        manager = BlockManager({FULL_CONTEXT: 100, WINDOW: 12}, block_size=4)
+        ended = compute(manager, make_request(list(range(50, 58))))
+        manager.free(ended)
+        long = make_request([1] * 120)
+        assert manager.admit(long, manager.get_cached_prefix(long), 4, 4)
+        decode_to(manager, long, 120)
+        assert count_cached_blocks(manager, [*range(50, 58), 9]) == 2
+        # What it passed last is there, too.
+        assert count_cached_blocks(manager, [1] * 105) == 26
+
+    @pytest.mark.parametrize(("num_tokens", "shortage"), [(16, None), (17, (5, 4)), (400, (100, 4))])
+    def test_shortage_in_full_context(self, num_tokens: int, shortage: tuple[int, int] | None) -> None:
+        manager = BlockManager({FULL_CONTEXT: 4, WINDOW: 4}, block_size=4)
+        assert manager.shortage(num_tokens, 4) == shortage
+
+    @pytest.mark.parametrize(("num_tokens", "shortage"), [(400, None), (8, None)])
+    def test_a_window_is_never_short_for_one_request(self, num_tokens: int, shortage: None) -> None:
+        assert BlockManager({WINDOW: 4}, block_size=4).shortage(num_tokens, 4) == shortage
+        assert BlockManager({WINDOW: 3}, block_size=4).shortage(400, 4) == (4, 3)
+
+    def test_full_context_comes_first(self) -> None:
+        with pytest.raises(ValueError, match="full context must be the first"):
+            BlockManager({WINDOW: 4, FULL_CONTEXT: 4}, block_size=4)

@@ -1,11 +1,14 @@
+from array import array
+
 import jax
 import numpy as np
+import pytest
 
 from jaxis import SamplingParams
 from jaxis.engine.request import BlockTable, Request
 from jaxis.engine.scheduler import ScheduledRequest, SchedulerOutput
 from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
-from jaxis.layers.attention_span import FULL_CONTEXT
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 
 SHAPE = StepShape(num_tokens=16, num_requests=4, max_blocks=3, block_size=4, spans=(FULL_CONTEXT,))
 
@@ -20,7 +23,7 @@ def make_request(name, num_prompt_tokens, output, block_ids):
         1000,
         arrival=0,
         output_token_ids=output,
-        block_tables=[BlockTable(block_ids)],
+        block_tables=[BlockTable(array("i", block_ids))],
     )
 
 
@@ -51,6 +54,33 @@ def test_decodes_and_prefill_chunks_in_one_flat_batch():
     assert metadata.query_start_loc.tolist() == [0, 1, 2, 7, 7]
     assert metadata.request_distribution.tolist() == [2, 3, 3]
     assert step["logits_rows"][:3].tolist() == [0, 1, 6]
+
+
+def test_tables_of_windows_have_only_what_the_step_sees():
+    """Blocks of 4, a window of 5 and chunks of 8: a decode at position 21, and positions 10 to 12 of a prefill."""
+    spans = (FULL_CONTEXT, AttentionSpan(5), AttentionSpan(None, 8))
+    shape = StepShape(num_tokens=4, num_requests=3, max_blocks=100, block_size=4, spans=spans)
+    decode = make_request("decode", 22, [], [10, 11, 12, 13, 14, 15])
+    decode.block_tables += [BlockTable(array("i", [23, 24, 25]), 3), BlockTable(array("i", [34, 35]), 4)]
+    prefill = make_request("prefill", 20, [], [1, 2, 3, 4, 5])
+    prefill.block_tables += [BlockTable(array("i", [41, 42, 43]), 1), BlockTable(array("i", [51, 52, 53]), 1)]
+    scheduled = (ScheduledRequest(decode, 21, 1, samples=True), ScheduledRequest(prefill, 10, 3, samples=False))
+    metadata = unpacked(SchedulerOutput(scheduled, 1, ()), shape, {}, [0, 0, 0])["attention_metadata"]
+    full, window, chunk = (metadata.block_tables_for(span.sliding_window, span.attention_chunk_size) for span in spans)
+    assert full is metadata.block_tables
+    assert full.shape == window.shape == chunk.shape == (3, 100)
+    assert full[0, :6].tolist() == [10, 11, 12, 13, 14, 15]
+    assert full[1, :4].tolist() == [1, 2, 3, 4]
+    assert window[0, 4:6].tolist() == [24, 25]
+    assert window[1, 1:4].tolist() == [41, 42, 43]
+    assert chunk[0, 4:6].tolist() == [34, 35]
+    assert chunk[1, 2:4].tolist() == [52, 53]
+    # Where nothing is to be read stand blocks of the request itself, or the 0 of what was not packed.
+    assert set(window[0].tolist()) <= {24, 25, 0}
+    # The vector has room for what a step may see, not for 100 blocks a window.
+    assert shape.packed_size < 3 * 100 + 3 * 2 * 6 + 50
+    with pytest.raises(ValueError, match="not in tuple"):
+        metadata.block_tables_for(6)
 
 
 def test_recomputed_output_tokens_follow_the_prompt():

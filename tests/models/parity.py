@@ -6,6 +6,7 @@ To add a family, add a row to FAMILIES.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import tempfile
@@ -22,6 +23,7 @@ import transformers
 from flax import nnx
 from paged_sequences import PagedSequence, PagedSequences
 
+from jaxis.bringup.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -99,6 +101,20 @@ _LATENT = {
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
 
+
+def _rope_by_layer_type(full: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default"}}}
+
+
+def _longrope(pairs: int, **settings: Any) -> dict[str, Any]:
+    """Long frequencies for every prompt but that of one token: a paged engine cannot change sets in mid-sequence."""
+    factors = {
+        "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.5 * i for i in range(pairs)],
+    }
+    return {"original_max_position_embeddings": 16, **_rope("longrope", factor=64.0, **factors, **settings)}
+
+
 FAMILIES = (
     Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
     Family("Llama 3", "LlamaConfig", _rope(theta=500_000.0)),
@@ -121,6 +137,53 @@ FAMILIES = (
     Family("Qwen3, biases, yarn rope", "Qwen3Config", {"head_dim": 8, "attention_bias": True, **_YARN}),
     Family("Mistral, window", "MistralConfig", {"sliding_window": 13}),
     Family("Mistral", "MistralConfig", {"sliding_window": None, "head_dim": 24, **_rope(theta=1_000_000.0)}),
+    Family("OLMo 2", "Olmo2Config", {"attention_bias": True, **_rope(theta=500_000.0)}),
+    Family(
+        "OLMo 3, yarn on full layers",
+        "Olmo3Config",
+        {"num_hidden_layers": 4, "sliding_window": 11, **_rope_by_layer_type(_YARN["rope_parameters"])},
+    ),
+    Family(
+        "Gemma 2",
+        "Gemma2Config",
+        {
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
+        },
+    ),
+    Family(
+        "Gemma 3",
+        "Gemma3TextConfig",
+        {
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"sliding_window_pattern": 3, "attention_bias": True, "final_logit_softcapping": 5.0},
+            **_rope_by_layer_type({"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}),
+        },
+    ),
+    Family("Phi-3, longrope", "Phi3Config", {"sliding_window": 40, **_longrope(pairs=8)}),
+    Family(
+        "Phi-4-mini, partial longrope, tied",
+        "Phi3Config",
+        {"tie_word_embeddings": True, **_longrope(pairs=6, partial_rotary_factor=0.75)},
+    ),
+    Family("Phi-4", "Phi3Config", _rope(theta=250_000.0)),
+    Family(
+        "GLM-4-0414",
+        "Glm4Config",
+        {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
+    ),
+    Family(
+        "Granite",
+        "GraniteConfig",
+        {
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        },
+    ),
+    Family("StarCoder2, window", "Starcoder2Config", {"sliding_window": 13, **_rope(theta=100_000.0)}),
+    Family("Command R", "CohereConfig", {"attention_bias": True, **_rope(theta=8_000_000.0)}),
+    Family("Command R+, norms on heads", "CohereConfig", {"use_qk_norm": True, "logit_scale": 0.8}),
+    Family("Cohere 2", "Cohere2Config", {"num_hidden_layers": 4, "sliding_window": 11, "logit_scale": 0.25}),
     Family("Mixtral", "MixtralConfig", {"num_local_experts": 6, "sliding_window": 13, **_rope(theta=1_000_000.0)}),
     Family(
         "Qwen3 MoE",
@@ -288,6 +351,13 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
     return result.logits[0].numpy(), [states[0].numpy() for states in result.hidden_states]
 
 
+def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
+    """transformers' logits [T, V] with everything in bfloat16."""
+    model = copy.deepcopy(reference_model(family)).to(torch.bfloat16)
+    with torch.no_grad():
+        return model(torch.tensor([prompt(length)]), use_cache=False).logits[0].float().numpy()
+
+
 @functools.cache
 def whole_run(
     family: Family, lengths: tuple[int, ...] = PROMPT_LENGTHS, dtype: Any = jnp.float32
@@ -378,19 +448,6 @@ def reference_greedy_tokens(family: Family, tokens: Sequence[int]) -> list[int]:
             torch.tensor([tokens]), max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None
         )
     return output[0, len(tokens) :].tolist()
-
-
-def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the largest expected magnitude; infinite if shapes differ or a value is not finite."""
-    if actual.shape != expected.shape or not np.isfinite(actual).all():
-        return float("inf")
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
-
-
-def kl_divergence(logits: np.ndarray, expected_logits: np.ndarray) -> np.ndarray:
-    """KL(expected || actual) of each row, in nats."""
-    actual, expected = (torch.log_softmax(torch.tensor(x, dtype=torch.float64), -1) for x in (logits, expected_logits))
-    return (expected.exp() * (expected - actual)).sum(-1).numpy()
 
 
 def layer_error(family: Family, length: int) -> float:

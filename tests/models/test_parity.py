@@ -9,13 +9,15 @@ import pytest
 from paged_sequences import PagedSequence, PagedSequences
 from parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, Family, prompt
 
-MAX_RELATIVE_ERROR = 1e-4
-MAX_BF16_KL_NATS = 1e-2
+from jaxis.bringup.compare import GATES, kl_divergence, relative_error
+
+MAX_RELATIVE_ERROR = GATES["float32"].relative_error
+MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 some_families = pytest.mark.parametrize(
     "family",
-    [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3")],
+    [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4")],
     ids=lambda family: family.name,
 )
 
@@ -64,7 +66,7 @@ def test_unequal_chunks_of_several_sequences_in_one_step_equal_transformers(fami
             logits[i].append(rows)
     for length, rows in zip(lengths, logits, strict=True):
         expected = parity.reference_run(family, length)[0]
-        assert parity.relative_error(np.concatenate(rows), expected) < MAX_RELATIVE_ERROR
+        assert relative_error(np.concatenate(rows), expected) < MAX_RELATIVE_ERROR
 
 
 def test_steps_of_one_token_and_of_fewer_tokens_than_requests_equal_transformers():
@@ -77,11 +79,14 @@ def test_steps_of_one_token_and_of_fewer_tokens_than_requests_equal_transformers
         paged.step([(first, [token]), (second, [other])], pad_tokens=2, pad_requests=5)[0]
         for token, other in zip(tokens[9:], tokens, strict=False)
     ]
-    assert parity.relative_error(np.concatenate(rows), expected) < MAX_RELATIVE_ERROR
+    assert relative_error(np.concatenate(rows), expected) < MAX_RELATIVE_ERROR
 
 
 @some_families
 def test_bfloat16_stays_close_to_float32(family: Family):
+    """Or as close as the reference does: a rounded router's choice of another expert is no error of ours."""
     logits = parity.whole_run(family, dtype=jnp.bfloat16)[500][0]
     assert logits.dtype == np.float32
-    assert parity.kl_divergence(logits, parity.reference_run(family, 500)[0]).mean() < MAX_BF16_KL_NATS
+    expected = parity.reference_run(family, 500)[0]
+    inherent = kl_divergence(parity.bfloat16_reference_logits(family, 500), expected).mean()
+    assert kl_divergence(logits, expected).mean() < max(MAX_BF16_KL_NATS, 1.5 * inherent)

@@ -80,9 +80,8 @@ def _activation(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]
 
 
 def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    count = next(
-        (config.get(key) for key in ("n_routed_experts", "num_local_experts", "num_experts") if key in config), 0
-    )
+    keys = ("n_routed_experts", "num_local_experts", "num_experts")
+    count = next((config[key] for key in keys if key in config), 0)
     if not count:
         return [Feature("none: dense")]
     chosen = config.get("num_experts_per_tok", config.get("top_k_experts"))
@@ -112,7 +111,7 @@ def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
 def _head(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     is_tied = config.get("tie_word_embeddings", False)
     if facts is not None:
-        is_tied = "lm_head.weight" not in facts.names
+        is_tied = facts.is_tied
     features = [Feature("tied" if is_tied else "a head of its own")]
     features += [
         Feature(f"{key} {factor:g}", None if facts is None else "", ("models/decoder.py",), (key,))

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxis.bringup.analyze_config import construct
+from jaxis.bringup.analyze_tensors import check_tensors
 from jaxis.bringup.orbax_writer import OrbaxWriter
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
+from jaxis.loading.json_object import read_json_object
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import PARAMS, OrbaxCheckpoint, is_orbax_checkpoint, write_layout
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
@@ -67,8 +70,9 @@ def convert_checkpoint(
       on_progress: Called with (bytes done, bytes in all).
 
     Raises:
-      CheckpointError: The source cannot be read or is in that form already; or the destination exists, cannot be
-        written, or an interrupted run there was of another source.
+      ConfigError: jaxis does not run the model: whether the source is whole cannot be told.
+      CheckpointError: The source cannot be read, lacks tensors or has others, or is in that form already; or the
+        destination exists, cannot be written, or an interrupted run there was of another source.
     """
     if destination.exists():
         raise CheckpointError(f"{destination} exists: give a folder that does not, or remove it")
@@ -78,6 +82,7 @@ def convert_checkpoint(
         raise CheckpointError(f"{source} is in Hugging Face format already: give the folder of an Orbax checkpoint")
     partial = destination.absolute().with_name(f".{destination.name}.partial")
     with open_checkpoint(source) as checkpoint:
+        _check_complete(source, checkpoint)
         if to == "orbax" and isinstance(checkpoint, OrbaxCheckpoint) and checkpoint.is_scanned == scanned:
             layout = "scanned" if scanned else "unscanned"
             raise CheckpointError(f"{source} is an {layout} Orbax checkpoint already")
@@ -98,6 +103,22 @@ def convert_checkpoint(
                 "and the same command goes on from there"
             ) from error
     return Conversion(len(checkpoint.names()), checkpoint.total_bytes, progress.resumed_bytes, num_arrays)
+
+
+def _check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> None:
+    """Whether the model takes every tensor and lacks none, told from names and shapes alone."""
+    construction = construct(read_json_object(source / "config.json"), str(source / "config.json"))
+    if construction.model is None or construction.refusals:
+        why = construction.refusals[0] if construction.refusals else "its architecture is not supported"
+        raise ConfigError(f"{source} cannot be converted: {why}; jaxis analyze {source} says more")
+    tensors = {name: checkpoint.info(name) for name in checkpoint.names()}
+    problems = check_tensors(construction.model, tensors)
+    if problems:
+        first = problems[0]
+        raise CheckpointError(
+            f"{source}: {first.kind}: {first.names}: {first.reason} (1 of {len(problems)} problems with its tensors; "
+            f"jaxis analyze {source} lists them)"
+        )
 
 
 class _Progress:

@@ -23,7 +23,8 @@ _EXTRAS = {
     "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
     "tpu": ("libtpu",),
     "test": ("pytest",),
-    "bench": ("transformers",),
+    "verify": ("transformers",),
+    "bench": ("llama-cpp-python",),
 }
 _SIMD_FLAG = re.compile(r"sse4|avx|fma|f16c|amx|asimd|neon|sve|sme(?!p)|bf16|i8mm")
 

@@ -16,6 +16,8 @@ from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
+from jaxis.cli.report import report
+from jaxis.cli.verify import verify
 from jaxis.version import __version__
 
 app = typer.Typer(
@@ -30,6 +32,8 @@ app.command()(chat)
 app.command()(quantize)
 app.command()(analyze)
 app.command()(convert)
+app.command()(verify)
+app.command()(report)
 app.command()(new_model)
 app.command()(env)
 app.add_typer(bench, name="bench")
@@ -59,6 +63,7 @@ def jaxis(
       jaxis chat ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
+      jaxis verify ./Qwen3-0.6B
       jaxis analyze Qwen/Qwen3-30B-A3B
       jaxis bench latency ./Qwen3-0.6B
       jaxis env

@@ -94,7 +94,7 @@ class EngineOptions:
     quantization: Annotated[
         str | None,
         _engine(
-            "Narrower weights: int8, int4, or a YAML or JSON file with rules. dequantize: a quantized checkpoint wide.",
+            "Narrower weights: int8, int4, or a YAML or JSON file with rules; dequantize: widen a quantized model.",
             metavar="NAME|FILE",
         ),
     ] = None

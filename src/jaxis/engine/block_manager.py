@@ -107,7 +107,7 @@ class BlockManager:
         tables = []
         for span, pool in zip(self.spans, self.pools, strict=True):
             first = self._first_block(span, num_blocks * self.block_size)
-            tables.append(BlockTable([pool.find(digest) for digest in digests[first:num_blocks]], first))
+            tables.append(BlockTable(array("i", map(pool.find, digests[first:num_blocks])), first))
         return tables
 
     def admit(self, request: Request, prefix: list[BlockTable], num_tokens: int, max_step_tokens: int) -> bool:
@@ -262,7 +262,7 @@ class BlockManager:
         for span, pool, table in zip(self.spans, self.pools, request.block_tables, strict=True):
             num_unseen = self._first_block(span, request.num_computed_tokens) - table.first
             if num_unseen > 0:
-                pool.give_back(table.block_ids[:num_unseen])
+                pool.give_back(table.block_ids[:num_unseen], passed=True)
                 del table.block_ids[:num_unseen]
                 table.first += num_unseen
 

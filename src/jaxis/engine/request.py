@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import KW_ONLY, dataclass, field
 
 from jaxis.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class BlockTable:
       first: Blocks before were given back: no token yet to be computed sees them.
     """
 
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: array[int] = field(default_factory=lambda: array("i"))  # copied into a step's vector in one piece
     first: int = 0
 
     @property

@@ -107,6 +107,8 @@ class Runner:
       kv_bytes_per_block: Bytes of one such block in all its layers, by span.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
+      on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
+        default, computes no such logits.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Runner:
         self.mesh = mesh
         self.vllm_config = vllm_config
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
+        self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
         self._replicated = NamedSharding(mesh, PartitionSpec())
 
         cache_config = vllm_config.cache_config
@@ -147,11 +150,17 @@ class Runner:
         self._head_params = [self._params[i] for i in self._head_indices]
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
+        self._step_shapes: dict[int, StepShape] = {}
         self._forget_last_tokens()
         with jax.set_mesh(mesh):
             # Native kernels are compiled already: a program only calls them.
             self._compiles_fast = native.usable()
         self._programs = ProgramCache(self._compile, on_compile)
+
+    @property
+    def model(self) -> JaxModule:
+        """The model, with the weights that the runner has."""
+        return self._model(self._params)
 
     @property
     def weight_bytes(self) -> int:
@@ -169,8 +178,11 @@ class Runner:
         limit = self.vllm_config.scheduler_config.max_num_batched_tokens
         padded = self._padded(num_tokens)
         padded = max(min(padded, limit), num_tokens)
-        block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
-        return StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
+        if padded not in self._step_shapes:
+            block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
+            shape = StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
+            self._step_shapes[padded] = shape
+        return self._step_shapes[padded]
 
     def _padded(self, num_tokens: int) -> int:
         """A power of two, or, where programs compile fast enough for more of them, half as much again."""
@@ -190,6 +202,8 @@ class Runner:
         if output.num_decodes < len(output.scheduled):
             self.prepare(len(output.scheduled))  # decodes of as many requests come next
         hidden, rows = self._forward(output, shape)
+        if self.on_step_logits is not None:
+            self.on_step_logits(output, self._logits(hidden, np.arange(output.num_tokens)))
         prompt_logprobs = [
             (i, self._prompt_logprobs(hidden, output, i))
             for i, entry in enumerate(output.scheduled)
@@ -207,17 +221,17 @@ class Runner:
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
         hidden, _ = self._forward(output, self.step_shape(output.num_tokens))
-        return self._logits(hidden, output.num_tokens)
+        return self._logits(hidden, np.arange(output.num_tokens))
 
-    def whole_logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Logits, float32 [T, V], of one whole sequence without a cache."""
+    def whole_logits(self, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> np.ndarray:
+        """Logits, float32 [T, V], of one whole sequence without a cache; of these rows only, where given."""
         num_tokens = len(token_ids)
         padded = self._padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
         hidden = program(self._params, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
-        return self._logits(hidden, num_tokens)
+        return self._logits(hidden, np.arange(num_tokens) if rows is None else np.asarray(rows))
 
     def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
@@ -271,14 +285,14 @@ class Runner:
         self._last_rows = {entry.request.request_id: i for i, entry in enumerate(output.scheduled) if entry.samples}
         return sampled
 
-    def _logits(self, hidden: jax.Array, num_rows: int) -> np.ndarray:
-        """Logits of the first rows of hidden states [T, E], computed chunk by chunk."""
+    def _logits(self, hidden: jax.Array, rows: np.ndarray) -> np.ndarray:
+        """Logits of these rows of hidden states [T, E], computed chunk by chunk."""
         program = self._programs.get(LogitsKey(hidden.shape[0], targets=False))
         chunks = []
-        for start in range(0, num_rows, LOGITS_CHUNK_ROWS):
-            rows = _chunk(np.arange(start, num_rows, dtype=np.int32))
-            chunks.append(np.asarray(program(self._head_params, hidden, rows)))
-        return np.concatenate(chunks)[:num_rows]
+        for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
+            chunk = _chunk(rows[start:].astype(np.int32))
+            chunks.append(np.asarray(program(self._head_params, hidden, chunk)))
+        return np.concatenate(chunks)[: len(rows)]
 
     def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs:
         """Of the tokens that follow each of the entry's prompt tokens, as far as those stand in the prompt."""

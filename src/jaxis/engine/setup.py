@@ -271,7 +271,7 @@ def _short_context_len(hf_config: HFConfig) -> int | None:
     """
     # A copy: what is looked up here does not count as read by the model.
     text_config = hf_config.get_text_config()
-    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source))
+    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source), "full_attention")
     return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
 
 

@@ -5,6 +5,8 @@ One transfer a step instead of one for each field. The layout depends on the ste
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -44,8 +46,9 @@ class StepShape:
         """Entries of a request's block table that are packed: as many as a step may read."""
         return span.max_step_blocks(self.max_blocks, self.block_size, self.num_tokens)
 
-    def sizes(self) -> dict[str, int]:
-        """Each field's length in the packed vector, in order."""
+    @functools.cached_property
+    def fields(self) -> dict[str, slice]:
+        """Where each field lies in the packed vector."""
         sizes = {
             "input_ids": self.num_tokens,
             "positions": self.num_tokens,
@@ -58,11 +61,12 @@ class StepShape:
         for i, span in enumerate(self.spans):
             sizes[f"block_tables_{i}"] = self.num_requests * self.table_width(span)
             sizes[f"first_blocks_{i}"] = self.num_requests
-        return sizes
+        stops = itertools.accumulate(sizes.values())
+        return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
     @property
     def packed_size(self) -> int:
-        return sum(self.sizes().values())
+        return max(field.stop for field in self.fields.values())
 
 
 @dataclass(frozen=True)
@@ -143,18 +147,18 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
 
 
 def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:
-    """The tables of a span, i32 [R, max_blocks], with zeros around what was packed."""
+    """The tables of a span, i32 [R, max_blocks].
+
+    Around what was packed stands the first block that was: a kernel that reads more than it uses then reads numbers of
+    the request itself.
+    """
     packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_requests, -1)
     if shape.spans[index].reach is None:
         return packed_ids
-    whole = jnp.zeros((shape.num_requests, shape.max_blocks + packed_ids.shape[1]), jnp.int32)
+    whole = jnp.broadcast_to(packed_ids[:, :1], (shape.num_requests, shape.max_blocks + packed_ids.shape[1]))
     place = jax.vmap(lambda row, block_ids, first: jax.lax.dynamic_update_slice(row, block_ids, (first,)))
     return place(whole, packed_ids, fields[f"first_blocks_{index}"])[:, : shape.max_blocks]
 
 
 def _split(packed: Array, shape: StepShape) -> dict[str, Array]:
-    fields, start = {}, 0
-    for name, size in shape.sizes().items():
-        fields[name] = packed[start : start + size]
-        start += size
-    return fields
+    return {name: packed[field] for name, field in shape.fields.items()}

@@ -18,7 +18,7 @@ from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.linear import JaxLinear, apply_together
-from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 
@@ -146,7 +146,9 @@ class GroupedQueryAttention(JaxModule):
     def _head_norms(self) -> HeadNorms | None:
         """The norms as `attention` applies them together with the rope, if they are such."""
         norms = (self.q_norm, self.k_norm)
-        if not all(isinstance(norm, JaxRmsNorm) and norm.weight.shape == (self.head_dim,) for norm in norms):
+        if calls_are_observed() or not all(
+            isinstance(norm, JaxRmsNorm) and norm.weight.shape == (self.head_dim,) for norm in norms
+        ):
             return None
         return HeadNorms(self.q_norm.scale, self.k_norm.scale, self.q_norm.epsilon)
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
 from jaxis.layers.module import JaxModule
+from jaxis.layers.scale import scaled
 from jaxis.quantization.methods import select_method
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class JaxEmbed(JaxModule):
       num_embeddings: V.
       features: E.
       rngs: For the initial table.
+      scale: What looked up embeddings are multiplied by, once it is rounded to their type (Gemma).
       dtype: Data type of the embeddings.
       quant_config, prefix: As for `JaxLinear`.
     """
@@ -33,6 +36,7 @@ class JaxEmbed(JaxModule):
         features: int,
         rngs: nnx.Rngs,
         *,
+        scale: float = 1.0,
         dtype: Any = jnp.float32,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "embed_tokens",
@@ -43,13 +47,14 @@ class JaxEmbed(JaxModule):
         self.kernel_axes = ("vocab", "embed")
         self.kernel_init = DEFAULT_INIT
         self.dtype = dtype
+        self.scale = float(np.asarray(scale, dtype))
         method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
         self.quant_method = method or select_method(self, None)
         self.quant_method.create_weights(self, rngs, dtype)
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> [T, E]."""
-        return self.quant_method.lookup(self, input_ids)
+        return scaled(self.quant_method.lookup(self, input_ids), self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""

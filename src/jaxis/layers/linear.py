@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.layers.module import Initializer, JaxModule, make_parameter
+from jaxis.layers.module import Initializer, JaxModule, calls_are_observed, make_parameter
 from jaxis.quantization.methods import select_method
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
     """What each of the layers makes of x [..., in]; in one kernel where their method has one for that."""
     methods = [layer.quant_method for layer in layers]
     together = getattr(methods[0], "apply_together", None)
-    if together is None or any(method != methods[0] for method in methods):
+    if together is None or any(method != methods[0] for method in methods) or calls_are_observed():
         return [layer(x) for layer in layers]
     results = together(layers, x)
     if results is None:

@@ -194,7 +194,7 @@ class MultiHeadLatentAttention(JaxModule):
             kv_cache,
             metadata.input_positions,
             metadata.seq_lens,
-            metadata.block_tables,
+            metadata.block_tables_for(None),
             metadata.query_start_loc,
             metadata.request_distribution,
         )

@@ -6,6 +6,7 @@ stand in lists, tuples and dicts, as `model.layers.0` does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,11 @@ _skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=F
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
+Observer = Callable[["JaxModule", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""`observer(module, call, args, kwargs)` stands in for `module(*args, **kwargs)`, which is `call(module, ...)`."""
+
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
 
 class JaxModule(nnx.Module, pytree=False):
     """Base of every layer and model."""
@@ -26,6 +32,8 @@ class JaxModule(nnx.Module, pytree=False):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # As an nnx graph node, not a JAX pytree, a module may hold its children in plain containers.
         super().__init_subclass__(pytree=False, **kwargs)
+        if "__call__" in vars(cls):
+            cls.__call__ = _observable(vars(cls)["__call__"])
 
     def named_children(self) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
         """Direct children, modules and parameters, in the order they were set; those in containers as `name.key`."""
@@ -60,6 +68,21 @@ def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, n
     for name, child in _walk(module, prefix):
         if isinstance(child, nnx.Module):
             yield name, child
+
+
+@contextmanager
+def calls_observed(observer: Observer) -> Iterator[None]:
+    """Each call of a JaxModule made inside goes to the observer; nothing is fused, nothing compiled as a whole."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def calls_are_observed() -> bool:
+    """Whether `calls_observed` is in force: code that does the work of several modules at once then calls each."""
+    return _observer.get() is not None
 
 
 @contextmanager
@@ -102,6 +125,16 @@ def make_parameter(
     if _skip_initializers.get():
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
     return nnx.Param(init(rngs.params(), shape, dtype), **metadata)
+
+
+def _observable(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observable(self: JaxModule, *args: Any, **kwargs: Any) -> Any:
+        # Models run compiled, so this is asked when a program is traced, not when it runs.
+        observer = _observer.get()
+        return call(self, *args, **kwargs) if observer is None else observer(self, call, args, kwargs)
+
+    return observable
 
 
 def _walk(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:

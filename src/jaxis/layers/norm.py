@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from flax import nnx
 from jaxis.kernels.layer_norm import layer_norm
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
 
 
 class JaxRmsNorm(JaxModule):
@@ -48,6 +51,20 @@ class JaxRmsNorm(JaxModule):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., num_features] -> the same shape and type."""
         return rms_norm(x, self.scale, epsilon=self.epsilon)
+
+
+def rms_norm_from_config(
+    vllm_config: VllmConfig, rng: nnx.Rngs, num_features: int | None = None, *, add_unit_offset: bool = False
+) -> JaxRmsNorm:
+    """An RMS norm with config.json's `rms_norm_eps`, over `hidden_size` features unless told otherwise."""
+    config = vllm_config.model_config.hf_config
+    return JaxRmsNorm(
+        config["hidden_size"] if num_features is None else num_features,
+        rng,
+        epsilon=config["rms_norm_eps"],
+        dtype=vllm_config.model_config.dtype,
+        add_unit_offset=add_unit_offset,
+    )
 
 
 class JaxLayerNorm(JaxModule):

@@ -48,8 +48,6 @@ def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray) -> None:
     axes = param.get_metadata().get("logical_axes")
 
     def write(stack: jax.Array | None, target: jax.ShapeDtypeStruct) -> jax.Array:
-        if reading_only_headers():
-            return HeaderTensor.of(target.shape, target.dtype)
         if stack is None:
             stack = _zeros(target, axes)
         entry = place_array(tensor, None if axes is None else axes[1:])
@@ -87,8 +85,11 @@ def fill_expert(
         raise CheckpointError(
             f"has {list(shape)} for an expert in the checkpoint, {list(target.shape[1:])} in the model"
         )
-    stack = HeaderTensor.of(target.shape, target.dtype) if reading_only_headers() else write(stack, target)
     loaded |= {expert}
+    if not reading_only_headers():
+        stack = write(stack, target)
+    elif len(loaded) == target.shape[0]:
+        stack = HeaderTensor.of(target.shape, target.dtype)
     param.set_value(stack if len(loaded) == target.shape[0] else PartialStack(stack, target, loaded))
 
 

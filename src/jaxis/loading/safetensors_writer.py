@@ -40,10 +40,11 @@ class SafetensorsWriter:
     Args:
       path: The file, replaced if there.
       specs: Name -> what is to come, in this order.
+      metadata: More of the header's free-form `__metadata__`.
     """
 
-    def __init__(self, path: Path, specs: Mapping[str, TensorSpec]) -> None:
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
+        header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}  # transformers insists on it
         end = 0
         for name, spec in specs.items():
             start, end = end, end + spec.nbytes

@@ -10,14 +10,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
-from jaxis.layers.module import JaxModule
-from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.module import JaxModule, calls_are_observed
+from jaxis.layers.norm import rms_norm_from_config
+from jaxis.layers.scale import scaled
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.interfaces import JaxIntermediateTensors, LoadableWithIterator
 
@@ -30,6 +33,13 @@ Caches = list[jax.Array] | None
 
 class DecoderModel(JaxModule):
     """Token embeddings, `num_hidden_layers` layers, final norm.
+
+    Args:
+      layer_class: Makes a layer of (vllm_config, rng, quant_config, layer_index=, prefix=).
+      vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
+      norm: The final norm; None is an RMS norm with config.json's `rms_norm_eps`.
+      embed_scale: As `JaxEmbed`'s `scale`.
+      embedding_multiplier: What enters the first layer is multiplied by it, `inputs_embeds` too.
 
     Attributes:
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
@@ -44,12 +54,18 @@ class DecoderModel(JaxModule):
         rng: nnx.Rngs,
         quant_config: QuantizationConfig | None,
         prefix: str,
+        *,
+        norm: JaxModule | None = None,
+        embed_scale: float = 1.0,
+        embedding_multiplier: float = 1.0,
     ) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
+        self.embedding_multiplier = embedding_multiplier
         self.embed_tokens = JaxEmbed(
             config["vocab_size"],
             config["hidden_size"],
             rng,
+            scale=embed_scale,
             dtype=dtype,
             quant_config=quant_config,
             prefix=f"{prefix}.embed_tokens",
@@ -58,7 +74,7 @@ class DecoderModel(JaxModule):
             layer_class(vllm_config, rng, quant_config, layer_index=i, prefix=f"{prefix}.layers.{i}")
             for i in range(config["num_hidden_layers"])
         ]
-        self.norm = JaxRmsNorm(config["hidden_size"], rng, epsilon=config["rms_norm_eps"], dtype=dtype)
+        self.norm = norm or rms_norm_from_config(vllm_config, rng)
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __call__(
@@ -73,17 +89,17 @@ class DecoderModel(JaxModule):
         """As `CausalLM.__call__`."""
         if intermediate_tensors is not None:
             x = intermediate_tensors["hidden_states"]
-        elif inputs_embeds is not None:
-            x = inputs_embeds
         else:
-            x = self.embed_tokens(input_ids)
+            x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            x = scaled(x, self.embedding_multiplier)
         new_caches: Caches = None if kv_caches is None else []
         aux_hidden_states = []
         for i, layer in enumerate(self.layers):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
-                kv_cache, x = _run_layer(*nnx.split(layer), kv_caches and kv_caches[i], x, attention_metadata)
+                run = layer if calls_are_observed() else functools.partial(_run_layer, *nnx.split(layer))
+                kv_cache, x = run(kv_caches and kv_caches[i], x, attention_metadata)
             if new_caches is not None:
                 new_caches.append(kv_cache)
         if len(self.layers) in self.aux_hidden_state_layers:
@@ -109,6 +125,10 @@ class CausalLM(JaxModule, LoadableWithIterator):
     Args:
       vllm_config, rng, quant_config: As for `JaxLinear`.
       prefix: What the model's dotted names begin with where it is a part of another.
+      tied_by_default: Whether the head is tied to the embeddings where config.json says nothing of it.
+      logits_multiplier: Multiplies the logits.
+      logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
+      norm, embed_scale, embedding_multiplier: As for `DecoderModel`.
     """
 
     layer_class: ClassVar[type[JaxModule]]
@@ -119,12 +139,29 @@ class CausalLM(JaxModule, LoadableWithIterator):
         rng: nnx.Rngs,
         quant_config: QuantizationConfig | None = None,
         *,
+        tied_by_default: bool = False,
+        logits_multiplier: float = 1.0,
+        logits_soft_cap: float | None = None,
+        norm: JaxModule | None = None,
+        embed_scale: float = 1.0,
+        embedding_multiplier: float = 1.0,
         prefix: str = "",
     ) -> None:
         config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        self.model = DecoderModel(self.layer_class, vllm_config, rng, quant_config, f"{prefix}model")
+        self.logits_multiplier = logits_multiplier
+        self.logits_soft_cap = logits_soft_cap
+        self.model = DecoderModel(
+            self.layer_class,
+            vllm_config,
+            rng,
+            quant_config,
+            f"{prefix}model",
+            norm=norm,
+            embed_scale=embed_scale,
+            embedding_multiplier=embedding_multiplier,
+        )
         self.lm_head = None
-        if not config.get("tie_word_embeddings", False):
+        if not config.get("tie_word_embeddings", tied_by_default):
             self.lm_head = JaxLmHead(
                 config["hidden_size"],
                 config["vocab_size"],
@@ -165,9 +202,14 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        if self.lm_head is None:
-            return self.model.embed_tokens.decode(hidden_states)
-        return self.lm_head(hidden_states)
+        head = self.model.embed_tokens.decode if self.lm_head is None else self.lm_head
+        logits = head(hidden_states)
+        if self.logits_multiplier == 1 and self.logits_soft_cap is None:
+            return logits
+        logits = scaled(logits, self.logits_multiplier)
+        if self.logits_soft_cap is not None:
+            logits = self.logits_soft_cap * jnp.tanh(logits / self.logits_soft_cap)
+        return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         return super().load_weights(self.without_redundant_tensors(weights))

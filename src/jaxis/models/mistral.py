@@ -26,7 +26,7 @@ class MistralDecoderLayer(PreNormDecoderLayer):
     ) -> None:
         config = vllm_config.model_config.hf_config
         # A config.json without the key means the first release, whose window is 4096; null means none.
-        window = config.get("sliding_window", None if "sliding_window" in config.to_dict() else 4096)
+        window = config.get_nullable("sliding_window", 4096)
         super().__init__(
             vllm_config,
             rng,

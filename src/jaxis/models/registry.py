@@ -12,19 +12,29 @@ ENTRY_POINT_GROUP = "jaxis.models"
 
 # Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
 _BUILT_IN: dict[str, str] = {
+    "Cohere2ForCausalLM": "jaxis.models.cohere2:Cohere2ForCausalLM",
+    "CohereForCausalLM": "jaxis.models.cohere:CohereForCausalLM",
     "DeepseekV2ForCausalLM": "jaxis.models.deepseek_v2:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "jaxis.models.deepseek_v3:DeepseekV3ForCausalLM",
+    "Gemma2ForCausalLM": "jaxis.models.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "jaxis.models.gemma3:Gemma3ForCausalLM",
+    "Glm4ForCausalLM": "jaxis.models.glm4:Glm4ForCausalLM",
     "Glm4MoeForCausalLM": "jaxis.models.glm4_moe:Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM": "jaxis.models.glm4_moe_lite:Glm4MoeLiteForCausalLM",
     "GptOssForCausalLM": "jaxis.models.gpt_oss:GptOssForCausalLM",
+    "GraniteForCausalLM": "jaxis.models.granite:GraniteForCausalLM",
     "Llama4ForCausalLM": "jaxis.models.llama4:Llama4ForCausalLM",
     "Llama4ForConditionalGeneration": "jaxis.models.llama4:Llama4ForConditionalGeneration",
     "LlamaForCausalLM": "jaxis.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "jaxis.models.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "jaxis.models.mixtral:MixtralForCausalLM",
+    "Olmo2ForCausalLM": "jaxis.models.olmo2:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "jaxis.models.olmo3:Olmo3ForCausalLM",
+    "Phi3ForCausalLM": "jaxis.models.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "jaxis.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "jaxis.models.qwen3:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "jaxis.models.qwen3_moe:Qwen3MoeForCausalLM",
+    "Starcoder2ForCausalLM": "jaxis.models.starcoder2:Starcoder2ForCausalLM",
 }
 _registered: dict[str, type[Any] | str] = {}
 

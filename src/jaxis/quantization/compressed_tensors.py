@@ -18,7 +18,9 @@ from jaxis.kernels.quantized_matmul.quantize import check_quantizable
 from jaxis.layers.module import JaxModule
 from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlocksMethod
 from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod, StoredStacks
+from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
+from jaxis.quantization.experts import STACK_AXES, select_experts_method
 from jaxis.quantization.methods import WeightScheme, select_method
 
 if TYPE_CHECKING:
@@ -110,7 +112,10 @@ class CompressedTensorsConfig:
         self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
     ) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's."""
-        group = self._group_of(layer, prefix)
+        from jaxis.layers.experts import JaxExperts
+
+        is_experts = isinstance(layer, JaxExperts)
+        group = self._group_of_experts(layer, prefix) if is_experts else self._group_of(layer, prefix)
         if group is not None and group.block_shape is not None:
             return self._fp8_method(layer, prefix, group.block_shape)
         scheme = None if group is None else group.scheme
@@ -120,9 +125,12 @@ class CompressedTensorsConfig:
         if group is None or scheme is None:
             return None
         try:
-            check_quantizable(layer.input_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
+            for in_size in (layer.hidden_size, layer.intermediate_size) if is_experts else (layer.input_size,):
+                check_quantizable(in_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
         except ValueError as error:
             raise ConfigError(f"{_WHERE}: {prefix} {error}") from None
+        if is_experts:
+            return CompressedTensorsExpertsMethod(group.format, scheme, select_experts_method(layer, scheme))
         return CompressedTensorsMethod(group.format, scheme, select_method(layer, scheme))
 
     def _fp8_method(
@@ -146,7 +154,15 @@ class CompressedTensorsConfig:
         if self._rules is not None:
             self._rules.check_all_used()
 
-    def _group_of(self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str) -> _Group | None:
+    def _group_of_experts(self, layer: JaxExperts, prefix: str) -> _Group | None:
+        """That of all experts, whose projections are linear layers in the file."""
+        names = [f"{prefix}.{expert}.{name}" for expert in range(layer.num_experts) for name in STACK_AXES]
+        first, *others = [self._group_of(layer, name) for name in names]
+        if any(group != first for group in others):
+            raise ConfigError(f"{_WHERE}: experts of {prefix} are quantized in different ways, which is not supported")
+        return first
+
+    def _group_of(self, layer: JaxModule | JaxEmbed, prefix: str) -> _Group | None:
         if any(_names(target, prefix) or target == _class_name(layer) for target in self._ignore):
             return None
         for group in self._groups:

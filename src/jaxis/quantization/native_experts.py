@@ -20,6 +20,7 @@ from jaxis.layers.glu import ClampedGLU, GatedUnit
 from jaxis.layers.mlp import GATED_KERNELS
 from jaxis.loading.expert_stacks import fill_expert
 from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod
+from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
 from jaxis.quantization.dequantized import DequantizedExpertsMethod
 from jaxis.quantization.experts import STACK_AXES, QuantizedExpertsMethod, UnquantizedExpertsMethod
 
@@ -39,6 +40,8 @@ def native_experts_method(layer: JaxExperts, method: ExpertsMethod | None) -> Ex
         return method
     if method is None:
         return NativeExpertsMethod(None)
+    if isinstance(method, CompressedTensorsExpertsMethod):
+        return dataclasses.replace(method, method=native_experts_method(layer, method.method))
     if isinstance(method, StoredBlockExpertsMethod | DequantizedExpertsMethod):
         return dataclasses.replace(method, method=NativeExpertsMethod(None))
     if isinstance(method, QuantizedExpertsMethod) and _has_kernel(layer, method):

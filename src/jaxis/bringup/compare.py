@@ -1,0 +1,124 @@
+"""How far two sets of numbers are apart, and how far they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TOP_K = 10
+_ROWS_AT_ONCE = 64  # of logits in float64
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Limits of one data type. None is no limit.
+
+    Attributes:
+      relative_error: Of logits.
+      max_kl_nats: Of any token.
+      mean_kl_nats: Over all tokens.
+      module_error: Of one module that is given the reference's input.
+      module_tokens: Share of the tokens for which `module_error` must hold. In a narrow type, a router's close calls
+        fall differently for some.
+    """
+
+    relative_error: float | None
+    max_kl_nats: float | None
+    mean_kl_nats: float
+    module_error: float
+    module_tokens: float = 1.0
+
+
+GATES = {
+    "float32": Gates(relative_error=1e-4, max_kl_nats=1e-6, mean_kl_nats=1e-6, module_error=1e-4),
+    "bfloat16": Gates(relative_error=None, max_kl_nats=None, mean_kl_nats=1e-2, module_error=2e-2, module_tokens=0.9),
+}
+
+
+@dataclass(frozen=True)
+class LogitsComparison:
+    """Logits against those expected of the same tokens.
+
+    Attributes:
+      num_tokens: Rows compared.
+      max_abs_difference: Of any logit.
+      relative_error: As `relative_error`.
+      mean_kl_nats, max_kl_nats: KL(expected || actual) of a token's distribution.
+      top_k_overlap: Share of the expected TOP_K tokens among the actual ones, over all rows.
+      argmax_agreement: Share of rows with the same most likely token.
+    """
+
+    num_tokens: int
+    max_abs_difference: float
+    relative_error: float
+    mean_kl_nats: float
+    max_kl_nats: float
+    top_k_overlap: float
+    argmax_agreement: float
+
+    def passes(self, gates: Gates) -> bool:
+        """Whether every figure is within its limit; one that is not a number is not."""
+        limits = (
+            (self.relative_error, gates.relative_error),
+            (self.max_kl_nats, gates.max_kl_nats),
+            (self.mean_kl_nats, gates.mean_kl_nats),
+        )
+        return all(limit is None or value <= limit for value, limit in limits)
+
+
+def compare_logits(actual: np.ndarray, expected: np.ndarray) -> LogitsComparison:
+    """Compares logits [T, V]; figures are infinite if shapes differ or a value is not finite."""
+    infinite = float("inf")
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return LogitsComparison(len(expected), infinite, infinite, infinite, infinite, 0.0, 0.0)
+    kl = kl_divergence(actual, expected)
+    k = min(TOP_K, actual.shape[-1])
+    overlap = [len(np.intersect1d(a, e)) / k for a, e in zip(_top(actual, k), _top(expected, k), strict=True)]
+    return LogitsComparison(
+        num_tokens=len(expected),
+        max_abs_difference=float(np.abs(actual - expected).max()),
+        relative_error=relative_error(actual, expected),
+        mean_kl_nats=float(kl.mean()),
+        max_kl_nats=float(kl.max()),
+        top_k_overlap=float(np.mean(overlap)),
+        argmax_agreement=float((actual.argmax(-1) == expected.argmax(-1)).mean()),
+    )
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0) -> float:
+    """Largest difference over the largest expected magnitude; infinite if shapes differ or a value is not finite.
+
+    Args:
+      actual, expected: [T, ...].
+      tokens: Share of the tokens, those that are closest, whose differences count.
+    """
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return float("inf")
+    if actual.size == 0:
+        return 0.0
+    difference = np.abs(actual.astype(np.float32) - expected).reshape(len(actual), -1).max(-1)
+    largest = np.sort(difference)[max(int(np.ceil(tokens * len(difference))) - 1, 0)]
+    magnitude = np.abs(expected).max()
+    if magnitude == 0:
+        return 0.0 if largest == 0 else float("inf")
+    return float(largest / magnitude)
+
+
+def kl_divergence(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """KL(expected || actual) of each row of logits [T, V], in nats, computed in float64."""
+    parts = []
+    for start in range(0, len(expected), _ROWS_AT_ONCE):
+        p, q = (_log_softmax(x[start : start + _ROWS_AT_ONCE]) for x in (expected, actual))
+        parts.append((np.exp(p) * (p - q)).sum(-1))
+    # Rounding can make the divergence of nearly equal rows negative.
+    return np.maximum(np.concatenate(parts), 0.0)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def _top(logits: np.ndarray, k: int) -> np.ndarray:
+    return np.argpartition(-logits, k - 1, axis=-1)[:, :k]

@@ -1,0 +1,126 @@
+"""What a comparison needs of the reference's logits, and the file that keeps it for where the reference cannot run.
+
+One safetensors file: for each prompt its tokens, which rows were kept and their logits; a prompt's greedy continuation;
+and, in its metadata, the versions that made it and the hashes of what it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.safetensors import SafetensorsFile
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+
+_FORMAT = "jaxis golden logits 1"
+_HASHED_BYTES = 4096  # of each tensor
+
+
+@dataclass(frozen=True)
+class PromptLogits:
+    """The reference's logits for one prompt.
+
+    Attributes:
+      token_ids: int32 [T].
+      rows: int32 [N], the positions whose logits there are.
+      logits: float32 [N, V].
+    """
+
+    token_ids: np.ndarray
+    rows: np.ndarray
+    logits: np.ndarray
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The reference's answers.
+
+    Attributes:
+      prompts: Each of another length.
+      decode_prompt: int32 [T], what was continued.
+      continuation: int32 [N], the most likely token, again and again.
+      continuation_logits: float32 [N, V], from which each was taken.
+      versions: Of the libraries that made them.
+      hashes: Of the config.json and weights they were made from (`checkpoint_hashes`).
+    """
+
+    prompts: tuple[PromptLogits, ...]
+    decode_prompt: np.ndarray
+    continuation: np.ndarray
+    continuation_logits: np.ndarray
+    versions: Mapping[str, str]
+    hashes: Mapping[str, str]
+
+    def save(self, path: Path) -> None:
+        """Writes the file, replacing one that is there."""
+        arrays = {
+            "decode.prompt": self.decode_prompt,
+            "decode.token_ids": self.continuation,
+            "decode.logits": self.continuation_logits,
+        }
+        for i, prompt in enumerate(self.prompts):
+            arrays |= {
+                f"prompts.{i}.token_ids": prompt.token_ids,
+                f"prompts.{i}.rows": prompt.rows,
+                f"prompts.{i}.logits": prompt.logits,
+            }
+        facts = {"versions": json.dumps(dict(self.versions)), "hashes": json.dumps(dict(self.hashes))}
+        specs = {name: TensorSpec(array.dtype, array.shape) for name, array in arrays.items()}
+        with SafetensorsWriter(path, specs, {"kind": _FORMAT, **facts}) as writer:
+            for name, array in arrays.items():
+                writer.write(name, array)
+
+    @classmethod
+    def load(cls, path: Path) -> Golden:
+        """Reads a file that `save` wrote.
+
+        Raises:
+          CheckpointError: It cannot be read, or is no such file.
+        """
+        if not path.is_file():
+            raise CheckpointError(f"there is no file {path}: make it with --save-golden where the reference runs")
+        with SafetensorsFile(path) as file:
+            if file.metadata.get("kind") != _FORMAT:
+                raise CheckpointError(f"{path} holds no reference logits: make it with --save-golden")
+            names = sorted({int(name.split(".")[1]) for name in file.names if name.startswith("prompts.")})
+            return cls(
+                prompts=tuple(
+                    PromptLogits(
+                        *(np.array(file.tensor(f"prompts.{i}.{part}")) for part in ("token_ids", "rows", "logits"))
+                    )
+                    for i in names
+                ),
+                decode_prompt=np.array(file.tensor("decode.prompt")),
+                continuation=np.array(file.tensor("decode.token_ids")),
+                continuation_logits=np.array(file.tensor("decode.logits")),
+                versions=json.loads(file.metadata["versions"]),
+                hashes=json.loads(file.metadata["hashes"]),
+            )
+
+    def check_made_from(self, hashes: Mapping[str, str], path: Path) -> None:
+        """Raises CheckpointError if the file was made from another checkpoint."""
+        for what, expected in self.hashes.items():
+            if hashes.get(what) != expected:
+                raise CheckpointError(f"{path} was made from other {what}: make it again from this checkpoint")
+
+
+def checkpoint_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of config.json, and of every tensor's name, type, shape and first bytes.
+
+    The whole of the weights is not read: of a checkpoint of a terabyte, that would take longer than the comparison.
+    """
+    weights = hashlib.sha256()
+    with Checkpoint(folder) as checkpoint:
+        for name in sorted(checkpoint.names()):
+            info = checkpoint.info(name)
+            weights.update(f"{name} {info.dtype} {info.shape}".encode())
+            weights.update(checkpoint.tensor(name).reshape(-1)[: _HASHED_BYTES // info.dtype.itemsize].tobytes())
+    config = hashlib.sha256((folder / "config.json").read_bytes())
+    return {"config.json": config.hexdigest(), "weights": weights.hexdigest()}

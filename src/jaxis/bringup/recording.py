@@ -1,0 +1,73 @@
+"""What modules were given and what they made of it, in a form that both sides of a comparison share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LOGITS = "compute_logits"
+"""The name under which the model's logits stand among its modules' calls."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The arrays of a module's inputs, or of its outputs, as far as they can be compared.
+
+    Attributes:
+      hidden: float32, the first floating-point array: hidden states [T, ...].
+      expert_ids: int [T, k], the experts that a router chose; None where there are none.
+      expert_weights: float32 [T, k], their weights; None where there are none.
+    """
+
+    hidden: np.ndarray | None = None
+    expert_ids: np.ndarray | None = None
+    expert_weights: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray]) -> Values:
+        """Sorts a call's arrays, in their order, by what they are."""
+        integers = [a for a in arrays if a.dtype.kind in "iu" and a.ndim == 2]
+        floats = [a for a in arrays if a.dtype.kind == "f"]
+        for ids in integers:
+            for weights in floats:
+                if weights.shape == ids.shape:
+                    others = [a for a in floats if a is not weights]
+                    return cls(others[0] if others else None, ids, weights)
+        return cls(floats[0] if floats else None)
+
+    def as_routing(self, num_chosen: int) -> Values:
+        """These, read as a router's choice where they say it as a weight [T, X] for each expert, most of them 0."""
+        if self.expert_ids is not None or self.hidden is None or self.hidden.ndim != 2:
+            return self
+        if not ((self.hidden != 0).sum(-1) == num_chosen).all():
+            return self
+        ids = np.argsort(-np.abs(self.hidden), axis=-1)[:, :num_chosen]
+        return Values(None, ids, np.take_along_axis(self.hidden, ids, axis=-1))
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """The first call of a module in a run."""
+
+    inputs: Values
+    outputs: Values
+
+
+Recording = dict[str, ModuleCall]
+"""Dotted module name -> its call, in the order in which the calls ended."""
+
+
+def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The reference's array in the shape that jaxis has for it; None if they cannot be the same thing.
+
+    Args:
+      expected: Of one sequence, its batch dimension of 1 gone: [T, ...] or [heads, T, D].
+      shape: [T, ...].
+    """
+    if expected is None or expected.size != np.prod(shape):
+        return None
+    if len(expected) != shape[0] and expected.ndim == 3:
+        expected = expected.swapaxes(0, 1)
+    return expected.reshape(shape) if len(expected) == shape[0] else None

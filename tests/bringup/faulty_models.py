@@ -1,0 +1,116 @@
+"""Families with a fault planted: each builds the right model, then does one thing wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.layers.attention import GroupedQueryAttention
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.norm import JaxRmsNorm
+from jaxis.models.registry import get_model_class
+
+
+def faulty(architecture, plant):
+    """The family's class, with `plant(layer)` done to its second layer."""
+
+    class Faulty(get_model_class([architecture])):
+        def __init__(self, vllm_config, rng, quant_config=None):
+            super().__init__(vllm_config, rng, quant_config)
+            plant(self.model.layers[1])
+
+    return Faulty
+
+
+def become(module, base, **methods):
+    """Makes the module one of a class with these methods in the place of `base`'s own."""
+    module.__class__ = type(f"Faulty{base.__name__}", (base,), methods)
+
+
+def other_rope_pairing(layer):
+    rope = layer.self_attn.rope
+    layer.self_attn.rope = dataclasses.replace(rope, interleaved=not rope.interleaved)
+
+
+def rope_of_half_the_head(layer):
+    rope = layer.self_attn.rope
+    layer.self_attn.rope = dataclasses.replace(rope, inv_freq=rope.inv_freq[: len(rope.inv_freq) // 2])
+
+
+def norms_swapped(layer):
+    def call(self, kv_cache, x, metadata):
+        kv_cache, attended = self.self_attn(kv_cache, self.post_attention_layernorm(x), metadata)
+        x = x + attended
+        return kv_cache, x + self.mlp(self.input_layernorm(x))
+
+    become(layer, type(layer), __call__=call)
+
+
+def norm_after_instead_of_before(layer):
+    def call(self, kv_cache, x, metadata):
+        kv_cache, attended = self.self_attn(kv_cache, x, metadata)
+        x = x + self.input_layernorm(attended)
+        return kv_cache, x + self.mlp(self.post_attention_layernorm(x))
+
+    become(layer, type(layer), __call__=call)
+
+
+def no_residual_around_the_mlp(layer):
+    def call(self, kv_cache, x, metadata):
+        kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
+        return kv_cache, self.mlp(self.post_attention_layernorm(x + attended))
+
+    become(layer, type(layer), __call__=call)
+
+
+def window_one_too_long(layer):
+    layer.self_attn.sliding_window += 1
+
+
+def scale_of_the_hidden_size(layer):
+    layer.self_attn.scale = layer.self_attn.q_proj.input_size**-0.5
+
+
+def head_norms_forgotten(layer):
+    def call(self, kv_cache, x, metadata):
+        norms, (self.q_norm, self.k_norm) = (self.q_norm, self.k_norm), (None, None)
+        try:
+            return GroupedQueryAttention.__call__(self, kv_cache, x, metadata)
+        finally:
+            self.q_norm, self.k_norm = norms
+
+    become(layer.self_attn, GroupedQueryAttention, __call__=call)
+
+
+def bias_forgotten(layer):
+    become(layer.self_attn.k_proj, JaxLinear, __call__=lambda self, x: self.quant_method.apply(self, x))
+
+
+def weight_transposed(layer):
+    become(layer.self_attn.o_proj, JaxLinear, __call__=lambda self, x: x @ self.weight[...])
+
+
+def norm_with_one_added_to_its_weight(layer):
+    def call(self, x):
+        return JaxRmsNorm.__call__(self, x) + JaxRmsNorm.__call__(self, x) / self.weight[...]
+
+    become(layer.post_attention_layernorm, JaxRmsNorm, __call__=call)
+
+
+def gate_and_up_exchanged(layer):
+    def call(self, x):
+        return self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x))
+
+    become(layer.mlp, GatedMLP, __call__=call)
+
+
+def other_activation(layer):
+    layer.mlp.activation = lambda x: jax.nn.gelu(x, approximate=False)
+
+
+def rounded_to_bfloat16(layer):
+    def call(self, x):
+        return JaxLinear.__call__(self, x.astype(jnp.bfloat16).astype(x.dtype))
+
+    become(layer.mlp.down_proj, JaxLinear, __call__=call)
