@@ -46,23 +46,30 @@ def write_fp8(
     folder: Path,
     source: Path,
     *,
-    block: tuple[int, int] = (128, 128),
+    block: tuple[int, int | None] = (128, 128),
     scale_dtype: torch.dtype = torch.float32,
+    scale_name: str = "weight_scale_inv",
+    config: dict[str, Any] = FP8,
     **quantization: Any,
 ) -> tuple[Path, Path]:
-    """(`folder`/fp8, `folder`/wide): `source` with its linear layers in fp8, and with what those stand for."""
+    """(`folder`/fp8, `folder`/wide): `source` with its linear layers in fp8, and with what those stand for.
+
+    A block of None columns has all of them.
+    """
     stored, narrow, wide = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in stored.items():
         if re.search(r"_proj(_with_mqa)?\.weight$", name):
-            value, scale = quantize_fp8(tensor.float(), block, scale_dtype)
-            narrow |= {name: value, f"{name}_scale_inv": scale}
+            blocks = (block[0], block[1] or tensor.shape[1])
+            value, scale = quantize_fp8(tensor.float(), blocks, scale_dtype)
+            narrow |= {name: value, name.removesuffix("weight") + scale_name: scale}
             # transformers' own, which its backward pass uses.
-            wide[name] = _dequantize_fp8_weight(value, scale.float(), list(block), torch.float32)
+            wide[name] = _dequantize_fp8_weight(value, scale.float(), list(blocks), torch.float32)
         else:
             narrow[name] = wide[name] = tensor
-    config = FP8 | {"weight_block_size": list(block)} | quantization
+    if config is FP8:
+        quantization["weight_block_size"] = list(block)
     return (
-        replace_tensors(folder / "fp8", source, narrow, quantization_config=config),
+        replace_tensors(folder / "fp8", source, narrow, quantization_config=config | quantization),
         replace_tensors(folder / "wide", source, wide),
     )
 

@@ -19,13 +19,9 @@ from tiny_checkpoints import variant
 
 SIZES = {
     **{"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1, "head_dim": 16, "num_attention_heads": 4},
-    **{
-        "num_key_value_heads": 2,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": False,
-    },
+    **{"num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False},
     **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+    "num_experts_per_tok": 4,  # all of them, so that no rounding changes which
 }
 # One tensor an expert, one with other names, and one for all experts with biases.
 FAMILIES = {

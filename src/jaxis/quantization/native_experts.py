@@ -104,9 +104,9 @@ class NativeExpertsMethod:
             act_qtype=self.act_qtype,
             **activation,
         )
-        return (
-            y.reshape(num_tokens, -1, y.shape[-1]).sum(1).astype(x.dtype) if layer.scales_input else y.astype(x.dtype)
-        )
+        if layer.scales_input:
+            y = y.reshape(num_tokens, k, -1).sum(1)
+        return y.astype(x.dtype)
 
     def process_weights_after_loading(self, layer: JaxExperts) -> None:
         """Hands what was packed while it was read to JAX, and packs what was not; plain JAX takes what it cannot."""
