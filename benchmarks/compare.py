@@ -81,6 +81,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--threads must be 1 to {usable_cores()}, the cores that this process may use")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if arguments.model is not None and arguments.shape != YARDSTICK:
+        parser.error("--model and --shape name two models: leave one out")
     if arguments.model is not None and "size" in arguments.sweeps:
         parser.error("--sweeps size compares made-up models: leave out --model")
     return arguments
