@@ -59,7 +59,7 @@ def test_a_value_that_a_model_does_not_implement_is_an_error_that_names_it():
     config = HFConfig({"use_bias": True, "norm_type": "layer_norm"}, source="a/config.json")
     config.expect("norm_type", "layer_norm")
     config.expect("absent", False)
-    with pytest.raises(ConfigError, match=r"a/config\.json has use_bias=True, only False or 'no' is supported"):
+    with pytest.raises(ConfigError, match=r"a/config\.json has use_bias=True, of which only False or 'no' is"):
         config.expect("use_bias", False, "no")
     assert config.unread_keys() == []
 
