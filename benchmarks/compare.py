@@ -4,6 +4,7 @@
     python benchmarks/compare.py --threads 2 --engines jaxis-int8,llama.cpp-q8_0 --rounds 5
     python benchmarks/compare.py --sweeps context,batch,size --rounds 1 --out results
     python benchmarks/compare.py --shape qwen3-moe-1.5b --engines jaxis-bf16,transformers-bf16 --out results
+    python benchmarks/compare.py --shape deepseek-v2-1.7b --engines jaxis-bf16,transformers-bf16 --out results
 
 Without --model, checkpoints of Qwen3's shapes with random weights are made: speed does not depend on the weights. Every
 measurement is a process of its own, and engines take turns, so that what else the machine does falls on all of them.
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import ENGINES, Engine, prepare_weights
-from jaxis.bench.cost import prefill_cost
+from jaxis.bench.cost import expert_share, prefill_cost
 from jaxis.bench.limits import measure_limits
 from jaxis.bench.process import describe_machine
 from jaxis.bench.run import Load
@@ -42,7 +43,7 @@ LOADS = (Load(1, 128, 32), Load(1, 1024, 16), Load(16, 128, 16))
 SWEEPS = {
     "context": [(YARDSTICK, Load(1, length, 8)) for length in (1024, 2048, 4096, 8192, 16384)],
     "batch": [(YARDSTICK, Load(size, 128, 16)) for size in (1, 2, 4, 8, 16, 32, 64)],
-    "size": [(shape, Load(1, 128, 16)) for shape, config in SHAPES.items() if "num_experts" not in config],
+    "size": [(shape, Load(1, 128, 16)) for shape, config in SHAPES.items() if not expert_share(config)],
 }
 # Whichever of them an engine's libraries read.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -81,6 +82,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--threads must be 1 to {usable_cores()}, the cores that this process may use")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if arguments.model is not None and arguments.shape != YARDSTICK:
+        parser.error("--model and --shape name two models: leave one out")
     if arguments.model is not None and "size" in arguments.sweeps:
         parser.error("--sweeps size compares made-up models: leave out --model")
     return arguments

@@ -29,8 +29,11 @@ class TransformersPeer:
     def decode_cost(self) -> DecodeCost:
         config = self._model.config
         weights = {name: p.numel() * p.element_size() for name, p in self._model.named_parameters()}
-        kv_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return decode_cost_of(weights, kv_numbers * self._itemsize, expert_share(config.to_dict()))
+        kv_numbers = 2 * config.num_key_value_heads * config.head_dim
+        if hasattr(config, "kv_lora_rank"):  # its cache holds latents too
+            kv_numbers = config.kv_lora_rank + config.qk_rope_head_dim
+        kv_bytes = config.num_hidden_layers * kv_numbers * self._itemsize
+        return decode_cost_of(weights, kv_bytes, expert_share(config.to_dict()))
 
     def warm_up(self, load: Load, rng: np.random.Generator) -> None:
         self.run(WARM_UP, rng)

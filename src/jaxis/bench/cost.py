@@ -116,8 +116,6 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
     share = expert_share(text_config)
-    num_heads = text_config["num_attention_heads"]
-    head_dim = text_config.get("head_dim") or text_config["hidden_size"] // num_heads
     return PrefillCost(
         layer_params=sum(
             round(math.prod(shape) * (share if EXPERTS in name else 1))
@@ -125,8 +123,16 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
             if len(shape) > 1 and EMBEDDING not in name and HEAD not in name
         ),
         head_params=text_config["vocab_size"] * text_config["hidden_size"],
-        attention_flops_per_key=4 * num_heads * head_dim * text_config["num_hidden_layers"],
+        attention_flops_per_key=2 * _numbers_per_key(text_config) * text_config["num_hidden_layers"],
     )
+
+
+def _numbers_per_key(config: HFConfig) -> int:
+    """Numbers of a key and its value, in all heads; of latent attention, made of the latent and not absorbed."""
+    num_heads = config["num_attention_heads"]
+    if "kv_lora_rank" in config:
+        return num_heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"])
+    return 2 * num_heads * (config.get("head_dim") or config["hidden_size"] // num_heads)
 
 
 def bytes_read(weight_bytes: Mapping[str, int]) -> int:
