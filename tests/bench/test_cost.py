@@ -90,3 +90,17 @@ def test_a_prefill_computes_the_experts_that_a_token_goes_to():
     cost = prefill_cost(VllmConfig(ModelConfig("", HFConfig(config))))
     attention, router = 32 * 16 * (2 + 1 + 1 + 2), 8 * 32
     assert cost.layer_params == 3 * (attention + router + 2 * 3 * 32 * 24)
+
+
+def test_latent_attention_computes_with_keys_and_values_of_their_own_sizes():
+    config = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        **{"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5},
+        **{"first_k_dense_replace": 2, "moe_intermediate_size": 8, "n_shared_experts": 1, "rms_norm_eps": 1e-6},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64},
+    }
+    cost = prefill_cost(VllmConfig(ModelConfig("", HFConfig(config))))
+    assert cost.attention_flops_per_key == 2 * (2 * 4 * (6 + 4) + 2 * 4 * 5)
+    attention = 32 * 4 * 10 + 32 * 20 + 16 * 4 * 11 + 4 * 5 * 32
+    assert cost.layer_params == 2 * (attention + 3 * 32 * 64)
