@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxis.hf_config import HFConfig
 from jaxis.loading.model_loader import construct_model
 from jaxis.models.registry import get_model_class
 
-# The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and a smaller one in their manner.
+# The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and others in their manner.
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -52,6 +53,52 @@ SHAPES = {
     "qwen3-0.2b": _qwen3(14, 768, 2304, 8),
     "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
     "qwen3-1.7b": _qwen3(28, 2048, 6144, 16),
+    # In the manner of Qwen3-30B-A3B: 1.5 billion parameters, of which a token uses 0.5.
+    "qwen3-moe-1.5b": _qwen3(24, 1024, 2048, 16)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    # In the manner of DeepSeek V2 Lite, with all of its latent attention: 1.7 billion parameters, of which a token
+    # uses 0.6.
+    "deepseek-v2-1.7b": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": 102_400,
+        "hidden_size": 1024,
+        "intermediate_size": 5472,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 10_000,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 512,
+        "n_routed_experts": 32,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "torch_dtype": "bfloat16",
+    },
 }
 WEIGHT_SCALE = 0.02
 NOISE_ELEMENTS = 1 << 22
@@ -59,6 +106,8 @@ NOISE_ELEMENTS = 1 << 22
 
 def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int = 0) -> None:
     """Writes config.json and model.safetensors, bfloat16, with the names and shapes of jaxis's own model class.
+
+    Experts stand one by one, as `experts.3.gate_proj.weight`.
 
     Args:
       folder: Is made.
@@ -70,7 +119,8 @@ def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int =
     vllm_config = VllmConfig(ModelConfig(str(folder), HFConfig(config)))
     model_class = get_model_class(config["architectures"])
     model = nnx.eval_shape(lambda: construct_model(model_class, vllm_config))
-    shapes = {name: param.get_value().shape for name, param in model.named_parameters()}
+    parameters = {name: param.get_value().shape for name, param in model.named_parameters()}
+    shapes = {name: shape for stack in parameters.items() for name, shape in _tensors_of(*stack)}
 
     header: dict[str, Any] = {}
     offset = 0
@@ -93,6 +143,16 @@ def write_random_checkpoint(folder: Path, config: dict[str, Any], *, seed: int =
             else:
                 values = np.resize(np.roll(noise, random.integers(NOISE_ELEMENTS)), size)
             file.write(values.tobytes())
+
+
+def _tensors_of(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A checkpoint's names and shapes of what is in a parameter."""
+    module, _, stack = name.rpartition(".")
+    if module.endswith(".experts"):
+        for expert in range(shape[0]):
+            yield f"{module}.{expert}.{stack}.weight", shape[1:]
+    else:
+        yield name, shape
 
 
 def main() -> None:

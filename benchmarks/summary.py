@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Figures:
     held_bytes: float
 
 
+DECODE_COST = [field.name for field in dataclasses.fields(DecodeCost)]
+
 LoadKey = tuple[str, int, int]  # model, batch size, input length
 
 
@@ -68,7 +71,7 @@ def _figures(rows: list[dict[str, Any]], prefill: PrefillCost, limits: dict[str,
         if isinstance(value, int | float) and all(name in row for row in rows)
     }
     batch_size, input_len = rows[0]["batch_size"], rows[0]["input_len"]
-    decode = DecodeCost(rows[0]["weight_bytes"], rows[0]["kv_bytes_per_token"])
+    decode = DecodeCost(**{name: rows[0][name] for name in DECODE_COST if name in rows[0]})
     num_bytes = decode.step_bytes(batch_size, median["context_len"])
     num_flops = prefill.flops(batch_size, input_len)
     num_tokens = input_len + rows[0]["output_len"]
@@ -82,7 +85,7 @@ def _figures(rows: list[dict[str, Any]], prefill: PrefillCost, limits: dict[str,
         cold_start_seconds=next((row["cold_start_seconds"] for row in rows if "cold_start_seconds" in row), None),
         start_peak_memory_bytes=median["start_peak_memory_bytes"],
         peak_memory_bytes=median["peak_memory_bytes"],
-        held_bytes=decode.step_bytes(batch_size, num_tokens),
+        held_bytes=decode.held_bytes(batch_size * num_tokens),
     )
 
 

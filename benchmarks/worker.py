@@ -5,6 +5,7 @@ Not for use by hand: `compare.py` starts it.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -42,13 +43,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         return start
     peer.warm_up(load, rng)
     run = peer.run(load, rng)
-    cost = peer.decode_cost
     return start | {
         "prefill_seconds": run.prefill_seconds,
         "step_seconds": float(np.median(run.step_seconds)),
         "context_len": run.context_len,
-        "weight_bytes": cost.weight_bytes,
-        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        **dataclasses.asdict(peer.decode_cost),
         "peak_memory_bytes": peak_memory_bytes(),
     }
 

@@ -48,6 +48,22 @@ def test_null_counts_as_absent():
     assert config.to_dict() == {"sliding_window": None}
 
 
+def test_null_may_say_something_else_than_absence():
+    config = HFConfig({"sliding_window": None, "soft_cap": 5.0})
+    assert config.get_nullable("sliding_window", 7) is None
+    assert config.get_nullable("soft_cap", 7) == 5.0
+    assert config.get_nullable("other", 7) == 7
+
+
+def test_a_value_that_a_model_does_not_implement_is_an_error_that_names_it():
+    config = HFConfig({"use_bias": True, "norm_type": "layer_norm"}, source="a/config.json")
+    config.expect("norm_type", "layer_norm")
+    config.expect("absent", False)
+    with pytest.raises(ConfigError, match=r"a/config\.json has use_bias=True, of which only False or 'no' is"):
+        config.expect("use_bias", False, "no")
+    assert config.unread_keys() == []
+
+
 def test_missing_key_is_an_error_that_names_key_and_file(tmp_path):
     config = HFConfig.from_folder(write(tmp_path, {"text_config": {}, "head_dim": None}))
     for read in (lambda: config.hidden_size, lambda: config["hidden_size"]):
@@ -101,6 +117,27 @@ def test_unread_keys_follow_nested_objects_that_were_read():
     assert config.unread_keys() == ["text_config.odd"]
     _ = config.text_config.odd.a
     assert config.unread_keys() == ["text_config.odd.b"]
+
+
+def test_key_uses_tell_what_was_made_of_each_key():
+    config = HFConfig({"a": 1, "b": 2, "c": 3, "rope": {"d": 4, "e": 5}, "other": {"f": 6}, "off": None, "dtype": "x"})
+    assert config["a"] == 1
+    assert config.get("b", 2) == 2  # what the reader assumes anyway
+    assert config.get("c", 2) == 3
+    assert config.get("rope").get("d", 4) == 4
+    uses = {use.key: (use.value, use.use) for use in config.key_uses()}
+    assert uses == {
+        "a": (1, "used"),
+        "b": (2, "default"),
+        "c": (3, "used"),
+        "rope.d": (4, "default"),
+        "rope.e": (5, "unread"),
+        "other": ({"f": 6}, "unread"),
+        "off": (None, "default"),
+        "dtype": ("x", "neutral"),
+    }
+    config.get("b", 7)  # another reader assumes another value
+    assert {use.key: use.use for use in config.key_uses()}["b"] == "used"
 
 
 def test_keys_that_are_neutral_at_one_value_are_reported_at_another():

@@ -22,9 +22,14 @@ CHAT_TEMPLATE = (
 )
 
 CONFIG_CLASSES = {
+    "deepseek_v2": "DeepseekV2Config",
+    "deepseek_v3": "DeepseekV3Config",
+    "gpt_oss": "GptOssConfig",
     "llama": "LlamaConfig",
+    "llama4": "Llama4TextConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
     "mistral": "MistralConfig",
 }
 # Weights large enough that logits lie well apart: a rounding error then never decides which token is the best.
@@ -41,6 +46,43 @@ _SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
+}
+# Of families with latent attention and experts, what differs.
+LATENT_SIZES = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+# Sizes of mixtures of experts with layers of every kind.
+GPT_OSS_SIZES = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 21,
+    "swiglu_limit": 1.5,
+}
+LLAMA_4_SIZES = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 80,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 32,
+    "floor_scale": 16,
+    "attn_scale": 0.3,
 }
 
 

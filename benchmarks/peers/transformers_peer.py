@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from jaxis.bench.cost import DecodeCost, bytes_read
+from jaxis.bench.cost import DecodeCost, decode_cost_of, expert_share
 from jaxis.bench.run import BatchRun, Load, random_prompts
 
 WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
@@ -29,8 +29,11 @@ class TransformersPeer:
     def decode_cost(self) -> DecodeCost:
         config = self._model.config
         weights = {name: p.numel() * p.element_size() for name, p in self._model.named_parameters()}
-        kv_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return DecodeCost(bytes_read(weights), kv_numbers * self._itemsize)
+        kv_numbers = 2 * config.num_key_value_heads * config.head_dim
+        if hasattr(config, "kv_lora_rank"):  # its cache holds latents too
+            kv_numbers = config.kv_lora_rank + config.qk_rope_head_dim
+        kv_bytes = config.num_hidden_layers * kv_numbers * self._itemsize
+        return decode_cost_of(weights, kv_bytes, expert_share(config.to_dict()))
 
     def warm_up(self, load: Load, rng: np.random.Generator) -> None:
         self.run(WARM_UP, rng)

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "head_matmul.h"
 #include "latent_attention.h"
 #include "matmul.h"
 #include "norm.h"
@@ -23,6 +24,7 @@ struct Kernels {
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*experts)(const Experts&, const Pool&);
+  void (*head_matmul)(const HeadMatmul&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
   void (*layer_norm)(const LayerNorm&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);

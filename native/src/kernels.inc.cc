@@ -6,6 +6,7 @@
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
 #include "experts.inc.cc"
+#include "head_matmul.inc.cc"
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
@@ -25,6 +26,7 @@ const Kernels table = {
     matmul,
     packed_rows,
     experts,
+    head_matmul,
     rms_norm,
     layer_norm,
     rotary_embedding,

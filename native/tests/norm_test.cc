@@ -15,7 +15,38 @@ std::vector<float> run(const std::vector<float>& x, const std::vector<float>& we
   return out;
 }
 
+std::vector<float> run_layer_norm(const std::vector<float>& x, const std::vector<float>& weight,
+                                  const std::vector<float>& bias, int64_t size, const Pool& pool) {
+  std::vector<float> out(x.size());
+  const auto rows = static_cast<int64_t>(x.size()) / size, weight_rows = static_cast<int64_t>(weight.size()) / size;
+  kernels().layer_norm({x.data(), weight.data(), bias.data(), out.data(), rows, size, weight_rows, kEpsilon}, pool);
+  return out;
+}
+
 }  // namespace
+
+TEST(norm, of_layers_equals_the_formula) {
+  ThreadPool threads(3);
+  constexpr int kWeightRows = 3;
+  for (const int size : {1, 15, 16, 33, 64, 1000}) {
+    for (const int rows : {0, 3, 60}) {
+      const std::vector<float> x = normal(static_cast<size_t>(rows) * size, 1);
+      const std::vector<float> weight = normal(kWeightRows * size, 2), bias = normal(kWeightRows * size, 3);
+      std::vector<double> expected(x.size());
+      for (int row = 0; row < rows; ++row) {
+        double mean = 0.0, squares = 0.0;
+        for (int i = 0; i < size; ++i) mean += static_cast<double>(x[row * size + i]) / size;
+        for (int i = 0; i < size; ++i) squares += (x[row * size + i] - mean) * (x[row * size + i] - mean);
+        const double root = std::sqrt(squares / size + kEpsilon);
+        for (int i = 0; i < size; ++i) {
+          const int at = row % kWeightRows * size + i;
+          expected[row * size + i] = (x[row * size + i] - mean) / root * weight[at] + bias[at];
+        }
+      }
+      check_close(run_layer_norm(x, weight, bias, size, threads.pool()), expected, 1e-5, 1e-5);
+    }
+  }
+}
 
 TEST(norm, equals_the_formula) {
   ThreadPool threads(3);

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxis.config_defaults import with_defaults
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.json_object import read_json_object
 
@@ -22,6 +23,7 @@ NEUTRAL_KEYS = frozenset(
         *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
         *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
         *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
+        *("model_max_length", "use_parallel_embedding"),
         # How the weights are stored or computed with; the engine decides that.
         *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
         *("cache_implementation", "for_llm_compressor", "ep_size"),
@@ -57,8 +59,9 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
+    "use_mrope": (False,),
 }
-"""Keys that every config of older versions of transformers carries, with the values at which they do nothing."""
+"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
@@ -125,7 +128,7 @@ class HFConfig(Mapping[str, Any]):
         self._path = _path
         # Key -> whether every reader so far assumes, without the key, the value that it has.
         self._read: dict[str, bool] = {}
-        plain = _apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source)
+        plain = with_defaults(_apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source))
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
             for key, value in plain.items()

@@ -80,7 +80,7 @@ class LLM:
       revision, token, cache_dir: Of the hub.
       hf_overrides: Keys of config.json to set; None as a value removes the key.
       quantization: Narrower weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or JSON
-        file with rules; see docs/quantization.md.
+        file with rules; or "dequantize": a quantized checkpoint's weights, widened. See docs/quantization.md.
       additional_config: The same as vLLM's TPU backend takes it: {"quantization": {"qwix": {"rules": [...]}}}.
       show_progress: Show loading, compiling and generating on stderr.
 

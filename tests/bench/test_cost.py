@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from jaxis.bench.cost import DecodeCost, PrefillCost, bytes_read, decode_cost, prefill_cost
+from jaxis.bench.cost import (
+    DecodeCost,
+    PrefillCost,
+    bytes_read,
+    decode_cost,
+    decode_cost_of,
+    expert_share,
+    prefill_cost,
+)
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
 
 FLOAT32 = 4
 
@@ -52,3 +62,45 @@ def test_weight_bytes_name_every_parameter(llm):
     [name] = [name for name in sizes if "embed_tokens" in name]
     assert sizes[name] == embedding
     assert sum("q_proj" in name for name in sizes) == config["num_hidden_layers"]
+
+
+def test_a_step_reads_the_experts_that_its_tokens_go_to():
+    weights = {"model.layers.0.mlp.experts.gate_proj": 800, "model.layers.0.mlp.shared_experts.up_proj.weight": 50}
+    cost = decode_cost_of(weights | {"model.norm.weight": 10}, 8, 1 / 4)
+    assert cost == DecodeCost(weight_bytes=60, kv_bytes_per_token=8, expert_bytes=800, expert_share=0.25)
+    assert cost.step_weight_bytes(1) == 60 + 200
+    assert cost.step_weight_bytes(2) == 60 + 200 + 150  # of those that are left, a quarter again
+    assert cost.step_bytes(2, 10) == 410 + 2 * 10 * 8
+    assert cost.held_bytes(20) == 860 + 20 * 8
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_the_share_of_experts_is_read_from_the_config(key):
+    assert expert_share({key: 32, "num_experts_per_tok": 4}) == 1 / 8
+    assert expert_share({"num_attention_heads": 4}) == 0
+
+
+def test_a_prefill_computes_the_experts_that_a_token_goes_to():
+    sizes = {"hidden_size": 32, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = sizes | {
+        **{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "num_hidden_layers": 3},
+        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 64},
+        **{"rms_norm_eps": 1e-6, "max_position_embeddings": 64},
+    }
+    cost = prefill_cost(VllmConfig(ModelConfig("", HFConfig(config))))
+    attention, router = 32 * 16 * (2 + 1 + 1 + 2), 8 * 32
+    assert cost.layer_params == 3 * (attention + router + 2 * 3 * 32 * 24)
+
+
+def test_latent_attention_computes_with_keys_and_values_of_their_own_sizes():
+    config = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        **{"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5},
+        **{"first_k_dense_replace": 2, "moe_intermediate_size": 8, "n_shared_experts": 1, "rms_norm_eps": 1e-6},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64},
+    }
+    cost = prefill_cost(VllmConfig(ModelConfig("", HFConfig(config))))
+    assert cost.attention_flops_per_key == 2 * (2 * 4 * (6 + 4) + 2 * 4 * 5)
+    attention = 32 * 4 * 10 + 32 * 20 + 16 * 4 * 11 + 4 * 5 * 32
+    assert cost.layer_params == 2 * (attention + 3 * 32 * 64)

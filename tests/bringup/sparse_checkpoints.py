@@ -84,3 +84,29 @@ def deepseek_v3_tensors(config):
     tensors["model.norm.weight"] = ("BF16", (width,))
     tensors["lm_head.weight"] = ("BF16", (config["vocab_size"], width))
     return tensors
+
+
+def gpt_oss_tensors(config):
+    """The tensors of GPT-OSS's published checkpoint: experts in blocks of 32 MXFP4 numbers, all in one tensor."""
+    width, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    heads, kv_heads, size = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    vocabulary = ("BF16", (config["vocab_size"], width))
+    tensors = {"model.embed_tokens.weight": vocabulary}
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        for name, out, columns in (
+            *(("q_proj", heads * size, width), ("k_proj", kv_heads * size, width), ("v_proj", kv_heads * size, width)),
+            ("o_proj", width, heads * size),
+        ):
+            tensors[f"{layer}.self_attn.{name}.weight"] = ("BF16", (out, columns))
+            tensors[f"{layer}.self_attn.{name}.bias"] = ("BF16", (out,))
+        tensors[f"{layer}.self_attn.sinks"] = ("BF16", (heads,))
+        tensors[f"{layer}.mlp.router.weight"] = ("BF16", (experts, width))
+        tensors[f"{layer}.mlp.router.bias"] = ("BF16", (experts,))
+        for name, out, columns in (("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)):
+            tensors[f"{layer}.mlp.experts.{name}_blocks"] = ("U8", (experts, out, columns // 32, 16))
+            tensors[f"{layer}.mlp.experts.{name}_scales"] = ("U8", (experts, out, columns // 32))
+            tensors[f"{layer}.mlp.experts.{name}_bias"] = ("BF16", (experts, out))
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = ("BF16", (width,))
+    return tensors | {"model.norm.weight": ("BF16", (width,)), "lm_head.weight": vocabulary}

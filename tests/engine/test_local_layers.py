@@ -1,4 +1,4 @@
-"""Models whose layers keep different parts of a sequence give the same answers whatever the blocks went through."""
+"""Models whose layers keep windows, chunks or latents give the same answers whatever the blocks went through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.models.decoder import CausalLM
 from leak_check import no_blocks_leaked
-from tiny_checkpoints import write_checkpoint
+from tiny_checkpoints import LATENT_SIZES, write_checkpoint
 
 NUM_TOKENS = 30
 PROMPTS = [
@@ -40,6 +40,7 @@ SPANS = {
     "qwen2": [FULL_CONTEXT, AttentionSpan(20)],
     "local layers": [FULL_CONTEXT, AttentionSpan(None, 40), AttentionSpan(20)],
     "mistral": [AttentionSpan(20)],
+    "deepseek_v3": [FULL_CONTEXT],
 }
 
 
@@ -51,6 +52,8 @@ def served(request, start_llm, tmp_path_factory):
         register_model("LocalLayersForCausalLM", LocalLayersForCausalLM)
         write_checkpoint(folder, "llama", num_hidden_layers=len(LAYERS))
         overrides = {"architectures": ["LocalLayersForCausalLM"], "attention_bias": None, "mlp_bias": None}
+    elif request.param == "deepseek_v3":
+        write_checkpoint(folder, "deepseek_v3", **LATENT_SIZES)
     elif request.param == "mistral":
         write_checkpoint(folder, "mistral", sliding_window=20)
     else:

@@ -67,6 +67,13 @@ def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
     assert memory.temp_size_in_bytes < runner._caches[0].nbytes / 4
 
 
+def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypatch):
+    """As after a step that failed, when another thread may be preparing programs."""
+    monkeypatch.setattr(any_runner, "_caches", [])
+    with jax.set_mesh(any_runner.mesh):
+        any_runner._lower_forward(ForwardKey(any_runner.step_shape(4)))
+
+
 @pytest.mark.parametrize(
     ("compiles_fast", "num_tokens", "padded"),
     [(False, n, padded) for n, padded in [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]]

@@ -9,7 +9,7 @@ from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.request import Request, RequestStatus
 from jaxis.engine.scheduler import Scheduler, SchedulerOutput
 from jaxis.errors import ConfigError, RequestError
-from jaxis.layers.attention_span import FULL_CONTEXT
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.sampling_params import SamplingParams
 
 
@@ -360,3 +360,52 @@ class TestRefusal:
         request = engine.add([1] * 25, max_tokens=8)  # 33 tokens, the last of them never computed
         engine.drain()
         assert len(request.output_token_ids) == 8
+
+
+class TestLocalLayers:
+    """Beside layers with full context, layers with a window of 9; blocks of 4 tokens."""
+
+    WINDOW = AttentionSpan(9)
+
+    def test_a_prefill_waits_for_blocks_of_a_window_and_nobody_is_admitted_before_it(self) -> None:
+        num_blocks = {FULL_CONTEXT: 64, self.WINDOW: 19}
+        engine = SimulatedEngine(num_blocks=num_blocks, block_size=4, max_num_seqs=8, max_num_batched_tokens=12)
+        decodes = [engine.add([token] * 6, max_tokens=20 + token) for token in range(1, 6)]
+        while engine.scheduler.num_waiting:
+            engine.step()
+        long, late = engine.add([6] * 40, max_tokens=2), engine.add([7], max_tokens=2)
+        num_waits = 0
+        while long.num_computed_tokens < 40:
+            output = engine.step()
+            scheduled = {entry.request for entry in output.scheduled}
+            assert scheduled >= {request for request in decodes if not request.status.finished}
+            num_waits += long.num_computed_tokens > 0 and long not in scheduled
+            assert late not in scheduled or long.num_computed_tokens == 40
+        assert num_waits > 0
+        assert sum(request.num_preemptions for request in engine.histories) == 0
+        engine.drain()
+
+    def test_a_prompt_longer_than_a_windows_pool_runs(self) -> None:
+        # A window holds at most 2 + 2 blocks and those of a step's 8 tokens.
+        engine = SimulatedEngine(num_blocks={FULL_CONTEXT: 16, self.WINDOW: 6}, max_num_batched_tokens=8)
+        request = engine.add([1] * 50, max_tokens=14)
+        engine.drain()
+        assert len(request.output_token_ids) == 14
+        with pytest.raises(RequestError, match="may need 6 KV cache blocks of 4 tokens, and there are 5"):
+            SimulatedEngine(num_blocks={FULL_CONTEXT: 16, self.WINDOW: 5}, max_num_batched_tokens=8).add([1] * 50)
+
+    @pytest.mark.parametrize("run_ahead", [0, 1])
+    def test_requests_that_fit_a_windows_pool_only_one_at_a_time_all_finish(self, run_ahead: int) -> None:
+        num_blocks = {FULL_CONTEXT: 64, self.WINDOW: 6}
+        engine = SimulatedEngine(num_blocks=num_blocks, max_num_batched_tokens=8, run_ahead=run_ahead)
+        for token in range(1, 6):
+            engine.add([token] * 30, max_tokens=15)
+        engine.drain(max_steps=500)
+
+    def test_the_next_turn_continues_where_the_last_one_ended(self) -> None:
+        engine = SimulatedEngine(num_blocks={FULL_CONTEXT: 32, self.WINDOW: 12})
+        first = engine.add(list(range(1, 21)), max_tokens=8)
+        engine.drain()
+        next_turn = engine.add([*first.all_token_ids, 3])
+        engine.drain()
+        assert next_turn.num_cached_tokens == 24

@@ -127,7 +127,7 @@ class TestSchedulerLong(SchedulerMachine.TestCase):
 MIXES = {
     "full": (),
     "full, window": (AttentionSpan(7),),
-    "full, window, chunk": (AttentionSpan(3), AttentionSpan(None, 6)),
+    "full, window, chunk": (AttentionSpan(3), AttentionSpan(None, 5)),
 }
 
 
@@ -138,7 +138,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
 ) -> None:
     rng = random.Random(run_ahead)
     num_requests = num_preemptions = num_hits = 0
-    while num_requests < 2000:
+    while num_requests < 800:
         engine = SimulatedEngine(
             num_blocks={span: rng.randint(6, 16) for span in (FULL_CONTEXT, *local_spans)},
             block_size=rng.choice([2, 4]),
@@ -167,5 +167,5 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_requests += engine.num_requests
         num_preemptions += sum(request.num_preemptions for request in engine.histories)
         num_hits += engine.block_manager.prefix_cache_hits
-    assert num_preemptions > 200
-    assert num_hits > 200
+    assert num_preemptions > 80
+    assert num_hits > 80

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul import QuantizedWeight
+from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight
+
+NARROW_FLOATS = ["float8_e4m3fn", "float4_e2m1fn"]
 
 
 def integers(weight: QuantizedWeight) -> np.ndarray:
@@ -34,3 +37,22 @@ def quantized_product(x: np.ndarray, weight: QuantizedWeight, act_tile: int) -> 
         s_w = weight.scale.astype(np.float64)[:, start // weight.group_size]
         y += scale * s_w * (q_x @ q_w[:, group].T)
     return y
+
+
+def random_blocks(qtype: str, n: int, k: int, seed: int = 0) -> tuple[BlockScaledWeight, np.ndarray]:
+    """A weight of random bits, denormal numbers and zeros among them, and what it stands for in float64."""
+    rng = np.random.default_rng(seed)
+    if qtype == "float8_e4m3fn":
+        block = (128, 128)
+        value = (rng.integers(0, 127, (n, k)) | rng.integers(0, 2, (n, k)) << 7).astype(np.uint8)
+        value = value.view(ml_dtypes.float8_e4m3fn)
+        scale = rng.uniform(1e-4, 1e-2, (-(-n // 128), -(-k // 128))).astype(np.float32)
+        wide = value.astype(np.float64)
+    else:
+        block = (1, 32)
+        nibbles = rng.integers(0, 16, (n, k)).astype(np.uint8)
+        value = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+        scale = rng.integers(110, 125, (n, k // 32)).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+        wide = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    expanded = np.repeat(np.repeat(scale.astype(np.float64), block[0], axis=0), block[1], axis=1)
+    return BlockScaledWeight(value, scale, block), wide * expanded[:n, :k]

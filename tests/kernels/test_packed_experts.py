@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from quantized_products import expected_weight, quantized_product
+from quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 from jaxis.kernels import native
 from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.usefixtures("isa"),
 ]
 
-SCHEMES = ["float32", "bfloat16", ("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 64, "minmax")]
+INTEGERS = [("int8", None, "absmax"), ("int8", 32, "absmax"), ("int4", 64, "minmax")]
+SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INTEGERS]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 LIMIT, ALPHA = 0.7, 1.702
 
@@ -67,6 +68,15 @@ def make_stack(scheme, num_experts, n, k, seed):
     stack, weights = None, []
     for expert in range(num_experts):
         numbers = random(n, k, seed=seed + expert) * 0.3
+        if scheme in NARROW_FLOATS:
+            blocks, weight = random_blocks(scheme, n, k, seed + expert)
+            # Of the size of the others' numbers, so that no hidden state is out of the activations' range.
+            blocks = dataclasses.replace(
+                blocks, scale=(blocks.scale.astype(np.float32) / 16).astype(blocks.scale.dtype)
+            )
+            weights.append(weight / 16)
+            stack = pack_into(stack, num_experts, expert, lambda allocate, w=blocks: packed.pack_blocks(w, allocate))
+            continue
         if isinstance(scheme, str):
             weight = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
             pack = packed.pack
@@ -137,7 +147,7 @@ def test_experts_equal_a_loop_over_slots(scheme):
     assert_near(y, layer.by_hand(x, ids, weights, "silu"))
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if not isinstance(s, str)], ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: "-".join(map(str, s)))
 def test_quantized_activations(scheme):
     layer, x = Layer.make(scheme), random(7, 64)
     ids, weights = route(7, 2, 6)

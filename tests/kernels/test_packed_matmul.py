@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from quantized_products import expected_weight, quantized_product
+from quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 from jaxis.kernels import native
 from jaxis.kernels.quantized_matmul import (
@@ -31,7 +31,6 @@ pytestmark = [
 INT8 = [*(("int8", group, "absmax", False) for group in (None, 32, 64, 128)), ("int8", 64, "absmax", True)]
 INT4 = [("int4", group, how, False) for group in (None, 32, 64, 128) for how in ("absmax", "minmax")]
 WIDE = [("int8", None, "absmax", True), ("int4", None, "absmax", True), ("int4", 128, "minmax", True)]
-NARROW_FLOATS = ["float8_e4m3fn", "float4_e2m1fn"]
 SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INT8, *INT4, *WIDE]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
 ROWS = 40
@@ -44,25 +43,6 @@ PARTS = [
 
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def random_blocks(qtype, n, k, seed=0):
-    """A weight of random bits, denormal numbers and zeros among them, and what it stands for in float64."""
-    rng = np.random.default_rng(seed)
-    if qtype == "float8_e4m3fn":
-        block = (128, 128)
-        value = (rng.integers(0, 127, (n, k)) | rng.integers(0, 2, (n, k)) << 7).astype(np.uint8)
-        value = value.view(ml_dtypes.float8_e4m3fn)
-        scale = rng.uniform(1e-4, 1e-2, (-(-n // 128), -(-k // 128))).astype(np.float32)
-        wide = value.astype(np.float64)
-    else:
-        block = (1, 32)
-        nibbles = rng.integers(0, 16, (n, k)).astype(np.uint8)
-        value = nibbles[:, ::2] | nibbles[:, 1::2] << 4
-        scale = rng.integers(110, 125, (n, k // 32)).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
-        wide = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    expanded = np.repeat(np.repeat(scale.astype(np.float64), block[0], axis=0), block[1], axis=1)
-    return BlockScaledWeight(value, scale, block), wide * expanded[:n, :k]
 
 
 @dataclasses.dataclass

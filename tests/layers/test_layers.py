@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Phi3Config, Qwen3Config
+from transformers.models.cohere import modeling_cohere
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3 import modeling_qwen3
 
 from jaxis.errors import ConfigError
@@ -17,7 +20,7 @@ from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxEinsum, JaxLinear
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
-from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.loading.weight_loader import JaxAutoWeightsLoader
 
@@ -103,6 +106,60 @@ def test_rms_norm(dtype):
         rtol=0 if dtype == torch.float32 else 2**-7,
         atol=1e-5,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_with_a_unit_offset(dtype):
+    theirs = modeling_gemma2.Gemma2RMSNorm(16, eps=0.01)
+    ours = JaxRmsNorm(16, nnx.Rngs(0), epsilon=0.01, add_unit_offset=True)
+    copy_weights(theirs, ours)
+    if dtype == torch.bfloat16:
+        ours.weight.set_value(ours.weight[...].astype(jnp.bfloat16))
+    x = torch.tensor(random(3, 2, 16)).to(dtype)
+    result = ours(jnp.asarray(x.float().numpy(), jnp.float32 if dtype == torch.float32 else jnp.bfloat16))
+    np.testing.assert_allclose(
+        np.asarray(result, np.float32),
+        theirs.to(dtype)(x).detach().float(),
+        # In bfloat16, equal but for values on the edge between two roundings.
+        rtol=0 if dtype == torch.float32 else 2**-7,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_layer_norm(use_bias):
+    theirs = torch.nn.LayerNorm(16, eps=0.01, bias=use_bias)
+    ours = JaxLayerNorm(16, nnx.Rngs(0), epsilon=0.01, use_bias=use_bias)
+    copy_weights(theirs, ours)
+    x = random(3, 2, 16)
+    assert_equal(ours(x), theirs(torch.tensor(x)))
+
+
+def test_layer_norm_with_weights_for_each_head():
+    theirs = modeling_cohere.CohereLayerNorm((3, 16), eps=0.01)
+    ours = JaxLayerNorm((3, 16), nnx.Rngs(0), epsilon=0.01, use_bias=False)
+    copy_weights(theirs, ours)
+    x = random(5, 3, 16)
+    assert_equal(ours(x), theirs(torch.tensor(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled_embeddings_round_as_the_references(dtype):
+    theirs = modeling_gemma2.Gemma2TextScaledWordEmbedding(11, 24, 0, embed_scale=24**0.5)
+    ours_dtype = jnp.float32 if dtype == torch.float32 else jnp.bfloat16
+    ours = JaxEmbed(11, 24, nnx.Rngs(0), scale=24**0.5, dtype=ours_dtype)
+    copy_weights(theirs, ours)
+    ids = np.array([0, 10, 3, 3])
+    np.testing.assert_array_equal(ours(ids).astype(np.float32), theirs.to(dtype)(torch.tensor(ids)).detach().float())
+
+
+def test_packed_gated_mlp():
+    config = Phi3Config(hidden_size=8, num_attention_heads=1, intermediate_size=12, pad_token_id=0)
+    theirs = modeling_phi3.Phi3MLP(config)
+    ours = GatedMLP(8, 12, nnx.Rngs(0), activation=jax.nn.silu, packed_gate_up=True, **PLAIN)
+    copy_weights(theirs, ours)
+    x = random(6, 8)
+    assert_equal(ours(x), theirs(torch.tensor(x)))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])

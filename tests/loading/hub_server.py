@@ -20,6 +20,7 @@ class HubServer:
       cut: Path -> how many bytes of its next GET to send before the connection is dropped.
       shortened: Paths that are served with fewer bytes than the listing announces.
       requests: "METHOD path" of every request so far.
+      ranges: Path -> the Range header of its last GET that had one.
     """
 
     def __init__(self, repositories):
@@ -28,6 +29,7 @@ class HubServer:
         self.token = None
         self.cut = {}
         self.requests = []
+        self.ranges = {}
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -97,6 +99,7 @@ class HubServer:
         start = 0
         if given := request.headers.get("Range"):
             start = int(given.removeprefix("bytes=").split("-")[0])
+            self.ranges[request.path] = given
         request.send_response(206 if given else 200)
         request.send_header("Content-Length", str(len(data) - start))
         if given:
@@ -137,15 +140,20 @@ for line in sys.stdin:
 """
 
 
+def client_environment(cache, **environment):
+    """Environment of a process that talks to a HubServer: no proxies, no settings of the user's, a cache of its own."""
+    inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    inherited = {key: value for key, value in inherited.items() if not key.startswith("HF_")}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(cache), **environment}
+
+
 class HubClient:
     """A process in which `resolve_model` is called: huggingface_hub reads its environment once, when imported."""
 
     def __init__(self, cache, **environment):
-        inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-        inherited = {key: value for key, value in inherited.items() if not key.startswith("HF_")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CLIENT],
-            env={**inherited, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(cache), **environment},
+            env=client_environment(cache, **environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ To add a family, add a row to FAMILIES.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import tempfile
@@ -146,7 +147,7 @@ FAMILIES = (
         "Gemma 2",
         "Gemma2Config",
         {
-            **{"num_hidden_layers": 4, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
             **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
         },
     ),
@@ -154,7 +155,7 @@ FAMILIES = (
         "Gemma 3",
         "Gemma3TextConfig",
         {
-            **{"num_hidden_layers": 6, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
             **{"sliding_window_pattern": 3, "attention_bias": True, "final_logit_softcapping": 5.0},
             **_rope_by_layer_type({"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}),
         },
@@ -169,7 +170,7 @@ FAMILIES = (
     Family(
         "GLM-4-0414",
         "Glm4Config",
-        {"head_dim": 24, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
+        {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
     ),
     Family(
         "Granite",
@@ -348,6 +349,13 @@ def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndar
     with torch.no_grad():
         result = reference_model(family)(torch.tensor([prompt(length)]), output_hidden_states=True, use_cache=False)
     return result.logits[0].numpy(), [states[0].numpy() for states in result.hidden_states]
+
+
+def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
+    """transformers' logits [T, V] with everything in bfloat16."""
+    model = copy.deepcopy(reference_model(family)).to(torch.bfloat16)
+    with torch.no_grad():
+        return model(torch.tensor([prompt(length)]), use_cache=False).logits[0].float().numpy()
 
 
 @functools.cache

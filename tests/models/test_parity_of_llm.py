@@ -9,6 +9,8 @@ from jaxis import LLM, SamplingParams
 NAMES = (
     *("Mixtral", "Qwen3 MoE", "Qwen3 MoE, dense layers between, biases", "GPT-OSS", "Llama 4", "GLM-4.5 MoE"),
     *("Llama 4, dense layers between, no norms", "GLM-4.5 MoE, groups, two dense layers"),
+    *("OLMo 2", "OLMo 3, yarn on full layers", "Gemma 2", "Gemma 3", "Phi-4", "GLM-4-0414"),
+    *("Granite", "StarCoder2, window", "Command R+, norms on heads", "Cohere 2"),
 )
 NUM_TOKENS = 20
 SETTINGS = {
@@ -27,3 +29,12 @@ def test_greedy_tokens_equal_transformers_generate(family: Family):
         for _ in range(2):  # the second time, prompts are in the prefix cache
             outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], params)
             assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_a_context_beyond_the_short_ones_is_served_with_longropes_long_frequencies():
+    family = next(f for f in FAMILIES if f.name == "Phi-4-mini, partial longrope, tied")
+    tokens = prompt(150)
+    params = SamplingParams(temperature=0, max_tokens=parity.GREEDY_TOKENS, ignore_eos=True)
+    with LLM(parity.checkpoint_folder(family), max_model_len=256, **SETTINGS) as llm:
+        [output] = llm.generate({"prompt_token_ids": tokens}, params)
+    assert output.outputs[0].token_ids == parity.reference_greedy_tokens(family, tokens)

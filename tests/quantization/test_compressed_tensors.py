@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from block_checkpoints import write_fp8
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
 from quantized_models import IDS, assert_equal, load, logits
 from safetensors.numpy import load_file, save_file
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.hf_config import HFConfig
+from jaxis.kernels import native as kernels
 from jaxis.kernels.quantized_matmul import dequantize, quantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
@@ -176,6 +178,28 @@ def test_tensors_that_do_not_fit_are_named(quantized_folder, tmp_path, name, cha
         load(folder)
 
 
+@pytest.mark.parametrize("preset", ["FP8_DYNAMIC", "FP8_BLOCK"])
+def test_fp8_as_the_formats_library_describes_it(untied, tmp_path, preset):
+    """The input stays as it is, which the file's `input_activations` allow."""
+    group = json.loads(preset_name_to_scheme(preset, ["Linear"]).model_dump_json())
+    config = CONFIG | {"format": "float-quantized", "config_groups": {"group_0": group | {"format": "float-quantized"}}}
+    block = (128, 128) if preset == "FP8_BLOCK" else (1, None)
+    fp8, wide = write_fp8(
+        tmp_path, untied, block=block, scale_dtype=torch.bfloat16, scale_name="weight_scale", config=config
+    )
+    expected = transformers_logits(wide)
+    for native in (False, kernels.usable()):
+        actual = logits(load(fp8, native=native))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    if preset == "FP8_DYNAMIC":
+        # What transformers makes of the file, where it says nothing of the input.
+        config["config_groups"]["group_0"]["input_activations"] = None
+        read = transformers_logits(variant(tmp_path / "no-activations", fp8, quantization_config=config))
+        np.testing.assert_allclose(read, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    with pytest.raises(ConfigError, match="q_proj is stored in fp8 and cannot be quantized again"):
+        load(fp8, [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8"}])
+
+
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
 CONFIG = {
     "quant_method": "compressed-tensors",
@@ -196,7 +220,8 @@ CONFIG = {
         (("sparsity_config",), {"format": "sparse-24"}, "sparsity_config=.* is not supported"),
         (("transform_config",), {"config_groups": {"R1": 1}}, "transform_config=.* is not supported"),
         (("config_groups",), {}, "has no config_groups"),
-        (("format",), "float-quantized", "format='float-quantized' is not supported; known: int-quantized"),
+        (("format",), "nvfp4-pack-quantized", "format='nvfp4-pack-quantized' is not supported; known: int-quantized"),
+        (("format",), "float-quantized", "weights: type='int' is not supported; supported: 'float'"),
         (("format",), "pack-quantized", "int8 weights as pack-quantized are not supported"),
         (("config_groups", "group_0", "targets"), "Linear", "targets='Linear' must be a list of names"),
         (("config_groups", "group_0", "output_activations"), {}, "output_activations={} is not supported"),

@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import transformers
-from block_checkpoints import FP8, quantize_fp8, replace_tensors, write_fp8
-from quantized_models import IDS, load, logits, values
+from block_checkpoints import FP8, quantize_fp8, replace_tensors, transformers_logits, write_fp8
+from quantized_models import IDS, assert_equal, load, logits, values
 from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -37,12 +36,6 @@ def folders(source, tmp_path_factory):
     return write_fp8(tmp_path_factory.mktemp("fp8"), source)
 
 
-def transformers_logits(folder):
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        return reference(torch.tensor([IDS])).logits[0].numpy()
-
-
 def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -50,7 +43,7 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("native", [False, True])
 def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders, native):
     fp8, wide = folders
-    assert_close(logits(load(fp8, native=native)), transformers_logits(wide))
+    assert_close(logits(load(fp8, native=native)), transformers_logits(wide, IDS))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +89,7 @@ def test_dequantized_by_choice(folders, dtype, native):
     fp8, wide = folders
     model = load(fp8, "dequantize", dtype=dtype, native=native)
     expected = load(wide, dtype=dtype, native=native)
-    ours, theirs = values(model), values(expected)
-    for name, value in ours.items():
-        assert jax.tree.structure(value) == jax.tree.structure(theirs[name])
-        for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(theirs[name]), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b, err_msg=name)
+    assert_equal(model, expected)
     np.testing.assert_array_equal(logits(model), logits(expected))
 
 
@@ -150,6 +138,22 @@ def test_patterns_mean_what_they_mean_to_transformers(patterns):
         assert is_unconverted(name, patterns) != should_convert_module(name, patterns), name
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        FP8,  # DeepSeek V3 and R1, Kimi K2
+        FP8 | {"scale_fmt": "ue8m0"},  # DeepSeek V3.1
+        FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.0.input_layernorm"]},
+        FP8 | {"ignored_layers": None, "modules_to_not_convert": None},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ],
+)
+def test_published_settings_are_understood(config):
+    hf_config = HFConfig({"quantization_config": config})
+    assert quantization_of_checkpoint(hf_config, None).block_shape == (128, 128)
+    assert hf_config.unread_keys() == []
+
+
 class TestMistakes:
     NAME = "model.layers.0.self_attn.k_proj.weight"
 
@@ -162,8 +166,16 @@ class TestMistakes:
             ("_scale_inv", lambda t: t[:, :1].contiguous(), r"weight_scale_inv' has shape \[1, 1\] .* \[1, 2\] in the"),
             ("_scale_inv", lambda t: t.to(torch.int32), "weight_scale_inv' is int32 in the checkpoint, but must be"),
             ("_scale_inv", lambda t: None, "1 of the model's parameters are not in the checkpoint: .*weight_scale_inv"),
-            ("_scale_inv", lambda t: t * torch.inf, r"layers\.0\.self_attn\.k_proj has values or scales that are not"),
-            ("", lambda t: torch.full_like(t, torch.nan), r"layers\.0\.self_attn\.k_proj has values or scales that ar"),
+            (
+                "_scale_inv",
+                lambda t: t * torch.inf,
+                r"layers\.0\.self_attn\.k_proj has a weight whose values",
+            ),
+            (
+                "",
+                lambda t: torch.full_like(t, torch.nan),
+                r"layers\.0\.self_attn\.k_proj has a weight whose values",
+            ),
         ],
     )
     @pytest.mark.parametrize("native", [False, True])

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 
@@ -21,9 +21,13 @@ from jaxis.models.registry import get_model_class
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.engine import LLMEngine
+    from jaxis.hf_config import HFConfig
 
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
+EXPERTS = ".experts."
+# What families call the number of experts in config.json.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -33,22 +37,38 @@ class DecodeCost:
     Attributes:
       weight_bytes: Weights that every step reads, as they are in memory.
       kv_bytes_per_token: Keys and values of one token of one request, in all layers.
+      expert_bytes: Weights of all experts, of which a step reads those that its tokens go to.
+      expert_share: How many of a layer's experts one token goes to, over how many there are.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
+    expert_bytes: int = 0
+    expert_share: float = 0.0
+
+    def step_weight_bytes(self, batch_size: int) -> int:
+        """Bytes of weights that a step of `batch_size` requests reads.
+
+        Where there are experts that is what it comes to on average if each token's are chosen at random.
+        """
+        share_hit = 1 - (1 - self.expert_share) ** batch_size
+        return self.weight_bytes + round(self.expert_bytes * share_hit)
 
     def step_bytes(self, batch_size: int, context_len: float) -> float:
         """Bytes that a step of `batch_size` requests reads, each attending to `context_len` tokens."""
-        return self.weight_bytes + batch_size * context_len * self.kv_bytes_per_token
+        return self.step_weight_bytes(batch_size) + batch_size * context_len * self.kv_bytes_per_token
+
+    def held_bytes(self, num_tokens: int) -> int:
+        """Bytes that the weights and the context of so many tokens take in memory."""
+        return self.weight_bytes + self.expert_bytes + num_tokens * self.kv_bytes_per_token
 
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What a dense model with full attention computes.
+    """What a model with full attention computes.
 
     Attributes:
-      layer_params: Parameters that multiply every token: those of all layers' products.
+      layer_params: Parameters that multiply a token: those of all layers' products, and of experts those it goes to.
       head_params: Parameters of the output head, which multiply only the tokens that sample.
       attention_flops_per_key: Operations of one query with one key and its value, in all layers and heads.
     """
@@ -68,7 +88,23 @@ def decode_cost(engine: LLMEngine) -> DecodeCost:
     """The cost of the engine's model, weights and cache as they are in memory."""
     bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
     block_size = engine.vllm_config.cache_config.block_size
-    return DecodeCost(bytes_read(engine.runner.bytes_by_weight()), bytes_per_block // block_size)
+    share = expert_share(engine.vllm_config.model_config.hf_config.get_text_config())
+    return decode_cost_of(engine.runner.bytes_by_weight(), bytes_per_block // block_size, share)
+
+
+def decode_cost_of(
+    weight_bytes: Mapping[str, int], kv_bytes_per_token: int, share_of_experts: float = 0.0
+) -> DecodeCost:
+    """The cost of a model from the bytes of its weights by name; `share_of_experts` as `expert_share` tells it."""
+    of_experts = {name: size for name, size in weight_bytes.items() if EXPERTS in name}
+    others = {name: size for name, size in weight_bytes.items() if name not in of_experts}
+    return DecodeCost(bytes_read(others), kv_bytes_per_token, sum(of_experts.values()), share_of_experts)
+
+
+def expert_share(config: Mapping[str, Any] | HFConfig) -> float:
+    """How many of a layer's experts a token goes to, over how many there are, by its config.json; 0 without experts."""
+    num_experts = next((config[key] for key in _NUM_EXPERTS if config.get(key)), None)
+    return 0.0 if num_experts is None else config["num_experts_per_tok"] / num_experts
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
@@ -79,17 +115,24 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     model_class = get_model_class(list(hf_config["architectures"]))
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
-    num_heads = text_config["num_attention_heads"]
-    head_dim = text_config.get("head_dim") or text_config["hidden_size"] // num_heads
+    share = expert_share(text_config)
     return PrefillCost(
         layer_params=sum(
-            math.prod(shape)
+            round(math.prod(shape) * (share if EXPERTS in name else 1))
             for name, shape in shapes.items()
             if len(shape) > 1 and EMBEDDING not in name and HEAD not in name
         ),
         head_params=text_config["vocab_size"] * text_config["hidden_size"],
-        attention_flops_per_key=4 * num_heads * head_dim * text_config["num_hidden_layers"],
+        attention_flops_per_key=2 * _numbers_per_key(text_config) * text_config["num_hidden_layers"],
     )
+
+
+def _numbers_per_key(config: HFConfig) -> int:
+    """Numbers of a key and its value, in all heads; of latent attention, made of the latent and not absorbed."""
+    num_heads = config["num_attention_heads"]
+    if "kv_lora_rank" in config:
+        return num_heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"])
+    return 2 * num_heads * (config.get("head_dim") or config["hidden_size"] // num_heads)
 
 
 def bytes_read(weight_bytes: Mapping[str, int]) -> int:

@@ -91,6 +91,7 @@ def summarize(
         return result
     step = statistics.median(steps)
     context_len = statistics.mean(run.context_len for run in runs)
+    weight_bytes = decode.step_weight_bytes(load.batch_size)
     num_bytes = decode.step_bytes(load.batch_size, context_len)
     return dataclasses.replace(
         result,
@@ -98,7 +99,7 @@ def summarize(
         decode_steps_per_second=1 / step,
         decode_tokens_per_second=load.batch_size / step,
         context_len=context_len,
-        decode_weight_bytes=decode.weight_bytes,
-        decode_kv_bytes=num_bytes - decode.weight_bytes,
+        decode_weight_bytes=weight_bytes,
+        decode_kv_bytes=num_bytes - weight_bytes,
         decode_share_of_limit=num_bytes / limits.memory_bytes_per_second / step,
     )

@@ -151,7 +151,9 @@ def analyze(
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
     """As `analyze`, of what was read already; `memory` is (name, bytes)."""
     construction = construct(source.config, source.config_path)
-    facts = None if construction.model is None else ModelFacts.of(construction.model)
+    facts = None
+    if construction.model is not None and construction.vllm_config is not None:
+        facts = ModelFacts.of(construction.model, construction.vllm_config)
     config = HFConfig(source.config, source=source.config_path)
     text_config = config.get("text_config")
     prefix = "text_config." if isinstance(text_config, HFConfig) else ""
@@ -208,7 +210,8 @@ def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> 
     for use in construction.uses:
         key = use.key.removeprefix(prefix).partition(".")[0]
         is_asked = key in asked and use.value is not None
-        if key in construction.refused_keys or (is_asked and (use.use == "unread" or construction.model is None)):
+        is_refused = any(f"{use.key}.".startswith(f"{refused}.") for refused in construction.refused_keys)
+        if is_refused or (is_asked and (use.use == "unread" or construction.model is None)):
             status = "unsupported"
         elif use.use in _STATUS_OF_USE:
             status = _STATUS_OF_USE[use.use]
@@ -239,12 +242,9 @@ def _problems(
         problems.append(f"no family of this architecture: belongs in models/, models/registry.py{rest}")
     if unknown := [key.key for key in keys if key.status == "unknown"]:
         problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
-    for kind, words in (
-        ("refused", "tensors that the model does not take"),
-        ("unfilled", "parameters without a tensor"),
-    ):
+    for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):
         if count := sum(problem.count for problem in tensor_problems or () if problem.kind == kind):
-            problems.append(f"the checkpoint has {count} {words}" if kind == "refused" else f"{count} {words}")
+            problems.append(f"{count} {words}")
     return problems
 
 

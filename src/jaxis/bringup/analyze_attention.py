@@ -84,6 +84,9 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
     }
     features = []
     types = _layer_types(config)
+    if facts is not None:
+        words = {"window": "window of {}", "chunk": "chunks of {}", "full": "full", "latent": "full, of latents"}
+        return [Feature(f"{count} x {words[kind].format(tokens)}") for (kind, tokens), count in facts.spans.items()]
     for kind, count in types.items():
         known = of_type.get(kind) or Feature(f"{kind!r} layers", None, ("layers/",), ("layer_types",))
         features.append(Feature(f"{count} x {known.value}", known.code, known.files, known.keys))
@@ -131,6 +134,13 @@ def _mamba(config: HFConfig, words: str) -> Feature:
 
 def detect_rope(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     """The rope, or one for each kind of layer."""
+    features = _ropes(config)
+    if facts is not None and (without := facts.rope_counts.get(False)):
+        features.append(Feature(f"none in {without} layers"))
+    return features
+
+
+def _ropes(config: HFConfig) -> list[Feature]:
     parameters = config.get("rope_parameters")
     kinds: list[str] = []
     if isinstance(parameters, HFConfig):

@@ -9,11 +9,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from jaxis.bringup.analyze_figures import cache_span, has_tied_head
+from jaxis.config import VllmConfig
+from jaxis.engine.kv_cache import kv_cache_specs
 from jaxis.hf_config import HFConfig
-from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
 
 _CODE = re.compile(r"([\w.]+):(\w+)(?:\((\w+)\)|\[(.+)\])?")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
@@ -48,24 +52,27 @@ class ModelFacts:
 
     Attributes:
       layers: Name of a parameter below its layer -> (shape, number of layers that have it).
-      names: Names of the parameters outside layers.
+      is_tied: Whether the head is the table of embeddings.
+      spans: (Kind of cache, tokens that it ever needs or None) -> number of layers.
+      rope_counts: Whether a layer has rope -> number of layers; empty where layers do not say.
     """
 
     layers: dict[str, tuple[tuple[int, ...], int]]
-    names: frozenset[str]
+    is_tied: bool
+    spans: dict[tuple[str, int | None], int]
+    rope_counts: dict[bool, int]
 
     @classmethod
-    def of(cls, model: JaxModule) -> ModelFacts:
-        """Of a model constructed abstractly."""
+    def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
+        """Of a model constructed abstractly, and what it was constructed from."""
         layers: dict[str, tuple[tuple[int, ...], int]] = {}
-        names = set()
         for name, param in named_parameters(model):
             if match := _LAYER.search(name):
                 shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
                 layers[match[2]] = shape, count + 1
-            else:
-                names.add(name)
-        return cls(layers, frozenset(names))
+        spans = Counter(cache_span(spec) for spec in kv_cache_specs(model, vllm_config))
+        rope_counts = Counter(module.rope is not None for _, module in named_modules(model) if hasattr(module, "rope"))
+        return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts))
 
 
 @dataclass(frozen=True)

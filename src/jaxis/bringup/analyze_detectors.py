@@ -111,7 +111,7 @@ def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
 def _head(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     is_tied = config.get("tie_word_embeddings", False)
     if facts is not None:
-        is_tied = "lm_head.weight" not in facts.names
+        is_tied = facts.is_tied
     features = [Feature("tied" if is_tied else "a head of its own")]
     features += [
         Feature(f"{key} {factor:g}", None if facts is None else "", ("models/decoder.py",), (key,))

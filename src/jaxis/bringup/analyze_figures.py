@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -78,7 +79,6 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
     """Counts the parameters of an abstractly constructed model, one under several names once."""
     sizes = {id(param): (name, param) for name, param in named_parameters(model)}.values()
     total = embedding = experts = 0
-    is_tied = getattr(model, "lm_head", None) is None
     for name, param in sizes:
         size = _num_elements(param)
         total += size
@@ -88,7 +88,14 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
             embedding += size
     chosen, available = config.get("num_experts_per_tok"), _num_experts(model)
     used = experts * chosen // available if available and chosen else experts
-    return ParameterCount(total, embedding, experts, total - experts + used - (0 if is_tied else embedding))
+    return ParameterCount(
+        total, embedding, experts, total - experts + used - (0 if has_tied_head(model) else embedding)
+    )
+
+
+def has_tied_head(model: JaxModule) -> bool:
+    """Whether a model's head is its table of embeddings."""
+    return not any(f".{name}".endswith(".lm_head.weight") for name, _ in named_parameters(model))
 
 
 def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
@@ -109,12 +116,18 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: Any) -> list[C
     """
     kinds: dict[tuple[str, int | None], list[int]] = {}
     for spec in kv_cache_specs(model, vllm_config):
-        window = getattr(spec, "sliding_window", None)
-        chunk = getattr(spec, "attention_chunk_size", None)
-        kind = "window" if window else "chunk" if chunk else "full" if spec.head_axis_name else "latent"
         token_bytes = math.prod(spec.shape(1, BLOCK_SIZE, dtype)) * np.dtype(dtype).itemsize // BLOCK_SIZE
-        kinds.setdefault((kind, window or chunk), []).append(token_bytes)
+        kinds.setdefault(cache_span(spec), []).append(token_bytes)
     return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
+
+
+def cache_span(spec: Any) -> tuple[str, int | None]:
+    """What a layer's cache is ("full", "window", "chunk" or "latent"), and the most tokens it ever needs at once."""
+    if spec.sliding_window is not None:
+        return "window", spec.sliding_window
+    if spec.attention_chunk_size is not None:
+        return "chunk", spec.attention_chunk_size
+    return "full" if spec.head_axis_name is not None else "latent", None
 
 
 def weight_bytes(model: JaxModule) -> int:
@@ -163,7 +176,11 @@ def machine_memory() -> tuple[str, int]:
 
     devices = jax.local_devices()
     if devices[0].platform == "cpu":
-        return "RAM", psutil.virtual_memory().total
+        total = psutil.virtual_memory().total
+        try:  # a container's own limit, which the system-wide figure does not know
+            return "RAM", min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        except (OSError, ValueError):
+            return "RAM", total
     limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
     return f"{len(devices)} x {devices[0].device_kind}", sum(limits)
 

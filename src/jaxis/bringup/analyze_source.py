@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
 from jaxis.loading.json_object import read_json_object
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo
 
 
@@ -55,9 +56,9 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
         if not config_path.exists():
             raise CheckpointError(f"{name} has no config.json: give the folder of a checkpoint in Hugging Face format")
         config = read_json_object(config_path)
-        if not any(path.glob("*.safetensors*")):
+        if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
             return ModelSource(name, str(config_path), config, None, "the folder has no *.safetensors files")
-        with Checkpoint(path) as checkpoint:
+        with open_checkpoint(path) as checkpoint:
             tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
         return ModelSource(name, str(config_path), config, tensors)
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:

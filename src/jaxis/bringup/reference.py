@@ -27,6 +27,7 @@ from jaxis.errors import ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 
 INSTALL = "pip install 'jaxis[verify]'"
+SMALL_PARAMETERS = 10**7
 MEMORY_SHARE = 0.8  # of what is free, for the reference's weights
 # Of a call by keyword, what is no activation.
 _NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position", "input_ids"})
@@ -53,12 +54,13 @@ class Reference:
       how: How its weights are held, for a report.
     """
 
-    def __init__(self, model: Any, how: str, *, num_threads: int | None = None) -> None:
-        """Takes a model; None are as many threads as torch has."""
+    def __init__(self, model: Any, how: str) -> None:
         torch, transformers = _libraries()
-        self._num_threads = num_threads
         self._model, self._torch = model, torch
         self._generation_config = transformers.GenerationConfig
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
+        # Handing such a model's products from thread to thread takes many times longer than computing them.
+        self._num_threads = 1 if is_small else torch.get_num_threads()
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         self.how = how
 
@@ -81,8 +83,7 @@ class Reference:
                     center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
                     values = center + 0.2 * torch.randn(tensor.shape, generator=generator)
                     tensor.copy_(values.bfloat16())
-        # More threads cost more than they gain on a model this small.
-        return cls(model, "random weights in float32", num_threads=1)
+        return cls(model, "random weights in float32")
 
     @classmethod
     def from_folder(cls, folder: Path) -> Reference:
@@ -121,10 +122,20 @@ class Reference:
         self._model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        before = self._torch.get_num_threads()
+        self._torch.set_num_threads(self._num_threads)
+        try:
+            with self._torch.no_grad():
+                yield
+        finally:
+            self._torch.set_num_threads(before)
+
     def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Logits float32 [T, V] of one sequence; of these rows only, where given."""
         kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
-        with self._running():
+        with self._computing():
             result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
         return result.logits[0].float().numpy()
 
@@ -133,7 +144,7 @@ class Reference:
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
         self._model.generation_config = self._generation_config()
-        with self._running():
+        with self._computing():
             result = self._model.generate(
                 prompt,
                 attention_mask=self._torch.ones_like(prompt),
@@ -157,17 +168,6 @@ class Reference:
             logits = self.logits(token_ids)
         calls[LOGITS] = ModuleCall(Values(), Values(logits))
         return calls
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """No gradients, and as many threads as suit the model."""
-        before = self._torch.get_num_threads()
-        self._torch.set_num_threads(self._num_threads or before)
-        try:
-            with self._torch.no_grad():
-                yield
-        finally:
-            self._torch.set_num_threads(before)
 
     @contextmanager
     def _hooks(self, calls: Recording) -> Iterator[None]:

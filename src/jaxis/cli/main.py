@@ -16,6 +16,7 @@ from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
+from jaxis.cli.report import report
 from jaxis.cli.verify import verify
 from jaxis.version import __version__
 
@@ -32,6 +33,7 @@ app.command()(quantize)
 app.command()(analyze)
 app.command()(convert)
 app.command()(verify)
+app.command()(report)
 app.command()(new_model)
 app.command()(env)
 app.add_typer(bench, name="bench")

@@ -93,7 +93,10 @@ class EngineOptions:
 
     quantization: Annotated[
         str | None,
-        _engine("Narrower weights: int8, int4, or a YAML or JSON file with rules.", metavar="NAME|FILE"),
+        _engine(
+            "Narrower weights: int8, int4, or a YAML or JSON file with rules; dequantize: widen a quantized model.",
+            metavar="NAME|FILE",
+        ),
     ] = None
     additional_config: Annotated[
         str | None,

@@ -143,6 +143,8 @@ class Runner:
         self.kv_bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
         self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, self.kv_bytes_per_block, mesh)
         self._make_caches()
+        # Programs are traced on other threads, at times when there may be no caches.
+        self._abstract_caches = _abstract(self._caches)
 
         self._graphdef, state = nnx.split(model)
         self._params, self._treedef = jax.tree.flatten(state)
@@ -343,10 +345,10 @@ class Runner:
             caches, hidden, _ = self._model(params)(caches, step.input_ids, step.attention_metadata)
             return caches, hidden, hidden[step.logits_rows]
 
-        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
+        shardings = ([cache.sharding for cache in self._abstract_caches], self._replicated, self._replicated)
         packed = self._array((key.shape.packed_size,), jnp.int32)
         jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
-        return jitted.lower(self._params, _abstract(self._caches), self._last_tokens, packed)
+        return jitted.lower(self._params, self._abstract_caches, self._last_tokens, packed)
 
     def _lower_sample(self, key: SampleKey) -> Any:
         num_requests, features = key.num_requests, key.features

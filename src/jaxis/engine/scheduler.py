@@ -67,8 +67,8 @@ class Scheduler:
 
     Running requests come first: each decode gets its token, prefills share what is left of the token budget, and
     waiting requests are admitted, strictly in order, while there is budget, a place, and blocks for all their tokens
-    (see `BlockManager.admit`). A request that needs a block when none is free takes those of the running request that
-    is served last; that one waits in its order and recomputes, or finds its blocks still in the prefix cache.
+    (see `BlockManager.admit`). A decode that needs a block when none is free takes those of the running request that is
+    served last; that one waits in its order and recomputes, or finds its blocks still in the prefix cache.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._unfinished: dict[str, Request] = {}
         self._waiting = WaitingQueue()
-        # In service order. Requests are scheduled from the front, decodes first, then prefills. Victims are taken from
-        # the end, and a prefill spares the decodes; so nobody is preempted in a step that computes it.
+        # In service order. A victim is taken from the end while decodes are scheduled from the front, and prefills take
+        # from nobody; so a request scheduled in this step is never preempted in it.
         self._running: list[Request] = []
         self._preempted_ids: list[str] = []
 
@@ -185,11 +185,11 @@ class Scheduler:
         for request in prefilling:
             if budget == 0:
                 break
-            if request.status is RequestStatus.RUNNING:  # an earlier one may have preempted it
-                if self._allocate_for_prefill(request, budget, decodes):
-                    budget -= _schedule_tokens(request, budget, prefills)
-                else:
-                    all_have_blocks = False
+            # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for decodes to end.
+            if self.block_manager.allocate(request, _chunk_end(request, budget)):
+                budget -= _schedule_tokens(request, budget, prefills)
+            else:
+                all_have_blocks = False
         # Blocks are short in a step that preempts: what it freed is for those who run.
         if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
@@ -236,30 +236,17 @@ class Scheduler:
             index += 1
             if not _is_decode(request):
                 prefilling.append(request)
-            elif _can_run(request) and self._allocate_for_decode(request):
+            elif _can_run(request) and self._allocate_or_preempt(request):
                 _schedule_tokens(request, 1, decodes)
         return prefilling
 
-    def _allocate_for_decode(self, request: Request) -> bool:
+    def _allocate_or_preempt(self, request: Request) -> bool:
         """Gets the running request room for one more token; returns False if it was preempted itself."""
         while not self.block_manager.allocate(request, request.num_computed_tokens + 1):
             victim = self._running.pop()
             self._preempt(victim)
             if victim is request:
                 return False
-        return True
-
-    def _allocate_for_prefill(self, request: Request, budget: int, decodes: list[ScheduledRequest]) -> bool:
-        """Gets the running request room for its next chunk in layers that do not keep all of it.
-
-        Returns:
-          False if it must wait for requests that are served earlier, or for decodes of this step, to end.
-        """
-        while not self.block_manager.allocate(request, _chunk_end(request, budget)):
-            victim = self._running[-1]
-            if victim is request or any(entry.request is victim for entry in decodes):
-                return False
-            self._preempt(self._running.pop())
         return True
 
     def _admit_waiting(self, budget: int, decodes: list[ScheduledRequest], prefills: list[ScheduledRequest]) -> None:

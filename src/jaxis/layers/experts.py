@@ -119,7 +119,7 @@ class JaxExperts(JaxModule):
         filled = set()
         for name, tensor in weights:
             try:
-                for stack_name, expert, part in self._parts(name, tensor):
+                for stack_name, expert, part in self.parts(name, tensor):
                     self._load_part(stack_name, expert, part)
                     filled.add(stack_name)
             except CheckpointError as error:
@@ -136,7 +136,7 @@ class JaxExperts(JaxModule):
         else:
             self.quant_method.load_expert(self, stack_name, expert, part)
 
-    def _parts(self, name: str, tensor: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
+    def parts(self, name: str, tensor: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
         """(Stack, expert, the expert's part with its outputs along the first axis)."""
         if match := _OF_ONE_EXPERT.fullmatch(name):
             expert, projection, kind = match.groups()

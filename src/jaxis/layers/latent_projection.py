@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 from flax import nnx
 
+from jaxis.kernels.head_matmul import cpu, head_matmul
+from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter
 from jaxis.quantization.methods import UnquantizedLinearMethod
@@ -21,8 +25,9 @@ class LatentUpProjection(JaxLinear):
     """`kv_b_proj`: the H heads' keys (N numbers each, without position) and values (V) of a latent of L numbers.
 
     Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents needs it one head at a time and in both
-    directions, which is no product of a whole layer; so a checkpoint's quantized weight is widened to the model's type
-    once it is loaded, to the numbers that its own method multiplies by.
+    directions, which is no product of a whole layer. So a quantized weight is widened once it is loaded, to the numbers
+    that its own method multiplies by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
+    where that changes nothing). Packed, it becomes `key_weight`, H of [L, N], and `value_weight`, H of [V, L].
 
     Args:
       num_heads: H.
@@ -45,6 +50,7 @@ class LatentUpProjection(JaxLinear):
     ) -> None:
         self.num_heads = num_heads
         self.key_dim = key_dim
+        self.key_weight = self.value_weight = None
         super().__init__(
             latent_dim,
             num_heads * (key_dim + value_dim),
@@ -59,17 +65,34 @@ class LatentUpProjection(JaxLinear):
 
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         """latents [T, L] -> [T, H, N] and [T, H, V]."""
-        weight = self._of_heads()
-        out = jnp.einsum("tl,hol->tho", latents, weight)
-        return out[..., : self.key_dim], out[..., self.key_dim :]
+        if self.key_weight is None:
+            out = self.quant_method.apply(self, latents).reshape(latents.shape[0], self.num_heads, -1)
+            return out[..., : self.key_dim], out[..., self.key_dim :]
+        # Each of a head's N numbers by itself gives the weight that it has.
+        numbers = jnp.eye(self.key_dim, dtype=latents.dtype)[:, None].repeat(self.num_heads, axis=1)
+        keys = jnp.einsum("tl,nhl->thn", latents, self.absorb_into_queries(numbers))
+        return keys, self.values_of(latents[:, None].repeat(self.num_heads, axis=1))
 
     def absorb_into_queries(self, queries: jax.Array) -> jax.Array:
         """queries [T, H, N] -> [T, H, L], whose products with latents are the queries' with the latents' keys."""
-        return jnp.einsum("thn,hnl->thl", queries, self._of_heads()[:, : self.key_dim])
+        if self.key_weight is not None:
+            return head_matmul(queries, self.key_weight.get_value())
+        return head_matmul(queries, self._of_heads()[:, : self.key_dim].swapaxes(1, 2))
 
     def values_of(self, latents: jax.Array) -> jax.Array:
         """A latent of each head [T, H, L] -> its value [T, H, V]."""
-        return jnp.einsum("thl,hvl->thv", latents, self._of_heads()[:, self.key_dim :])
+        if self.value_weight is not None:
+            return head_matmul(latents, self.value_weight.get_value())
+        return head_matmul(latents, self._of_heads()[:, self.key_dim :])
+
+    def pack(self, weight: np.ndarray) -> None:
+        """Takes the weight, float32 [H * (N + V), L], in place of the one it has."""
+        narrow = weight.astype(ml_dtypes.bfloat16)
+        heads = narrow if np.array_equal(narrow.astype(np.float32), weight) else weight
+        heads = heads.reshape(self.num_heads, -1, self.input_size)
+        self.key_weight = nnx.Param(cpu.pack(heads[:, : self.key_dim].swapaxes(1, 2)))
+        self.value_weight = nnx.Param(cpu.pack(heads[:, self.key_dim :]))
+        self.weight = None
 
     def _of_heads(self) -> jax.Array:
         """[H, N + V, L]."""
@@ -78,25 +101,29 @@ class LatentUpProjection(JaxLinear):
 
 @dataclass(frozen=True)
 class _WidenedMethod:
-    """Loads the weight as `source` does and keeps it as a plain array of type `dtype`."""
+    """Loads the weight as `source` does, then keeps it as a plain array of type `dtype`, or packed by heads."""
 
     source: LinearMethod
     dtype: Any
 
-    def create_weights(self, layer: JaxLinear, rngs: nnx.Rngs, dtype: Any) -> None:
+    def create_weights(self, layer: LatentUpProjection, rngs: nnx.Rngs, dtype: Any) -> None:
         self.source.create_weights(layer, rngs, dtype)
 
-    def apply(self, layer: JaxLinear, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
-        return UnquantizedLinearMethod().apply(layer, x, preferred_element_type=preferred_element_type)
+    def apply(self, layer: LatentUpProjection, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+        return self.source.apply(layer, x, preferred_element_type=preferred_element_type)
 
-    def process_weights_after_loading(self, layer: JaxLinear) -> None:
-        if isinstance(self.source, UnquantizedLinearMethod):
-            return
-        # It may put another method in its place.
+    def process_weights_after_loading(self, layer: LatentUpProjection) -> None:
+        # The source may put another method in its place.
         layer.quant_method = self.source
         self.source.process_weights_after_loading(layer)
-        rows = layer.quant_method.apply(layer, jnp.eye(layer.input_size), preferred_element_type=jnp.float32)
-        layer.weight = make_parameter(
-            nnx.Rngs(0), lambda *_: rows.T.astype(self.dtype), rows.shape[::-1], self.dtype, axes=layer.kernel_axes
-        )
+        if layer.quant_method == UnquantizedLinearMethod():
+            return
+        identity = jnp.eye(layer.input_size)
+        weight = layer.quant_method.apply(layer, identity, preferred_element_type=jnp.float32).T
         layer.quant_method = UnquantizedLinearMethod()
+        if isinstance(layer.weight.get_value(), PackedWeight):
+            layer.pack(np.asarray(weight))
+            return
+        layer.weight = make_parameter(
+            nnx.Rngs(0), lambda *_: weight.astype(self.dtype), weight.shape, self.dtype, axes=layer.kernel_axes
+        )

@@ -164,7 +164,8 @@ def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...
     original = config.original_max_position_embeddings
     inv_freq = (1.0 / powers).astype(np.float32)
     wavelength = 2 * math.pi / inv_freq
-    smooth = (original / wavelength - low) / (high - low)
+    # Where both are equal (Llama 4 Scout), nothing lies between them.
+    smooth = (original / wavelength - low) / (high - low or 1.0)
     interpolated = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
     is_medium = (wavelength >= original / high) & (wavelength <= original / low)

@@ -85,8 +85,11 @@ def fill_expert(
         raise CheckpointError(
             f"has {list(shape)} for an expert in the checkpoint, {list(target.shape[1:])} in the model"
         )
-    stack = HeaderTensor.of(target.shape, target.dtype) if reading_only_headers() else write(stack, target)
     loaded |= {expert}
+    if not reading_only_headers():
+        stack = write(stack, target)
+    elif len(loaded) == target.shape[0]:
+        stack = HeaderTensor.of(target.shape, target.dtype)
     param.set_value(stack if len(loaded) == target.shape[0] else PartialStack(stack, target, loaded))
 
 

@@ -50,3 +50,16 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
 
 class Cohere2ForCausalLM(CohereForCausalLM):
     layer_class = Cohere2DecoderLayer
+
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        config = vllm_config.model_config.hf_config
+        # What the published configs say of the architecture besides what makes it.
+        for key in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):
+            config.expect(key, True)
+        config.expect("use_qk_norm", False)
+        config.expect("rotary_pct", 1.0)
+        config.expect("position_embedding_type", "rope_gptj")
+        config.expect("order_of_interleaved_layers", "local_attn_first")
+        # The pattern of layers once more, which the reference does not read.
+        config.get("layer_switch")
+        super().__init__(vllm_config, rng, quant_config)

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.module import JaxModule, calls_are_observed
@@ -202,10 +203,13 @@ class CausalLM(JaxModule, LoadableWithIterator):
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
         head = self.model.embed_tokens.decode if self.lm_head is None else self.lm_head
-        logits = scaled(head(hidden_states), self.logits_multiplier)
-        if self.logits_soft_cap is None:
+        logits = head(hidden_states)
+        if self.logits_multiplier == 1 and self.logits_soft_cap is None:
             return logits
-        return self.logits_soft_cap * jnp.tanh(logits / self.logits_soft_cap)
+        logits = scaled(logits, self.logits_multiplier)
+        if self.logits_soft_cap is not None:
+            logits = self.logits_soft_cap * jnp.tanh(logits / self.logits_soft_cap)
+        return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         return super().load_weights(self.without_redundant_tensors(weights))

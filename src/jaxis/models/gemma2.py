@@ -63,7 +63,7 @@ class GemmaCausalLM(CausalLM):
 
     Args:
       vllm_config, rng, quant_config: As for `CausalLM`.
-      logits_soft_cap: As for `CausalLM`.
+      logits_soft_cap, prefix: As for `CausalLM`.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class GemmaCausalLM(CausalLM):
         quant_config: QuantizationConfig | None,
         *,
         logits_soft_cap: float | None,
+        prefix: str = "",
     ) -> None:
         config = vllm_config.model_config.hf_config
         config.expect("use_bidirectional_attention", False)
@@ -84,6 +85,7 @@ class GemmaCausalLM(CausalLM):
             logits_soft_cap=logits_soft_cap,
             norm=rms_norm_from_config(vllm_config, rng, add_unit_offset=True),
             embed_scale=config["hidden_size"] ** 0.5,
+            prefix=prefix,
         )
 
 

@@ -12,6 +12,7 @@ from jaxis.layer_types import layer_type, layer_window
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer, attention_from_config
 from jaxis.layers.norm import rms_norm_from_config
 from jaxis.models.gemma2 import GemmaCausalLM, gemma_mlp
+from jaxis.models.text_part import TextPart
 from jaxis.rope_config import rope_config
 
 if TYPE_CHECKING:
@@ -57,6 +58,21 @@ class Gemma3DecoderLayer(SandwichNormDecoderLayer):
 class Gemma3ForCausalLM(GemmaCausalLM):
     layer_class = Gemma3DecoderLayer
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rng: nnx.Rngs,
+        quant_config: QuantizationConfig | None = None,
+        *,
+        prefix: str = "",
+    ) -> None:
         soft_cap = vllm_config.model_config.hf_config.get("final_logit_softcapping")
-        super().__init__(vllm_config, rng, quant_config, logits_soft_cap=soft_cap)
+        super().__init__(vllm_config, rng, quant_config, logits_soft_cap=soft_cap, prefix=prefix)
+
+
+class Gemma3ForConditionalGeneration(TextPart):
+    """The checkpoints that also see, from 4B parameters; images are not served."""
+
+    language_model_class = Gemma3ForCausalLM
+    other_parts = ("vision_tower", "multi_modal_projector")
+    other_keys = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")

@@ -34,7 +34,7 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
         config = vllm_config.model_config.hf_config
         _check_redundant_keys(config)
         attention_bias = config.get("attention_bias", True)
-        window = layer_window(config, layer_type(config, layer_index, full_every=2))
+        window = layer_window(config, layer_type(config, layer_index, full_every=2), default=128)
         super().__init__(
             vllm_config,
             rng,

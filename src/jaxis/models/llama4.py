@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.attention import GroupedQueryAttention, attention, turn
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
@@ -32,8 +34,8 @@ class Llama4Attention(GroupedQueryAttention):
 
     Args:
       l2_norm_epsilon: Not None: query and key heads are divided by their root mean square, with this epsilon.
-      temperature: Not None: (floor_scale, attn_scale). Queries at position p are multiplied by
-        `1 + attn_scale * log(1 + floor((p + 1) / floor_scale))` (arXiv:2501.19399).
+      temperatures: Not None: (floor_scale, factors). Queries at position p are multiplied by factor
+        `(p + 1) // floor_scale` (arXiv:2501.19399).
       args, options: Of `GroupedQueryAttention`.
     """
 
@@ -41,12 +43,12 @@ class Llama4Attention(GroupedQueryAttention):
         self,
         *args: Any,
         l2_norm_epsilon: float | None,
-        temperature: tuple[float, float] | None,
+        temperatures: tuple[int, tuple[float, ...]] | None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.l2_norm_epsilon = l2_norm_epsilon
-        self.temperature = temperature
+        self.temperatures = temperatures
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -55,9 +57,14 @@ class Llama4Attention(GroupedQueryAttention):
         q, k, v = (y.reshape(x.shape[0], -1, self.head_dim) for y in self._project(x))
         q, k = turn(self.rope, q, k, metadata, is_paged=kv_cache is not None)
         if self.l2_norm_epsilon is not None:
-            q, k = _l2_norm(q, self.l2_norm_epsilon), _l2_norm(k, self.l2_norm_epsilon)
-        if self.temperature is not None:
-            q = (q * _temperature(metadata.input_positions, *self.temperature)).astype(q.dtype)
+            no_weight = jnp.ones(self.head_dim, jnp.float32)
+            q, k = (rms_norm(x, no_weight, epsilon=self.l2_norm_epsilon) for x in (q, k))
+        if self.temperatures is not None:
+            floor_scale, factors = self.temperatures
+            factor = jnp.take(
+                np.asarray(factors, np.float32), (metadata.input_positions + 1) // floor_scale, mode="clip"
+            )
+            q = (q * factor[:, None, None]).astype(q.dtype)
         kv_cache, out = attention(
             kv_cache,
             q,
@@ -69,17 +76,6 @@ class Llama4Attention(GroupedQueryAttention):
             attention_chunk_size=self.attention_chunk_size,
         )
         return kv_cache, self.o_proj(out.reshape(x.shape[0], -1))
-
-
-def _l2_norm(x: jax.Array, epsilon: float) -> jax.Array:
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + epsilon)).astype(x.dtype)
-
-
-def _temperature(positions: jax.Array, floor_scale: float, attn_scale: float) -> jax.Array:
-    """float32 [T, 1, 1]."""
-    steps = jnp.floor((positions.astype(jnp.float32) + 1) / floor_scale)
-    return (1 + attn_scale * jnp.log1p(steps))[:, None, None]
 
 
 class Llama4DecoderLayer(PreNormDecoderLayer):
@@ -125,7 +121,7 @@ def _attention(
         max_model_len=vllm_config.model_config.max_model_len,
         interleaved=True,
     )
-    temperature = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
+    temperatures = _temperatures(config)
     has_temperature, has_norm = config.get("attn_temperature_tuning", True), config.get("use_qk_norm", True)
     has_rope, chunk_size = _has_rope(config, layer_index), _chunk_size(config, layer_index)
     attention_bias = config.get("attention_bias", False)
@@ -138,11 +134,19 @@ def _attention(
         head_dim=head_dim,
         rope=rope if has_rope else None,
         l2_norm_epsilon=config["rms_norm_eps"] if has_norm and has_rope else None,
-        temperature=temperature if has_temperature and not has_rope else None,
+        temperatures=temperatures if has_temperature and not has_rope else None,
         attention_chunk_size=chunk_size,
         qkv_bias=attention_bias,
         o_bias=attention_bias,
     )
+
+
+def _temperatures(config: HFConfig) -> tuple[int, tuple[float, ...]]:
+    """`floor_scale`, and the factor of each stretch of so many positions."""
+    floor_scale, attn_scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
+    num_factors = config["max_position_embeddings"] // floor_scale + 1
+    factors = 1 + attn_scale * np.log1p(np.arange(num_factors, dtype=np.float32))
+    return floor_scale, tuple(factors.astype(np.float32).tolist())
 
 
 def _has_rope(config: HFConfig, layer_index: int) -> bool:

@@ -18,6 +18,7 @@ _BUILT_IN: dict[str, str] = {
     "DeepseekV3ForCausalLM": "jaxis.models.deepseek_v3:DeepseekV3ForCausalLM",
     "Gemma2ForCausalLM": "jaxis.models.gemma2:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "jaxis.models.gemma3:Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration": "jaxis.models.gemma3:Gemma3ForConditionalGeneration",
     "Glm4ForCausalLM": "jaxis.models.glm4:Glm4ForCausalLM",
     "Glm4MoeForCausalLM": "jaxis.models.glm4_moe:Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM": "jaxis.models.glm4_moe_lite:Glm4MoeLiteForCausalLM",

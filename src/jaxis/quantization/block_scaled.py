@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxis.layers.linear import JaxLinear
     from jaxis.quantization.config import LinearMethod
 
-NOT_FINITE = "has values or scales that are not finite"
+BLOCK_SCALE_DTYPES = (*SCALE_DTYPES, np.dtype(ml_dtypes.float8_e8m0fnu))
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ class StoredBlocksMethod:
     def create_weights(self, layer: JaxLinear | JaxEmbed, rngs: nnx.Rngs, dtype: Any) -> None:
         shape = (layer.output_size, layer.input_size)
         layer.weight = stored_parameter(shape, [ml_dtypes.float8_e4m3fn], layer.kernel_axes)
-        scale = stored_parameter(
-            scale_shape(shape, self.block_shape), [*SCALE_DTYPES, ml_dtypes.float8_e8m0fnu], layer.kernel_axes
-        )
+        scale = stored_parameter(scale_shape(shape, self.block_shape), BLOCK_SCALE_DTYPES, layer.kernel_axes)
         setattr(layer, self.scale_name, scale)
 
     def apply(self, layer: JaxLinear | JaxEmbed, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
@@ -83,10 +81,15 @@ class StoredBlocksMethod:
         self.method.process_weights_after_loading(layer)
 
 
-def check_finite(weight: BlockScaledWeight) -> None:
+def check_finite(weight: BlockScaledWeight, name: str = "weight") -> None:
     """Raises CheckpointError where a value or a scale is a NaN or infinite; e2m1 has neither."""
+    if not _is_finite(weight):
+        raise CheckpointError(f"has a {name} whose values or scales are not all finite")
+
+
+@jax.jit
+def _is_finite(weight: BlockScaledWeight) -> jax.Array:
     finite = jnp.isfinite(weight.scale.astype(jnp.float32)).all()
-    if weight.value.dtype != np.uint8:
-        finite &= jnp.isfinite(weight.value).all()
-    if not finite:
-        raise CheckpointError(NOT_FINITE)
+    if weight.qtype == "float8_e4m3fn":
+        finite &= jnp.isfinite(weight.value.astype(jnp.float32)).all()
+    return finite

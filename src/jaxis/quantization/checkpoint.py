@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import numpy as np
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.hf_config import HFConfig
-from jaxis.layers.embed import JaxEmbed
-from jaxis.layers.linear import JaxLinear
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
+from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.model_loader import construct_abstractly
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
-from jaxis.quantization.methods import QuantizedLinearMethod
 from jaxis.quantization.rules import RuleQuantizationConfig, rules_to_dict
 
 
@@ -63,18 +62,10 @@ def quantize_checkpoint(
         raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
     config = hf_config.to_dict()
     model = construct_abstractly(VllmConfig(ModelConfig(str(source), hf_config), quant_config=rules))
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, JaxLinear | JaxEmbed)}
-    methods = {n: m for n, layer in layers.items() if isinstance(m := layer.quant_method, QuantizedLinearMethod)}
-    if not methods:
+    parts = CheckpointParts(model)
+    modules = parts.schemes()
+    if not any(scheme for _, scheme in modules.values()):
         raise ConfigError("the quantization rules leave every module as it is: there is nothing to quantize")
-    modules = {
-        name: (
-            "Embedding" if isinstance(layer, JaxEmbed) else "Linear",
-            methods[name].scheme if name in methods else None,
-        )
-        for name, layer in layers.items()
-    }
-    known = {name for name, _ in model.named_parameters()}
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     except OSError as error:
@@ -82,12 +73,13 @@ def quantize_checkpoint(
     try:
         with Checkpoint(source) as checkpoint:
             names = _without_redundant(model, checkpoint)
-            if unknown := [name for name in names if name not in known]:
-                raise CheckpointError(f"{source}: tensor {unknown[0]!r} has no parameter in {type(model).__name__}")
-            if missing := sorted(known - set(names)):
-                raise CheckpointError(f"{source}: the model's parameter {missing[0]!r} is not in the checkpoint")
-            shards = plan_shards(_specs(checkpoint, names, methods), max_shard_bytes)
-            _write_shards(partial, shards, _quantized(checkpoint, names, methods, on_progress))
+            try:
+                headers = {name: _header(checkpoint, name) for name in names}
+                parts.check(headers.items(), type(model).__name__)
+                shards = plan_shards(_specs(headers, parts), max_shard_bytes)
+                _write_shards(partial, shards, _quantized(checkpoint, names, parts, on_progress))
+            except CheckpointError as error:
+                raise CheckpointError(f"{source}: {error}") from None
         copy_other_files(source, partial)
         config |= {"quantization_config": quantization_config(modules), RULES_KEY: rules_to_dict(rules.rules)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -107,45 +99,42 @@ def _without_redundant(model: Any, checkpoint: Checkpoint) -> list[str]:
     return [name for name, _ in (drop(pairs) if drop is not None else pairs)]
 
 
-def _specs(
-    checkpoint: Checkpoint, names: list[str], methods: dict[str, QuantizedLinearMethod]
-) -> Iterator[dict[str, TensorSpec]]:
+def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
+    info = checkpoint.info(name)
+    return HeaderTensor.of(info.shape, info.dtype)
+
+
+def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterator[dict[str, TensorSpec]]:
     """What becomes of each tensor."""
-    for name in names:
-        info, module = checkpoint.info(name), _quantized_module(name, methods)
-        if module is None:
-            yield {name: TensorSpec(info.dtype, info.shape)}
-        elif len(info.shape) == 2:
-            yield tensor_specs(module, (info.shape[0], info.shape[1]), methods[module].scheme)
-        else:
-            raise CheckpointError(f"{checkpoint.folder}: tensor {name!r} has shape {list(info.shape)}, not [out, in]")
+    for name, tensor in headers.items():
+        quantized = parts.of(name, tensor)
+        if not quantized:
+            yield {name: TensorSpec(tensor.dtype, tensor.shape)}
+        for part in quantized:
+            yield tensor_specs(part.module, part.weight.shape, part.method.scheme)
 
 
 def _quantized(
     checkpoint: Checkpoint,
     names: list[str],
-    methods: dict[str, QuantizedLinearMethod],
+    parts: CheckpointParts,
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     wanted, bytes_read = set(names), 0
     for name, tensor in checkpoint.iterate():
-        module = _quantized_module(name, methods)
-        if name in wanted and module is None:
-            yield name, tensor
-        elif name in wanted and module is not None:
-            try:
-                quantized = methods[module].quantize(tensor)
-            except ValueError as error:
-                raise CheckpointError(f"{checkpoint.folder}: tensor {name!r} {error}") from None
-            yield from tensors(module, quantized).items()
+        if name in wanted:
+            quantized = parts.of(name, tensor)
+            if not quantized:
+                yield name, tensor
+            for part in quantized:
+                try:
+                    weight = part.method.quantize(part.weight)
+                except (ValueError, CheckpointError) as error:
+                    raise CheckpointError(f"tensor {name!r} {error}") from None
+                yield from tensors(part.module, weight).items()
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)
-
-
-def _quantized_module(name: str, methods: dict[str, QuantizedLinearMethod]) -> str | None:
-    module, _, leaf = name.rpartition(".")
-    return module if leaf == "weight" and module in methods else None
 
 
 def _write_shards(folder: Path, shards: list[Shard], stream: Iterator[tuple[str, np.ndarray]]) -> None:

@@ -9,6 +9,7 @@ from jaxis.errors import ConfigError
 from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig
 from jaxis.quantization.dequantized import Dequantize, DequantizingConfig
 from jaxis.quantization.fp8 import Fp8Config
+from jaxis.quantization.mxfp4 import Mxfp4Config
 from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from jaxis.quantization.config import QuantizationConfig
 
 # Those whose activations no rule can change.
-_FORMATS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {"fp8": Fp8Config}
+_FORMATS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {"fp8": Fp8Config, "mxfp4": Mxfp4Config}
 QUANT_METHODS = ("compressed-tensors", *_FORMATS)
 
 

@@ -74,7 +74,7 @@ class CompressedTensorsMethod:
         else:
             qvalue = _nibble_pairs(layer.weight_packed.get_value())[:, : layer.input_size // 2]
             if self.scheme.weight_calibration_method == "minmax":
-                zero_point = _unpack_rows(layer.weight_zero_point.get_value())[: layer.output_size]
+                zero_point = unpack_rows(layer.weight_zero_point.get_value())[: layer.output_size]
                 del layer.weight_zero_point
             del layer.weight_packed, layer.weight_shape
         del layer.weight_scale
@@ -104,7 +104,8 @@ def _nibble_pairs(words: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _unpack_rows(words: jax.Array) -> jax.Array:
+def unpack_rows(words: jax.Array) -> jax.Array:
+    """What `pack_rows` packed, rows filled up to a multiple of 8."""
     shifts = 4 * jnp.arange(VALUES_PER_WORD, dtype=jnp.int32)[:, None]
     return ((words[:, None] >> shifts) & 0xF).astype(jnp.uint8).reshape(-1, words.shape[1])
 

@@ -97,7 +97,11 @@ class QuantizedExpertsMethod:
         return apply_stacks(layer, x, expert_ids, expert_weights, self.scheme.act_qtype)
 
     def process_weights_after_loading(self, layer: JaxExperts) -> None:
-        """Nothing to repack."""
+        """Places what another method left on the host."""
+        for name in STACK_AXES:
+            param = getattr(layer, name)
+            if isinstance(param.get_value().qvalue, np.ndarray):
+                param.set_value(place_quantized(param.get_value(), param.get_metadata()["logical_axes"]))
 
 
 def stack_shape(layer: JaxExperts, name: str) -> tuple[int, int, int]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.errors import ConfigError
 from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlocksMethod
+from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod, StoredStacks
 from jaxis.quantization.unconverted import WHERE, check_keys, is_unconverted, unconverted_modules
 
 if TYPE_CHECKING:
     from flax import nnx
 
-    from jaxis.quantization.config import LinearMethod
+    from jaxis.quantization.config import ExpertsMethod, LinearMethod
 
 SCALE_NAME = "weight_scale_inv"
 _KEYS: dict[str, tuple[Any, ...] | None] = {
@@ -48,12 +49,16 @@ class Fp8Config:
         self.block_shape = (block[0], block[1])
         self._unconverted = unconverted_modules(config)
 
-    def get_quant_method(self, layer: nnx.Module, prefix: str) -> LinearMethod | None:
+    def get_quant_method(self, layer: nnx.Module, prefix: str) -> LinearMethod | ExpertsMethod | None:
         """As QuantizationConfig's."""
+        from jaxis.layers.experts import JaxExperts
         from jaxis.layers.linear import JaxLinear
 
-        if not isinstance(layer, JaxLinear) or is_unconverted(prefix, self._unconverted):
+        if not isinstance(layer, JaxLinear | JaxExperts) or is_unconverted(prefix, self._unconverted):
             return None
+        if isinstance(layer, JaxExperts):
+            stored = StoredStacks("", f"_{SCALE_NAME}", is_mxfp4=False, block_shape=self.block_shape)
+            return StoredBlockExpertsMethod(stored, BlockScaledExpertsMethod())
         return StoredBlocksMethod(self.block_shape, SCALE_NAME, BlockScaledLinearMethod())
 
     def check_all_used(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,13 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul import packed as packed_stacks
-from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
+from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight, packed
 from jaxis.layers.glu import ClampedGLU, GatedUnit
 from jaxis.layers.mlp import GATED_KERNELS
 from jaxis.loading.expert_stacks import fill_expert
+from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod
+from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
+from jaxis.quantization.dequantized import DequantizedExpertsMethod
 from jaxis.quantization.experts import STACK_AXES, QuantizedExpertsMethod, UnquantizedExpertsMethod
 
 if TYPE_CHECKING:
@@ -35,6 +40,10 @@ def native_experts_method(layer: JaxExperts, method: ExpertsMethod | None) -> Ex
         return method
     if method is None:
         return NativeExpertsMethod(None)
+    if isinstance(method, CompressedTensorsExpertsMethod):
+        return dataclasses.replace(method, method=native_experts_method(layer, method.method))
+    if isinstance(method, StoredBlockExpertsMethod | DequantizedExpertsMethod):
+        return dataclasses.replace(method, method=NativeExpertsMethod(None))
     if isinstance(method, QuantizedExpertsMethod) and _has_kernel(layer, method):
         return NativeExpertsMethod(method.scheme.act_qtype, source=method)
     return method
@@ -95,12 +104,16 @@ class NativeExpertsMethod:
             act_qtype=self.act_qtype,
             **activation,
         )
-        return (
-            y.reshape(num_tokens, -1, y.shape[-1]).sum(1).astype(x.dtype) if layer.scales_input else y.astype(x.dtype)
-        )
+        if layer.scales_input:
+            y = y.reshape(num_tokens, k, -1).sum(1)
+        return y.astype(x.dtype)
 
     def process_weights_after_loading(self, layer: JaxExperts) -> None:
-        """Hands what was packed while it was read to JAX, and packs what was not."""
+        """Hands what was packed while it was read to JAX, and packs what was not; plain JAX takes what it cannot."""
+        stacks = [getattr(layer, name).get_value() for name in STACK_AXES]
+        if any(isinstance(stack, BlockScaledWeight) and not packed.can_pack(stack) for stack in stacks):
+            layer.quant_method = BlockScaledExpertsMethod()
+            return
         for name in STACK_AXES:
             param = getattr(layer, name)
             param.set_value(_on_device(param.get_value()))
@@ -131,13 +144,19 @@ def _in_type_of(stack: packed.PackedWeight | None, target: jax.ShapeDtypeStruct,
     return tensor.astype(np.float32, copy=False) if stack is not None and stack.qtype == "float32" else tensor
 
 
+_PACKERS: dict[type, Callable[..., packed.PackedWeight]] = {
+    QuantizedWeight: packed.pack_quantized,
+    BlockScaledWeight: packed.pack_blocks,
+}
+
+
 def _on_device(stack: Any) -> packed.PackedWeight:
     """A complete stack, packed or not, as a PackedWeight of a JAX array."""
     if not isinstance(stack, packed.PackedWeight):
         num_experts, result = len(jax.tree.leaves(stack)[0]), None
         for expert in range(num_experts):
             weight = jax.tree.map(lambda array, expert=expert: np.asarray(array[expert]), stack)
-            pack = packed.pack_quantized if isinstance(weight, QuantizedWeight) else packed.pack
+            pack = _PACKERS.get(type(weight), packed.pack)
             result = packed_stacks.pack_into(
                 result, num_experts, expert, lambda allocate, pack=pack, weight=weight: pack(weight, allocate)
             )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxis.kernels.latent_attention.layout import decode
-from jaxis.kernels.ragged_paged_attention.blockwise import _chunk_of, _chunked, _Softmax
+from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 
 # Context tokens read at once, and queries of a prefill tile, each with all its heads.
@@ -110,13 +110,13 @@ class _Attention:
         """
         num, num_queries, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
-        chunk_tokens, block_tables = _chunked(block_tables, block_size, CHUNK_TOKENS)
+        chunk_tokens, block_tables = whole_chunks(block_tables, block_size, CHUNK_TOKENS)
         last_positions = jnp.max(positions, axis=1, keepdims=True)
 
-        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+        def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             context_positions = chunk * chunk_tokens + jnp.arange(chunk_tokens)
             # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
-            cached = self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)]
+            cached = self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
             context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
             # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
             context = jnp.where((context_positions <= last_positions)[..., None], context, 0)
@@ -128,6 +128,6 @@ class _Attention:
                 jnp.einsum("nms,nsd->nmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
             )
 
-        empty = _Softmax.empty((num, num_queries), self.value_dim)
+        empty = OnlineSoftmax.empty((num, num_queries), self.value_dim)
         num_chunks = jnp.max(last_positions) // chunk_tokens + 1
         return lax.fori_loop(0, num_chunks, one_chunk, empty).output(None).astype(queries.dtype)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import decode, first_visible, request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
@@ -105,16 +105,16 @@ class _Attention:
         """
         num, num_heads, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
-        chunk_tokens, block_tables = _chunked(block_tables, block_size, DECODE_CHUNK_TOKENS)
+        chunk_tokens, block_tables = whole_chunks(block_tables, block_size, DECODE_CHUNK_TOKENS)
         num_kv_heads = self.num_kv_heads
         # A key and its value lie side by side; zeros where the query would meet the value.
         padded_queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=-1)
         is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
 
-        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+        def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
             # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
-            context = decode(self.kv_cache[_chunk_of(block_tables, chunk, chunk_tokens // block_size)])
+            context = decode(self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
             # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)
@@ -131,7 +131,7 @@ class _Attention:
 
         first = self._first_visible(oldest) // chunk_tokens
         last = jnp.max(positions) // chunk_tokens
-        result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty((num, num_heads), head_dim))
+        result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty((num, num_heads), head_dim))
         return result.output(self.sinks).astype(queries.dtype)
 
     def prefill(
@@ -183,12 +183,12 @@ class _Attention:
         """
         num_queries, _, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
-        chunk_tokens, block_table = _chunked(block_table, block_size, PREFILL_CHUNK_TOKENS)
+        chunk_tokens, block_table = whole_chunks(block_table, block_size, PREFILL_CHUNK_TOKENS)
         grouped = queries.reshape(num_queries, self.num_kv_heads, self.group_size, head_dim).transpose(1, 2, 0, 3)
 
-        def one_chunk(chunk: jax.Array, carry: _Softmax) -> _Softmax:
+        def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
-            context = decode(self.kv_cache[_chunk_of(block_table, chunk, chunk_tokens // block_size)])
+            context = decode(self.kv_cache[blocks_of_chunk(block_table, chunk, chunk_tokens // block_size)])
             k, v = split_kv(context.reshape(chunk_tokens, 2 * self.num_kv_heads, head_dim))
             scores = jnp.einsum("kgqd,skd->kgqs", grouped, k, preferred_element_type=jnp.float32)
             carry, weights = carry.add_scores(self._masked(scores, visible))
@@ -200,7 +200,7 @@ class _Attention:
         first = self._first_visible(first_position) // chunk_tokens
         last = jnp.max(positions) // chunk_tokens
         heads = (self.num_kv_heads, self.group_size, num_queries)
-        result = lax.fori_loop(first, last + 1, one_chunk, _Softmax.empty(heads, head_dim))
+        result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty(heads, head_dim))
         sinks = None if self.sinks is None else self.sinks.reshape(*heads[:2], 1)
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
@@ -216,59 +216,3 @@ class _Attention:
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         return jnp.where(visible, scores, -jnp.inf)
-
-
-class _Softmax(NamedTuple):
-    """A softmax-weighted sum whose terms come chunk by chunk, all float32.
-
-    Attributes:
-      peak: [...], the largest score so far.
-      total: [...], the sum of weights relative to it.
-      values: [..., D], the sum of weighted values.
-      correction: [...], what the last chunk's scores multiplied the earlier sums by.
-    """
-
-    peak: jax.Array
-    total: jax.Array
-    values: jax.Array
-    correction: jax.Array
-
-    @classmethod
-    def empty(cls, shape: tuple[int, ...], head_dim: int) -> _Softmax:
-        zeros = jnp.zeros(shape, jnp.float32)
-        return cls(jnp.full(shape, -jnp.inf, jnp.float32), zeros, jnp.zeros((*shape, head_dim), jnp.float32), zeros)
-
-    def add_scores(self, scores: jax.Array) -> tuple[_Softmax, jax.Array]:
-        """scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
-        peak = jnp.maximum(self.peak, jnp.max(scores, axis=-1))
-        # A query that has seen nothing yet keeps an infinite peak, which must not meet itself in a difference.
-        finite_peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
-        weights = jnp.exp(scores - finite_peak[..., None])
-        correction = jnp.exp(self.peak - finite_peak)
-        total = self.total * correction + jnp.sum(weights, axis=-1)
-        return _Softmax(peak, total, self.values, correction), weights
-
-    def add_values(self, weighted: jax.Array) -> _Softmax:
-        """weighted [..., D], the sum of the chunk's values by the weights that `add_scores` gave."""
-        return self._replace(values=self.values * self.correction[..., None] + weighted)
-
-    def output(self, sinks: jax.Array | None) -> jax.Array:
-        """[..., D]; 0 where nothing was visible. `sinks` broadcast to [...]."""
-        values, total = self.values, self.total
-        if sinks is not None:
-            peak = jnp.maximum(self.peak, sinks)
-            correction = jnp.exp(self.peak - peak)
-            values, total = values * correction[..., None], total * correction + jnp.exp(sinks - peak)
-        return values / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
-
-
-def _chunked(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
-    """Tokens of a chunk, a whole number of blocks; and the tables [..., max_blocks] filled up to whole chunks."""
-    max_blocks = block_tables.shape[-1]
-    blocks = max(1, min(chunk_tokens // block_size, max_blocks))
-    padding = [(0, 0)] * (block_tables.ndim - 1) + [(0, -max_blocks % blocks)]
-    return blocks * block_size, jnp.pad(block_tables, padding)
-
-
-def _chunk_of(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
-    return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)

@@ -1,0 +1,28 @@
+"""The product on CPU: the native kernel, with weights packed for it. It has no derivatives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.kernels import native
+from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
+from jaxis.kernels.quantized_matmul import packed
+
+
+def pack(weight: np.ndarray) -> packed.PackedWeight:
+    """Packs a stack [H, out, in]: bfloat16 stays so, every other type becomes float32."""
+    stack = None
+    for head, matrix in enumerate(weight):
+        rows = np.ascontiguousarray(matrix)
+        stack = pack_into(stack, len(weight), head, lambda allocate, rows=rows: packed.pack(rows, allocate))
+    assert stack is not None
+    return on_device(stack)
+
+
+def head_matmul(x: jax.Array, weight: packed.PackedWeight) -> jax.Array:
+    """Args, result: As for `jaxis.kernels.head_matmul.head_matmul`."""
+    output = jax.ShapeDtypeStruct((*x.shape[:2], weight.shape[0]), jnp.float32)
+    kind = weight.attributes()["type"]
+    return native.call("head_matmul", output, x.astype(jnp.float32), weight.data, type=np.int32(kind)).astype(x.dtype)

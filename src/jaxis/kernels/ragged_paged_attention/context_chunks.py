@@ -1,0 +1,66 @@
+"""A paged context read chunk by chunk: which blocks a chunk has, and a softmax over all of them (arXiv:2205.14135)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+class OnlineSoftmax(NamedTuple):
+    """A softmax-weighted sum whose terms come chunk by chunk, all float32.
+
+    Attributes:
+      peak: [...], the largest score so far.
+      total: [...], the sum of weights relative to it.
+      values: [..., D], the sum of weighted values.
+      correction: [...], what the last chunk's scores multiplied the earlier sums by.
+    """
+
+    peak: jax.Array
+    total: jax.Array
+    values: jax.Array
+    correction: jax.Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], head_dim: int) -> OnlineSoftmax:
+        zeros = jnp.zeros(shape, jnp.float32)
+        return cls(jnp.full(shape, -jnp.inf, jnp.float32), zeros, jnp.zeros((*shape, head_dim), jnp.float32), zeros)
+
+    def add_scores(self, scores: jax.Array) -> tuple[OnlineSoftmax, jax.Array]:
+        """scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
+        peak = jnp.maximum(self.peak, jnp.max(scores, axis=-1))
+        # A query that has seen nothing yet keeps an infinite peak, which must not meet itself in a difference.
+        finite_peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
+        weights = jnp.exp(scores - finite_peak[..., None])
+        correction = jnp.exp(self.peak - finite_peak)
+        total = self.total * correction + jnp.sum(weights, axis=-1)
+        return OnlineSoftmax(peak, total, self.values, correction), weights
+
+    def add_values(self, weighted: jax.Array) -> OnlineSoftmax:
+        """weighted [..., D], the sum of the chunk's values by the weights that `add_scores` gave."""
+        return self._replace(values=self.values * self.correction[..., None] + weighted)
+
+    def output(self, sinks: jax.Array | None) -> jax.Array:
+        """[..., D]; 0 where nothing was visible. `sinks` broadcast to [...]."""
+        values, total = self.values, self.total
+        if sinks is not None:
+            peak = jnp.maximum(self.peak, sinks)
+            correction = jnp.exp(self.peak - peak)
+            values, total = values * correction[..., None], total * correction + jnp.exp(sinks - peak)
+        return values / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
+
+
+def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
+    """Tokens of a chunk, a whole number of blocks; and the tables [..., max_blocks] filled up to whole chunks."""
+    max_blocks = block_tables.shape[-1]
+    blocks = max(1, min(chunk_tokens // block_size, max_blocks))
+    padding = [(0, 0)] * (block_tables.ndim - 1) + [(0, -max_blocks % blocks)]
+    return blocks * block_size, jnp.pad(block_tables, padding)
+
+
+def blocks_of_chunk(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
+    """The entries [..., blocks] of a chunk's blocks, of tables that `whole_chunks` filled up."""
+    return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)

@@ -1,0 +1,117 @@
+"""Which matrices the tensors of an unquantized checkpoint are made of, and which of them are to be quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.module import JaxModule
+from jaxis.quantization.experts import STACK_AXES, QuantizedExpertsMethod
+from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme
+
+
+@dataclass(frozen=True)
+class Part:
+    """A matrix to be quantized.
+
+    Attributes:
+      module: Its dotted name in the quantized checkpoint: of an expert, `model.layers.0.mlp.experts.3.up_proj`.
+      method: How.
+      weight: [out, in].
+    """
+
+    module: str
+    method: QuantizedLinearMethod | QuantizedExpertsMethod
+    weight: np.ndarray
+
+
+class CheckpointParts:
+    """The modules with weight matrices of a model constructed with quantization rules.
+
+    Args:
+      model: Abstract.
+    """
+
+    def __init__(self, model: JaxModule) -> None:
+        modules = dict(model.named_modules())
+        self._layers = {name: m for name, m in modules.items() if isinstance(m, JaxLinear | JaxEmbed)}
+        self._experts = {name: m for name, m in modules.items() if isinstance(m, JaxExperts)}
+        self._parameters = [name for name, _ in model.named_parameters()]
+
+    def of(self, name: str, tensor: np.ndarray) -> list[Part]:
+        """The matrices to be quantized in a tensor of the checkpoint; empty if it stays as it is.
+
+        Raises:
+          CheckpointError: It is not as the model has it.
+        """
+        module, _, leaf = name.rpartition(".")
+        if leaf == "weight" and isinstance(method := self._method(self._layers.get(module)), QuantizedLinearMethod):
+            if tensor.ndim != 2:
+                raise CheckpointError(f"tensor {name!r} has shape {list(tensor.shape)}, not [out, in]")
+            return [Part(module, method, tensor)]
+        prefix, experts = self._experts_of(name)
+        if experts is None or not isinstance(method := self._method(experts), QuantizedExpertsMethod):
+            return []
+        parts = [part for part in experts.parts(name.removeprefix(f"{prefix}."), tensor) if part[0] in STACK_AXES]
+        if tensor.ndim == 2:  # of one expert, which keeps the file's own name
+            return [Part(module, method, weight) for _, _, weight in parts]
+        return [Part(f"{prefix}.{expert}.{stack}", method, weight) for stack, expert, weight in parts]
+
+    def check(self, tensors: Iterable[tuple[str, np.ndarray]], model_name: str) -> None:
+        """Makes sure that the tensors are those of the model.
+
+        Raises:
+          CheckpointError: One is unknown, or missing.
+        """
+        expected = {filled: name for name in self._parameters for filled in self._entries(name)}
+        for name, tensor in tensors:
+            prefix, experts = self._experts_of(name)
+            if experts is None:
+                entries = [name]
+            else:
+                try:
+                    parts = list(experts.parts(name.removeprefix(f"{prefix}."), tensor))
+                except CheckpointError as error:
+                    raise CheckpointError(f"tensor {name!r} {error}") from None
+                entries = [f"{prefix}.{stack} of expert {expert}" for stack, expert, _ in parts]
+            for entry in entries:
+                if expected.pop(entry, None) is None:
+                    raise CheckpointError(f"tensor {name!r} has no parameter in {model_name}")
+        if expected:
+            raise CheckpointError(f"the model's parameter {min(expected)!r} is not in the checkpoint")
+
+    def schemes(self) -> dict[str, tuple[str, WeightScheme | None]]:
+        """Name -> class as PyTorch calls it ("Linear" or "Embedding") and scheme of every module; None: unquantized.
+
+        Experts are a regular expression for their names, marked by `re:`.
+        """
+        found: dict[str, tuple[str, WeightScheme | None]] = {}
+        for name, layer in self._layers.items():
+            found[name] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", self._scheme(layer))
+        for name, experts in self._experts.items():
+            found[rf"re:{re.escape(name)}\.\d+\."] = ("Linear", self._scheme(experts))
+        return found
+
+    def _entries(self, parameter: str) -> list[str]:
+        """The parameter's name, or one for each of its experts."""
+        _, experts = self._experts_of(parameter)
+        return [parameter] if experts is None else [f"{parameter} of expert {e}" for e in range(experts.num_experts)]
+
+    def _experts_of(self, name: str) -> tuple[str, JaxExperts | None]:
+        for prefix, experts in self._experts.items():
+            if name.startswith(f"{prefix}."):
+                return prefix, experts
+        return "", None
+
+    def _method(self, layer: JaxModule | None) -> object:
+        return getattr(layer, "quant_method", None)
+
+    def _scheme(self, layer: JaxModule) -> WeightScheme | None:
+        return getattr(self._method(layer), "scheme", None)

@@ -1,0 +1,67 @@
+"""Sizes against what transformers counts, what quantization makes, and plain arithmetic."""
+
+import numpy as np
+import pytest
+
+from jaxis.bringup.analyze import analyze
+from jaxis.bringup.analyze_figures import MEMORY_SHARE, CacheKind, fit
+from jaxis.kernels.quantized_matmul import quantize
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
+
+FULL = CacheKind("full", 2, 100, None)
+WINDOW = CacheKind("window", 6, 1000, 8)
+
+
+def test_parameters_are_those_that_transformers_counts(checkpoint):
+    from transformers import AutoModelForCausalLM
+
+    for family in ("llama", "qwen2"):
+        reference = AutoModelForCausalLM.from_pretrained(checkpoint(family))
+        counts = analyze(checkpoint(family)).parameters
+        assert counts.total == reference.num_parameters()
+        assert counts.embedding == reference.get_input_embeddings().weight.numel()
+        assert counts.active == reference.num_parameters() - counts.embedding
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_quantized_weights_have_the_bytes_that_quantizing_gives(checkpoint, name):
+    fits = {fit.weights: fit.weight_bytes for fit in analyze(checkpoint()).memory.fits}
+    rules = RuleQuantizationConfig(SHORT_NAMES[name], must_match=False)
+    expected = wide = 0
+    with Checkpoint(checkpoint()) as weights:
+        for tensor_name in weights.names():
+            tensor = np.asarray(weights.tensor(tensor_name))
+            wide += 2 * tensor.size
+            if tensor.ndim == 2:
+                rule = rules.find(tensor_name.removesuffix(".weight"))
+                expected += quantize(tensor, rule.weight_qtype, rule.tile_size).nbytes
+            else:
+                expected += 2 * tensor.size
+        assert fits["as published"] == weights.total_bytes
+    assert fits[name] == expected
+    assert fits["bfloat16"] == wide
+
+
+@pytest.mark.parametrize("free", [0, 99, 8_800, 8_899, 100_000])
+def test_a_context_fits_as_far_as_its_cache_does(free):
+    def cache_bytes(tokens):
+        return 100 * tokens + 1000 * min(tokens, 8)
+
+    memory = round((5000 + free) / MEMORY_SHARE + 0.5)
+    result = fit("any", 5000, [FULL, WINDOW], memory, 500)
+    assert cache_bytes(result.context_tokens) <= free + 1
+    assert result.context_tokens == 500 or cache_bytes(result.context_tokens + 1) > free
+    assert result.fits == (result.context_tokens >= 16)
+
+
+def test_weights_alone_do_not_fit():
+    result = fit("any", 1000, [FULL], 1000, 500)
+    assert (result.fits, result.context_tokens) == (False, 0)
+
+
+def test_a_given_memory_is_asked_about(checkpoint):
+    small, large = (analyze(checkpoint(), memory=memory) for memory in ("1K", "1G"))
+    assert (small.memory.name, small.memory.nbytes, small.fits) == ("given", 1024, False)
+    assert large.fits
+    assert small.can_run

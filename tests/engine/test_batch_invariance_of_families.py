@@ -1,0 +1,57 @@
+"""With native kernels, what families have besides Llama's layer does not depend on a request's company either: packed
+projections, layer norms, caps and factors on the logits. In a process of its own, with XLA's usual optimizations."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxis.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+
+NAMES = ("Gemma 3", "Command R+, norms on heads", "Phi-4")
+
+
+def main() -> None:
+    """Prints, as JSON, each family's log-probabilities of requests alone and together."""
+    import parity
+    from parity import prompt
+
+    from jaxis import LLM, SamplingParams
+
+    prompts = [{"prompt_token_ids": prompt(length)} for length in (3, 40, 61)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=20)
+    found = {}
+    for family in (f for f in parity.FAMILIES if f.name in NAMES):
+        with LLM(
+            parity.checkpoint_folder(family),
+            **{"dtype": "float32", "kv_cache_memory": "4MiB", "max_num_batched_tokens": 64, "max_model_len": 128},
+            show_progress=False,
+            enable_prefix_caching=False,
+        ) as llm:
+            alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+            together = llm.generate(prompts, params)
+        found[family.name] = [[_logprobs(output) for output in outputs] for outputs in (alone, together)]
+    print(json.dumps(found))
+
+
+def _logprobs(output: object) -> list[dict[int, str]]:
+    return [{token: value.logprob.hex() for token, value in entry.items()} for entry in output.outputs[0].logprobs]
+
+
+def test_log_probabilities_are_equal_to_the_bit_alone_and_together():
+    helpers = str(Path(__file__).parents[1] / "models")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([helpers, *sys.path]), "XLA_FLAGS": ""}
+    script = "from test_batch_invariance_of_families import main; main()"
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert set(found) == set(NAMES)
+    for name, (alone, together) in found.items():
+        assert alone == together, name

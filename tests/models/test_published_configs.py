@@ -1,0 +1,34 @@
+"""config.json files as published: every key is known, and parameters have the names and shapes of transformers'."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+import torch
+import transformers
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
+from jaxis.loading.model_loader import construct_abstractly
+
+FOLDER = Path(__file__).parents[1] / "data" / "configs"
+NAMES = (
+    *("olmo-2-7b", "olmo-3-7b", "gemma-2-9b", "gemma-3-1b", "phi-3-mini-4k", "phi-4", "phi-4-mini", "glm-4-9b-0414"),
+    *("granite-3.3-8b", "starcoder2-3b", "command-r", "command-r7b"),
+)
+NUM_LAYERS = 6  # the longest pattern
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_config_makes_the_references_parameters(name, tmp_path):
+    values = json.loads((FOLDER / f"{name}.json").read_text()) | {"num_hidden_layers": NUM_LAYERS}
+    if "layer_types" in values:
+        values["layer_types"] = values["layer_types"][:NUM_LAYERS]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), dtype=jnp.bfloat16, max_model_len=4096)
+    # An error where a key is not known.
+    ours = {path: parameter.shape for path, parameter in construct_abstractly(VllmConfig(config)).named_parameters()}
+    with torch.device("meta"):
+        reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    assert ours == {path: tuple(parameter.shape) for path, parameter in reference.named_parameters()}

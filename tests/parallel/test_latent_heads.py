@@ -1,0 +1,53 @@
+"""Latent attention on several devices: each has its own heads, and all of the cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import jax
+import numpy as np
+import parity
+from paged_sequences import PagedSequence, PagedSequences
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.hf_config import HFConfig
+from jaxis.loading.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+
+family = next(f for f in parity.FAMILIES if f.name == "DeepSeek V3")
+folder = parity.checkpoint_folder(family)
+tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]
+for size in (2, 3):  # 4 heads: on 3 devices each has all
+    mesh = make_mesh(size)
+    model = load_model(VllmConfig(ModelConfig(folder, HFConfig.from_folder(folder))), mesh)
+    weight = model.model.layers[1].self_attn.kv_b_proj.weight[...]
+    assert weight.addressable_shards[0].data.size == weight.size // (1 if size == 3 else size)
+    paged = PagedSequences(model, mesh=mesh)
+    assert paged.caches[0].sharding.is_fully_replicated
+    assert paged.caches[0].shape[-1] == 48
+    sequence = PagedSequence()
+    rows = [paged.step([(sequence, part)], pad_tokens=24, pad_requests=3)[0] for part in (tokens[:21], tokens[21:])]
+    error = parity.relative_error(np.concatenate(rows), expected)
+    assert error < 1e-4, (size, error)
+"""
+
+
+@pytest.mark.multi_device
+def test_every_number_of_devices_gives_transformers_logits():
+    helpers = Path(__file__).parents[1] / "models"
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ
+        | {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(helpers), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,41 @@
+"""Layer types against those that transformers' own config classes make of the same config.json."""
+
+import pytest
+from transformers import Cohere2Config, Gemma2Config, Gemma3TextConfig, Olmo3Config
+
+from jaxis.errors import ConfigError
+from jaxis.hf_config import HFConfig
+from jaxis.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_type, layer_window
+
+KINDS = [SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION]
+
+
+@pytest.mark.parametrize(
+    ("config_class", "full_every"), [(Gemma2Config, 2), (Gemma3TextConfig, 6), (Olmo3Config, 4), (Cohere2Config, 4)]
+)
+@pytest.mark.parametrize("values", [{}, {"layer_types": [FULL_ATTENTION] * 3 + [SLIDING_ATTENTION] * 9}])
+def test_types_are_those_that_transformers_reads(config_class, full_every, values):
+    expected = config_class(num_hidden_layers=12, **values).layer_types
+    assert [layer_type(HFConfig(values), i, full_every=full_every) for i in range(12)] == expected
+
+
+@pytest.mark.parametrize("key", ["sliding_window_pattern", "_sliding_window_pattern"])
+def test_a_pattern_in_config_json_comes_before_the_familys(key):
+    config = HFConfig({key: 3})
+    assert [layer_type(config, i, full_every=6) for i in range(6)] == [*[SLIDING_ATTENTION] * 2, FULL_ATTENTION] * 2
+    both = HFConfig({key: 2, "layer_types": KINDS})
+    assert [layer_type(both, i, full_every=6) for i in range(3)] == KINDS
+    assert both.unread_keys() == []
+
+
+@pytest.mark.parametrize("types", [[FULL_ATTENTION], [FULL_ATTENTION, "linear_attention"]])
+def test_a_type_that_is_missing_or_unknown_is_refused(types):
+    with pytest.raises(ConfigError, match="for layer 1, expected 'full_attention' or 'sliding_attention'"):
+        layer_type(HFConfig({"layer_types": types}), 1, full_every=4)
+
+
+def test_windows_belong_to_sliding_layers():
+    assert layer_window(HFConfig({"sliding_window": 9}), SLIDING_ATTENTION, default=4096) == 9
+    assert layer_window(HFConfig({"sliding_window": 9}), FULL_ATTENTION, default=4096) is None
+    assert layer_window(HFConfig({}), SLIDING_ATTENTION, default=4096) == 4096
+    assert layer_window(HFConfig({"sliding_window": None}), SLIDING_ATTENTION, default=4096) is None
