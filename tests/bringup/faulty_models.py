@@ -16,14 +16,20 @@ def become(module, base, **methods):
     module.__class__ = type(f"Faulty{base.__name__}", (base,), methods)
 
 
+def change(module, name, value):
+    """Sets an attribute that the module has, to another value."""
+    assert getattr(module, name) is not value
+    setattr(module, name, value)
+
+
 def other_rope_pairing(layer):
     rope = layer.self_attn.rope
-    layer.self_attn.rope = dataclasses.replace(rope, interleaved=not rope.interleaved)
+    change(layer.self_attn, "rope", dataclasses.replace(rope, interleaved=not rope.interleaved))
 
 
 def rope_of_half_the_head(layer):
     rope = layer.self_attn.rope
-    layer.self_attn.rope = dataclasses.replace(rope, inv_freq=rope.inv_freq[: len(rope.inv_freq) // 2])
+    change(layer.self_attn, "rope", dataclasses.replace(rope, inv_freq=rope.inv_freq[: len(rope.inv_freq) // 2]))
 
 
 def norms_swapped(layer):
@@ -57,7 +63,7 @@ def window_one_too_long(layer):
 
 
 def scale_of_the_hidden_size(layer):
-    layer.self_attn.scale = layer.self_attn.q_proj.input_size**-0.5
+    change(layer.self_attn, "scale", layer.self_attn.q_proj.input_size**-0.5)
 
 
 def head_norms_forgotten(layer):
@@ -94,7 +100,7 @@ def gate_and_up_exchanged(layer):
 
 
 def other_activation(layer):
-    layer.mlp.activation = lambda x: jax.nn.gelu(x, approximate=False)
+    change(layer.mlp, "activation", lambda x: jax.nn.gelu(x, approximate=False))
 
 
 def selection_bias_forgotten(layer):
@@ -139,7 +145,7 @@ def expert_exchanged_with_its_neighbour(layer):
 
 
 def sinks_forgotten(layer):
-    layer.self_attn.sinks = None
+    change(layer.self_attn, "sinks", None)
 
 
 def chunk_one_too_long(layer):
@@ -147,11 +153,11 @@ def chunk_one_too_long(layer):
 
 
 def temperature_forgotten(layer):
-    layer.self_attn.temperature = None
+    change(layer.self_attn, "temperatures", None)
 
 
 def scale_without_that_of_the_context_extension(layer):
-    layer.self_attn.scale = layer.self_attn.sizes.qk_head_dim**-0.5
+    change(layer.self_attn, "scale", layer.self_attn.sizes.qk_head_dim**-0.5)
 
 
 def rounded_to_bfloat16(layer):
