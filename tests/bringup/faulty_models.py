@@ -1,4 +1,4 @@
-"""Families with a fault planted: each builds the right model, then does one thing wrong."""
+"""Faults: each makes one thing wrong in a layer of a right model."""
 
 import dataclasses
 
@@ -9,18 +9,6 @@ from jaxis.layers.attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxRmsNorm
-from jaxis.models.registry import get_model_class
-
-
-def faulty(architecture, plant):
-    """The family's class, with `plant(layer)` done to its second layer."""
-
-    class Faulty(get_model_class([architecture])):
-        def __init__(self, vllm_config, rng, quant_config=None):
-            super().__init__(vllm_config, rng, quant_config)
-            plant(self.model.layers[1])
-
-    return Faulty
 
 
 def become(module, base, **methods):
@@ -107,6 +95,63 @@ def gate_and_up_exchanged(layer):
 
 def other_activation(layer):
     layer.mlp.activation = lambda x: jax.nn.gelu(x, approximate=False)
+
+
+def selection_bias_forgotten(layer):
+    layer.mlp.gate.e_score_correction_bias.set_value(jnp.zeros_like(layer.mlp.gate.e_score_correction_bias[...]))
+
+
+def _route(layer, **changes):
+    layer.mlp.gate.routing = dataclasses.replace(layer.mlp.gate.routing, **changes)
+
+
+def experts_of_all_groups(layer):
+    _route(layer, num_allowed_groups=layer.mlp.gate.routing.num_groups)
+
+
+def weights_not_renormalized(layer):
+    _route(layer, renormalize=not layer.mlp.gate.routing.renormalize)
+
+
+def scaling_factor_forgotten(layer):
+    _route(layer, scaling_factor=1.0)
+
+
+def shared_experts_forgotten(layer):
+    def call(self, x):
+        return self.experts(x, *self.gate(x))
+
+    become(layer.mlp, type(layer.mlp), __call__=call)
+
+
+def shared_experts_gate_and_up_exchanged(layer):
+    shared = layer.mlp.shared_experts
+    become(
+        shared,
+        type(shared),
+        __call__=lambda self, x: self.down_proj(self.activation(self.up_proj(x)) * self.gate_proj(x)),
+    )
+
+
+def expert_exchanged_with_its_neighbour(layer):
+    stack = layer.mlp.experts.down_proj
+    stack.set_value(jnp.roll(stack[...], 1, axis=0))
+
+
+def sinks_forgotten(layer):
+    layer.self_attn.sinks = None
+
+
+def chunk_one_too_long(layer):
+    layer.self_attn.attention_chunk_size += 1
+
+
+def temperature_forgotten(layer):
+    layer.self_attn.temperature = None
+
+
+def scale_without_that_of_the_context_extension(layer):
+    layer.self_attn.scale = layer.self_attn.sizes.qk_head_dim**-0.5
 
 
 def rounded_to_bfloat16(layer):

@@ -120,6 +120,34 @@ def test_frequency_factors_fit_the_head():
     assert shrunk["original_max_position_embeddings"] == 128
 
 
+def test_kinds_of_layers_that_only_the_family_knows():
+    """Where a config leaves layer types to the family, they follow from a layer's number: the first layers stay."""
+    types = ["sliding_attention", "full_attention"] * 12
+    shrunk = tiny_twin(SIZES, SIZES | {"layer_types": types, "sliding_window": 4096})
+    assert (shrunk["num_hidden_layers"], shrunk["sliding_window"]) == (4, 11)
+    assert "layer_types" not in shrunk
+    no_rope = [1, 1, 1, 0] * 6
+    llama4 = {"interleave_moe_layer_step": 2, "attention_chunk_size": 8192}
+    shrunk = tiny_twin(SIZES | llama4, SIZES | llama4 | {"no_rope_layers": no_rope, "floor_scale": 8192})
+    assert shrunk["num_hidden_layers"] == 8
+    assert shrunk["moe_layers"] == [1, 3, 5, 7]
+    every = {"no_rope_layers": no_rope, "moe_layers": list(range(24))}
+    assert tiny_twin(SIZES, SIZES | every)["num_hidden_layers"] == 8
+    assert shrunk["floor_scale"] < 17
+    said = {"sliding_window_pattern": 6, "sliding_window": 512}
+    derived = (["sliding_attention"] * 5 + ["full_attention"]) * 4
+    assert tiny_twin(SIZES | said, SIZES | said | {"layer_types": derived})["num_hidden_layers"] == 4
+
+
+def test_parts_that_are_not_run_are_small_too():
+    vision = {"hidden_size": 1408, "num_hidden_layers": 34, "image_size": 336, "vision_output_dim": 7680}
+    config = {"text_config": SIZES}
+    shrunk = tiny_twin(config, {"text_config": SIZES, "vision_config": vision})
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "image_size": 64, "vision_output_dim": 64}
+    assert shrunk["vision_config"] == small
+    assert shrunk["text_config"]["hidden_size"] == 64
+
+
 def test_a_config_without_layers_is_refused():
     with pytest.raises(ConfigError, match="num_hidden_layers=None"):
         tiny_twin({"num_attention_heads": 4})

@@ -58,15 +58,15 @@ def test_a_tiny_twin_passes_every_check(config_file):
 
 
 def test_a_fault_on_one_path_only_is_found_there(config_file):
-    """A window that is one too long where there is a cache, and right where there is none."""
+    """A scale that is wrong where there is a cache, and right where there is none."""
 
     def call(self, kv_cache, x, metadata):
-        right = self.sliding_window
-        self.sliding_window = right if kv_cache is None else right + 1
+        right = self.scale
+        self.scale = right if kv_cache is None else 1.1 * right
         try:
             return GroupedQueryAttention.__call__(self, kv_cache, x, metadata)
         finally:
-            self.sliding_window = right
+            self.scale = right
 
     class Faulty(get_model_class(["MistralForCausalLM"])):
         def __init__(self, vllm_config, rng, quant_config=None):

@@ -9,6 +9,7 @@ are needed. The reference runs first and gives its memory back before jaxis load
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -209,6 +210,15 @@ class Reference:
         return tensor.removesuffix(".weight")
 
 
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with what transformers makes of keys that are not there.
+
+    Raises:
+      ConfigError: The libraries are missing, or transformers does not know the architecture.
+    """
+    return _config(config).to_dict()
+
+
 def _libraries() -> tuple[Any, Any]:
     try:
         torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
@@ -234,7 +244,8 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _config(config: Mapping[str, Any]) -> Any:
     """By the architecture's own config class: model_type may be one that transformers does not know."""
     config_class = _model_class(config)[0].config_class
-    settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
+    # A copy: transformers writes into nested objects.
+    settings = copy.deepcopy({key: value for key, value in config.items() if key not in ("model_type", "auto_map")})
     return config_class.from_dict({**settings, "attn_implementation": "eager", "experts_implementation": "eager"})
 
 

@@ -53,23 +53,31 @@ _SIZES = {
 }
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# Lists of one entry a layer, or of layer numbers.
+# How far a layer sees, or a position counts: far beyond the prompts, where a config leaves it to the family.
+_REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")
+# Lists of layer numbers.
 _LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
 _DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
 
 
-def tiny_twin(config: Mapping[str, Any]) -> dict[str, Any]:
+def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The config.json, spelled as it was, of the model's tiny twin: unquantized, without names of special tokens.
 
     Args:
       config: A parsed config.json. One with a `text_config` gives the twin of that.
+      complete: The same with what the reference makes of keys that are not there, such as each layer's type; None goes
+        by the keys that are.
 
     Raises:
       ConfigError: It names no number of layers or heads.
     """
     twin = copy.deepcopy(dict(config))
+    complete = {} if complete is None else complete
     if isinstance(text := twin.get("text_config"), dict):
-        twin["text_config"] = tiny_twin(text)
+        twin["text_config"] = tiny_twin(text, complete.get("text_config"))
+        parts = {key for key, value in complete.items() if key.endswith("_config") and isinstance(value, Mapping)}
+        for key in parts - {"text_config", "quantization_config"}:
+            twin[key] = _smallest(complete[key])
         return twin
     for key in ("num_hidden_layers", "num_attention_heads"):
         if not isinstance(twin.get(key), int):
@@ -79,7 +87,10 @@ def tiny_twin(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in _TOKEN_IDS:
         if key in twin:
             twin[key] = None
-    _select_layers(twin)
+    for key in _REACHES:
+        if key not in twin and complete.get(key) is not None:
+            twin[key] = complete[key]
+    _select_layers(twin, complete)
     _shrink_heads(twin)
     for key, size in _SIZES.items():
         if twin.get(key) is not None:
@@ -87,6 +98,19 @@ def tiny_twin(config: Mapping[str, Any]) -> dict[str, Any]:
     _shrink_experts(twin)
     _shrink_rope(twin)
     return twin
+
+
+def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of a part that is made and never run, such as what sees images: one layer, small sizes."""
+    small = copy.deepcopy(dict(config))
+    for key, value in small.items():
+        if key.endswith(("_size", "_dim")) and isinstance(value, int):
+            small[key] = min(value, HIDDEN_SIZE)
+        elif key == "num_attention_heads":
+            small[key] = NUM_HEADS
+        elif key.startswith("num_") and key.endswith("_layers"):
+            small[key] = 1
+    return small
 
 
 def _shrink_heads(config: dict[str, Any]) -> None:
@@ -122,8 +146,9 @@ def _shrink_rope(config: dict[str, Any]) -> None:
             # One object, or one for each type of layer.
             for rope in [settings, *(value for value in settings.values() if isinstance(value, dict))]:
                 _shrink_rope_settings(config, rope)
-    if config.get("original_max_position_embeddings") is not None:
-        config["original_max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
+    for key in ("original_max_position_embeddings", "initial_context_length"):
+        if config.get(key) is not None:
+            config[key] = ORIGINAL_MAX_POSITION_EMBEDDINGS
 
 
 def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
@@ -152,11 +177,43 @@ class _Axis:
     rewrite: Callable[[Sequence[int]], None]
 
 
-def _select_layers(config: dict[str, Any]) -> None:
+def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
     """Keeps LAYERS_OF_EACH_KIND layers of each kind, in an order that the model could have."""
-    _spell_out_defaults(config)
+    _spell_out_periods(config)
     axes = _axes(config)
     kinds = [tuple(axis.kind(i) for axis in axes) for i in range(config["num_hidden_layers"])]
+    unsaid = _kinds_not_said(config, complete, kinds)
+    chosen = _choose(kinds) if unsaid is None else _first_layers_with(list(zip(kinds, unsaid, strict=True)))
+    for axis in axes:
+        axis.rewrite(chosen)
+    config["num_hidden_layers"] = len(chosen)
+
+
+def _kinds_not_said(
+    config: dict[str, Any], complete: Mapping[str, Any], kinds: Sequence[Any]
+) -> list[tuple[Any, ...]] | None:
+    """Each layer's kind along axes that follow from its number alone, as the family has it; None if there are none."""
+    lists = []
+    for key, value in complete.items():
+        if isinstance(value, list) and not config.get(key):
+            if key in _LAYER_NUMBERS:
+                lists.append([i in value for i in range(len(kinds))])
+            elif len(value) == len(kinds):
+                lists.append(value)
+    unsaid = list(zip(*lists, strict=True))
+    # What follows from what the config says is said.
+    return unsaid if len(set(zip(kinds, unsaid, strict=False))) > len(set(kinds)) else None
+
+
+def _first_layers_with(kinds: Sequence[Any]) -> list[int]:
+    """The first layers, as many as it takes to have LAYERS_OF_EACH_KIND of each kind, or all of them."""
+    for count in range(1, len(kinds)):
+        if all(kinds[:count].count(kind) >= LAYERS_OF_EACH_KIND for kind in set(kinds)):
+            return list(range(count))
+    return list(range(len(kinds)))
+
+
+def _choose(kinds: Sequence[Any]) -> list[int]:
     chosen: list[int] = []
     for _ in range(LAYERS_OF_EACH_KIND):
         for kind in dict.fromkeys(kinds):
@@ -164,20 +221,16 @@ def _select_layers(config: dict[str, Any]) -> None:
             later = [i for i in numbers if chosen and i > chosen[-1]]
             unused = [i for i in numbers if i not in chosen]
             chosen.append((later or unused or numbers)[0])
-    chosen.sort()
-    for axis in axes:
-        axis.rewrite(chosen)
-    config["num_hidden_layers"] = len(chosen)
+    return sorted(chosen)
 
 
-def _spell_out_defaults(config: dict[str, Any]) -> None:
+def _spell_out_periods(config: dict[str, Any]) -> None:
     """Writes as lists what a config says by a period, where the family knows the list too."""
     num_layers = config["num_hidden_layers"]
     if "no_rope_layers" in config and not config["no_rope_layers"]:
         interval = config.get("no_rope_layer_interval") or 4
         config["no_rope_layers"] = [int((i + 1) % interval != 0) for i in range(num_layers)]
-    step = config.get("interleave_moe_layer_step")
-    if step and not config.get("moe_layers"):
+    if (step := config.get("interleave_moe_layer_step")) and step > 1 and not config.get("moe_layers"):
         config["moe_layers"] = list(range(step - 1, num_layers, step))
     if (step := config.get("decoder_sparse_step")) and step > 1:
         dense = {i for i in range(num_layers) if (i + 1) % step}

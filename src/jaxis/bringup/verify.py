@@ -22,7 +22,7 @@ from jaxis.bringup.golden import Golden, PromptLogits, checkpoint_hashes
 from jaxis.bringup.layers import LayersCheck, check_layers
 from jaxis.bringup.paths import PathCheck, check_paths
 from jaxis.bringup.recording import Recording
-from jaxis.bringup.reference import Reference
+from jaxis.bringup.reference import Reference, complete_config
 from jaxis.bringup.shrink import tiny_twin
 from jaxis.bringup.source import Source, find_source
 from jaxis.errors import ConfigError
@@ -208,7 +208,7 @@ def _reference(source: Source, stack: ExitStack) -> tuple[Reference, Path, Mappi
     """The reference, the folder that jaxis is to load, and the config.json in it."""
     if source.folder is not None:
         return Reference.from_folder(source.folder), source.folder, source.config
-    twin = tiny_twin(source.config)
+    twin = tiny_twin(source.config, complete_config(source.config))
     reference = Reference.random(twin)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxis_twin_")))
     reference.save(folder, twin)

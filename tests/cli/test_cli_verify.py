@@ -1,0 +1,100 @@
+"""`jaxis verify`: what it prints, and how it ends. What it finds is tested in tests/bringup."""
+
+import dataclasses
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxis.bringup.compare import GATES, LogitsComparison
+from jaxis.bringup.layers import Divergence, LayersCheck, ModuleComparison
+from jaxis.bringup.paths import PathCheck
+from jaxis.bringup.verify import DecodeCheck, LogitsCheck, VerifyResult
+from jaxis.cli.main import app
+
+COMPARISON = LogitsComparison(17, 1e-5, 2e-6, 3e-12, 4e-12, 1.0, 0.99)
+LAYERS = LayersCheck(96, 1e-4, (ModuleComparison("model.norm", 1e-7, 2e-7, 3e-7),), None, (), ())
+RESULT = VerifyResult(
+    model="some-model",
+    architecture="LlamaForCausalLM",
+    weights="tiny twin",
+    reference="random weights in float32",
+    dtype="float32",
+    gates=GATES["float32"],
+    layers=LAYERS,
+    logits=(LogitsCheck(17, COMPARISON, True),),
+    paths=(PathCheck("prefix cache hit", COMPARISON, True),),
+    decode=DecodeCheck(40, 24, 24, None, True),
+    versions={},
+    hashes={},
+    seconds=12.0,
+)
+AT_FAULT = Divergence("model.layers.3.self_attn", "what it gives o_proj", 0.5, 1e-7, 0.4, ("q_norm",))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the command on a result that is given; returns what it printed and what it asked for."""
+
+    def invoke(result, *arguments):
+        asked = {}
+
+        def verify(model, **options):
+            asked.update(options, model=model)
+            return result
+
+        monkeypatch.setattr("jaxis.bringup.verify.verify", verify)
+        return CliRunner().invoke(app, ["verify", *arguments]), asked
+
+    return invoke
+
+
+def test_a_right_model_is_a_table_and_exit_code_0(run):
+    result, asked = run(RESULT, "some-model", "--dtype", "bfloat16", "--prompt-lens", "1, 40")
+    assert result.exit_code == 0
+    assert asked["model"] == "some-model"
+    assert (asked["dtype"], asked["prompt_lengths"]) == ("bfloat16", [1, 40])
+    for text in ("logits, 17 tokens", "2.0e-06", "prefix cache hit", "24 of 24", "verified in 12 s"):
+        assert text in result.stdout
+
+
+def test_a_wrong_model_names_the_module_and_exits_with_1(run):
+    wrong = dataclasses.replace(RESULT, layers=dataclasses.replace(LAYERS, divergence=AT_FAULT))
+    result, _ = run(wrong, "some-model")
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "at fault: model.layers.3.self_attn: what it gives o_proj is off by 5.0e-01" in result.stdout
+    assert "not called: q_norm" in result.stdout
+
+
+def test_json_has_every_figure(run):
+    result, _ = run(RESULT, "some-model", "--json")
+    found = json.loads(result.stdout)
+    assert found["passed"] is True
+    assert found["logits"][0]["comparison"]["relative_error"] == 2e-6
+    assert found["layers"]["modules"][0]["name"] == "model.norm"
+    assert found["decode"]["num_equal"] == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prompt-lens", "1,x"], "'1,x' is no list of lengths"),
+        (["--prompt-lens", "0"], "no list of lengths"),
+        (["--golden", "a", "--save-golden", "b"], "give it alone"),
+        (["--golden", "a", "--prompt-lens", "5"], "give it alone"),
+        (["--dtype", "int8"], "int8"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run, arguments, said):
+    result, asked = run(RESULT, "some-model", *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert not asked
+
+
+def test_an_error_is_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("jaxis: error: ")
+    assert result.stderr.count("\n") == 1
