@@ -152,6 +152,7 @@ void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertM
 }  // namespace
 
 void experts(const Experts& a, const Pool& pool) {
+  if (a.tokens == 0) return;
   const int64_t size = a.gate.format.k, hidden_size = a.gate.n, out_size = a.down.n;
   const Order order = order_by_expert(a);
   auto* segments = static_cast<Segment*>(

@@ -315,9 +315,9 @@ void run_scaled(int rows, const float* x, const ScaledPanel& w, float* c, bool f
 void multiply_scaled_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                            float* tile) {
   const ScaledPanel whole = scaled_panel(f, panel);
-  // What many blocks use is widened once; a few read the narrow weights themselves.
-  const bool narrow = last - first <= 2;
-  const int64_t groups_at_once = last - first > 1 ? div_up(kColumnsAtOnce, f.group) : whole.groups();
+  // What several blocks use is widened once; one reads the narrow weights itself.
+  const bool narrow = last - first == 1;
+  const int64_t groups_at_once = narrow ? whole.groups() : div_up(kColumnsAtOnce, f.group);
   float* wide = narrow ? nullptr : static_cast<float*>(scratch(kPanelSlot, groups_at_once * f.group * kPanelRows * 4));
   for (int64_t begin = 0; begin < whole.groups(); begin += groups_at_once) {
     ScaledPanel w = part_of(whole, begin, groups_at_once);

@@ -93,28 +93,29 @@ JAXIS_INLINE void add_group_e2m1(const float* x, const uint8_t* w, int64_t colum
   }
 }
 
+// x [columns][R] times a group, without its scales; `half`: where in the panel's rows to begin.
+template <int R, WeightType kStored>
+JAXIS_INLINE void add_group(const float* x, const uint8_t* values, int64_t columns, int half, F16 (&sum)[R][kHalves]) {
+  if constexpr (kStored == WeightType::kF32) {
+    add_group_f32<R>(x, reinterpret_cast<const float*>(values) + half * kLanes, columns, sum);
+  } else if constexpr (kStored == WeightType::kFp8) {
+    add_group_e4m3<R>(x, values + 2 * half * kLanes, columns, sum);
+  } else {
+    add_group_e2m1<R>(x, values + 4 * half * kLanes, columns, sum);
+  }
+}
+
 // x [k][R] times w, set in or (not `first`) added to c [R][32]. kStored: the type that the values are in here.
 template <int R, WeightType kStored>
 void micro_scaled(const float* x, const ScaledPanel& w, float* c, bool first) {
-  constexpr int kBits = kStored == WeightType::kF32 ? 32 : kStored == WeightType::kFp8 ? 16 : 32;
   for (int half = 0; half < 2; half += kHalves) {
-    const float* xi = x;
     const int64_t groups = w.groups();
     for (int64_t g = 0; g < groups; ++g) {
       F16 sum[R][kHalves];
       for (int r = 0; r < R; ++r) {
         for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
       }
-      const int64_t columns = w.columns(g);
-      const uint8_t* values = w.values + g * w.value_stride + half * kLanes * kBits / 8;
-      if constexpr (kStored == WeightType::kF32) {
-        add_group_f32<R>(xi, reinterpret_cast<const float*>(values), columns, sum);
-      } else if constexpr (kStored == WeightType::kFp8) {
-        add_group_e4m3<R>(xi, values, columns, sum);
-      } else {
-        add_group_e2m1<R>(xi, values, columns, sum);
-      }
-      xi += columns * R;
+      add_group<R, kStored>(x + g * w.group * R, w.values + g * w.value_stride, w.columns(g), half, sum);
       const bool is_new = first && g == 0;
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {

@@ -57,6 +57,7 @@ def make_attention(quant_config=None, *, dtype=jnp.float32, weights_dtype=np.flo
     for _, module in attention.named_modules():
         if hasattr(module, "quant_method"):
             module.quant_method.process_weights_after_loading(module)
+    attention.kv_b_proj.after_loading()
     return attention, weights
 
 
@@ -126,6 +127,7 @@ class TestUpProjection:
         )
         JaxAutoWeightsLoader(layer).load_weights([("weight", weight)])
         layer.quant_method.process_weights_after_loading(layer)
+        layer.after_loading()
         return layer
 
     def weight(self):

@@ -25,6 +25,7 @@ from jaxis.bringup.analyze_figures import (
 )
 from jaxis.bringup.analyze_source import ModelSource, open_source
 from jaxis.bringup.analyze_tensors import TensorProblem, check_tensors
+from jaxis.config_defaults import with_defaults
 from jaxis.engine.setup import KV_CACHE_DTYPES, parse_bytes
 from jaxis.hf_config import HFConfig
 from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
@@ -196,7 +197,7 @@ def _text_view(values: dict[str, Any]) -> HFConfig:
     if not isinstance(text, dict):
         return HFConfig(values)
     outer = {key: value for key, value in values.items() if key != "text_config"}
-    return HFConfig({**outer, **text})
+    return HFConfig({**outer, **with_defaults(text)})
 
 
 def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> tuple[KeyStatus, ...]:

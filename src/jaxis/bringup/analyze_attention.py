@@ -165,7 +165,9 @@ def _rope(config: HFConfig, prefix: str) -> Feature:
         rope = rope_config(config)
     except ConfigError as error:
         return Feature(f"{prefix}{error}", None, where, keys)
-    words = f"{prefix}{rope.rope_type}, theta {rope.theta:g}"
+    is_named = "rope_theta" in config or (isinstance(settings, HFConfig) and "rope_theta" in settings)
+    # The family's own default may be another than the one that is assumed here.
+    words = f"{prefix}{rope.rope_type}, theta {format(rope.theta, 'g') if is_named else 'by default'}"
     if rope.factor is not None:
         words += f", factor {rope.factor:g}"
     if rope.partial_rotary_factor != 1:

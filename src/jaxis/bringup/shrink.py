@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxis.config_defaults import with_defaults
 from jaxis.errors import ConfigError
 
 LAYERS_OF_EACH_KIND = 2
@@ -71,7 +72,7 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
     Raises:
       ConfigError: It names no number of layers or heads.
     """
-    twin = copy.deepcopy(dict(config))
+    twin = copy.deepcopy(with_defaults(config))
     complete = {} if complete is None else complete
     if isinstance(text := twin.get("text_config"), dict):
         twin["text_config"] = tiny_twin(text, complete.get("text_config"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,11 +13,10 @@ from flax import nnx
 from jaxis.kernels.head_matmul import cpu, head_matmul
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.layers.linear import JaxLinear
-from jaxis.layers.module import make_parameter
 from jaxis.quantization.methods import UnquantizedLinearMethod
 
 if TYPE_CHECKING:
-    from jaxis.quantization.config import LinearMethod, QuantizationConfig
+    from jaxis.quantization.config import QuantizationConfig
 
 
 class LatentUpProjection(JaxLinear):
@@ -61,7 +59,7 @@ class LatentUpProjection(JaxLinear):
             quant_config=quant_config,
             prefix=prefix,
         )
-        self.quant_method = _WidenedMethod(self.quant_method, dtype)
+        self.dtype = dtype
 
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         """latents [T, L] -> [T, H, N] and [T, H, V]."""
@@ -85,8 +83,20 @@ class LatentUpProjection(JaxLinear):
             return head_matmul(latents, self.value_weight.get_value())
         return head_matmul(latents, self._of_heads()[:, self.key_dim :])
 
-    def pack(self, weight: np.ndarray) -> None:
-        """Takes the weight, float32 [H * (N + V), L], in place of the one it has."""
+    def after_loading(self) -> None:
+        """Widens the weight, or packs it by heads, once its method is done with it."""
+        if self.quant_method == UnquantizedLinearMethod():
+            return
+        identity = jnp.eye(self.input_size)
+        weight = self.quant_method.apply(self, identity, preferred_element_type=jnp.float32).T
+        self.quant_method = UnquantizedLinearMethod()
+        if isinstance(self.weight.get_value(), PackedWeight):
+            self._pack(np.asarray(weight))
+        else:
+            self.weight = nnx.Param(weight.astype(self.dtype), logical_axes=self.kernel_axes)
+
+    def _pack(self, weight: np.ndarray) -> None:
+        """weight: float32 [H * (N + V), L]."""
         narrow = weight.astype(ml_dtypes.bfloat16)
         heads = narrow if np.array_equal(narrow.astype(np.float32), weight) else weight
         heads = heads.reshape(self.num_heads, -1, self.input_size)
@@ -97,33 +107,3 @@ class LatentUpProjection(JaxLinear):
     def _of_heads(self) -> jax.Array:
         """[H, N + V, L]."""
         return self.weight[...].reshape(self.num_heads, -1, self.input_size)
-
-
-@dataclass(frozen=True)
-class _WidenedMethod:
-    """Loads the weight as `source` does, then keeps it as a plain array of type `dtype`, or packed by heads."""
-
-    source: LinearMethod
-    dtype: Any
-
-    def create_weights(self, layer: LatentUpProjection, rngs: nnx.Rngs, dtype: Any) -> None:
-        self.source.create_weights(layer, rngs, dtype)
-
-    def apply(self, layer: LatentUpProjection, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
-        return self.source.apply(layer, x, preferred_element_type=preferred_element_type)
-
-    def process_weights_after_loading(self, layer: LatentUpProjection) -> None:
-        # The source may put another method in its place.
-        layer.quant_method = self.source
-        self.source.process_weights_after_loading(layer)
-        if layer.quant_method == UnquantizedLinearMethod():
-            return
-        identity = jnp.eye(layer.input_size)
-        weight = layer.quant_method.apply(layer, identity, preferred_element_type=jnp.float32).T
-        layer.quant_method = UnquantizedLinearMethod()
-        if isinstance(layer.weight.get_value(), PackedWeight):
-            layer.pack(np.asarray(weight))
-            return
-        layer.weight = make_parameter(
-            nnx.Rngs(0), lambda *_: weight.astype(self.dtype), weight.shape, self.dtype, axes=layer.kernel_axes
-        )

@@ -60,6 +60,9 @@ def load_model(
                     method.process_weights_after_loading(module)
                 except CheckpointError as error:
                     raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
+            # What a module makes of its own of the weights that its method left.
+            if callable(after_loading := getattr(module, "after_loading", None)):
+                after_loading()
     return model
 
 

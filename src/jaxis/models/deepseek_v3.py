@@ -71,6 +71,6 @@ class DeepseekV3ForCausalLM(CausalLM):
         super().__init__(vllm_config, rng, quant_config)
         self.num_prediction_layers = vllm_config.model_config.hf_config.get("num_nextn_predict_layers", 0)
 
-    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        first = len(self.model.layers)
-        return super().load_weights(without_prediction_layers(weights, first, self.num_prediction_layers))
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        weights = without_prediction_layers(weights, len(self.model.layers), self.num_prediction_layers)
+        return super().without_redundant_tensors(weights)
