@@ -30,6 +30,14 @@ PUBLISHED = {
     "gemma-3-1b": (1.0, None, 2 * 26 * 1 * 256 * 2),
     "phi-4": (14.66, None, 2 * 40 * 10 * 128 * 2),
     "olmo-2-7b": (7.3, None, 2 * 32 * 32 * 128 * 2),
+    "olmo-3-7b": (7.3, None, 2 * 32 * 32 * 128 * 2),
+    "phi-3-mini-4k": (3.82, None, 2 * 32 * 32 * 96 * 2),
+    "phi-4-mini": (3.84, None, 2 * 32 * 8 * 128 * 2),
+    "glm-4-9b-0414": (9.4, None, 2 * 40 * 2 * 128 * 2),
+    "granite-3.3-8b": (8.17, None, 2 * 40 * 8 * 128 * 2),
+    "starcoder2-3b": (3.03, None, 2 * 30 * 2 * 128 * 2),
+    "command-r": (35, None, 2 * 40 * 64 * 128 * 2),
+    "command-r7b": (8.03, None, 2 * 32 * 8 * 128 * 2),
 }
 # Name -> what it must say is missing, and in which file that belongs.
 UNSUPPORTED = {
