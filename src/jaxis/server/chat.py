@@ -159,8 +159,10 @@ def _preprocess(
 
 
 def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The message for the template: only what was sent, and a role that the template knows."""
-    fields = message.model_dump(exclude_none=True, exclude={"annotations"})
+    """The message for the template: only what was sent, its parts as one text, and a role that the template knows."""
+    fields = message.model_dump(exclude_none=True, exclude={"annotations", "content"})
+    if message.content is not None:
+        fields["content"] = _text(message)  # which every template takes; few take parts
     templates = tokenizer.chat_templates.values() if tokenizer else ()
     if message.role == "developer" and not any("developer" in template for template in templates):
         fields["role"] = "system"  # what OpenAI's newer name stands for
@@ -169,5 +171,5 @@ def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None) -> d
 
 def _text(message: ChatMessage) -> str:
     if isinstance(message.content, list):
-        return "".join(part.text for part in message.content)
+        return "\n".join(part.text for part in message.content)
     return message.content or ""

@@ -26,7 +26,8 @@ _TYPES = {
     504: "timeout_error",
 }
 # SamplingParams and the engine name what is wrong at the start of the message: "top_p=2.0 must be ...".
-_PARAM = re.compile(r"([a-z_]+)(?:=|\[)")
+_PARAM = re.compile(r"([a-z_]+)(?:=|\[| holds )")
+_MAX_MESSAGE_CHARACTERS = 1000  # a message may quote what was sent
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class ApiError:
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        message = self.message
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
+            message = message[: _MAX_MESSAGE_CHARACTERS // 2] + " ... " + message[-_MAX_MESSAGE_CHARACTERS // 2 :]
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The error as a whole answer."""
