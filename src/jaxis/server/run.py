@@ -27,8 +27,10 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's call, when it has been told to end."""
         drain = asyncio.create_task(self._engine.drain(self._drain_seconds))
-        await super().shutdown(sockets)
-        await drain
+        try:
+            await super().shutdown(sockets)
+        finally:
+            drain.cancel()  # all requests have ended, or a second signal says not to wait for them
 
 
 def make_server(
