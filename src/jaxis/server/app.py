@@ -13,7 +13,7 @@ from jaxis.server.auth import ApiKeyMiddleware
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import install_error_handlers
-from jaxis.server.limits import BodyLimitMiddleware
+from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
 from jaxis.server.routes import health, openai, tokenize
@@ -49,7 +49,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     install_error_handlers(app)
     # The one added last stands outermost.
     app.add_middleware(
-        BodyLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
+        RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys)

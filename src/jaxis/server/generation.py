@@ -46,19 +46,13 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     arrival = time.monotonic()
     timeout = context.config.request_timeout_seconds
     try:
-        places = context.engine.reserve(job.num_prompts * job.params.n)
-        with places:
-            try:
-                async with asyncio.timeout(timeout):
-                    prompts = await context.preprocess(job.preprocess)
-            except TimeoutError:
-                raise DeadlineExceededError(f"the request was aborted: it took longer than {timeout:g} s") from None
-            if timeout is not None:
-                timeout = max(0.0, timeout - (time.monotonic() - arrival))
-            single = len(prompts) == 1
+        with context.engine.reserve(job.num_prompts * job.params.n):
+            async with asyncio.timeout(timeout):
+                prompts = await context.preprocess(job.preprocess)
+            time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
-                _generate_one(context, job, prompt, job.request_id if single else f"{job.request_id}-{i}", timeout)
-                for i, prompt in enumerate(prompts)
+                _generate_one(context, job, prompt, f"{job.request_id}-{index}", time_left)
+                for index, prompt in enumerate(prompts)
             ]
             async with aclosing(_merge(streams)) as outputs:
                 async for output in outputs:
@@ -66,6 +60,10 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     except OverloadedError:
         context.metrics.rejected("overloaded")
         raise
+    except (TimeoutError, DeadlineExceededError):
+        raise DeadlineExceededError(
+            f"the request was aborted: its answer took longer than the {timeout:g} s that this server gives it"
+        ) from None
 
 
 async def _generate_one(

@@ -1,4 +1,4 @@
-"""Limits on what comes in: the size of a request's body, and how long it may dawdle."""
+"""Limits on what comes in: the size of a request's headers and body, and how long it may dawdle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from jaxis.server.errors import ApiError
 MAX_HEADER_BYTES = 32 * 1024
 
 
-class BodyLimitMiddleware:
-    """Refuses a body that is too large, by what it announces or by what has come, and one that stops coming."""
+class RequestLimitMiddleware:
+    """Refuses headers that are too large, a body that is, by what it announces or by what has come, and one that stops
+    coming.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, timeout_seconds: float) -> None:
         self._app = app
@@ -24,6 +26,10 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            message = f"the headers are larger than the {MAX_HEADER_BYTES} bytes that this server takes"
+            await ApiError(431, message).response()(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._max_body_bytes):
