@@ -41,6 +41,9 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 class ChatCompletion:
     """One chat request, checked and ready to run.
 
+    Attributes:
+      job: What it wants generated.
+
     Raises:
       RequestError: A field cannot be honoured.
     """
@@ -57,7 +60,7 @@ class ChatCompletion:
         self._num_top = request.top_logprobs or 0
         self._formatter = LogprobFormatter(tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = _text(request.messages[-1]) if request.echo else ""
-        self._job = GenerationJob(
+        self.job = GenerationJob(
             request_id=new_id("chatcmpl"),
             num_prompts=1,
             preprocess=functools.partial(_preprocess, request, tokenizer, template_arguments(request, tokenizer)),
@@ -69,13 +72,13 @@ class ChatCompletion:
         """The whole answer."""
         usage = UsageCounter()
         outputs: list[RequestOutput] = []
-        async with aclosing(generate(self._context, self._job)) as prompt_outputs:
+        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
                 outputs.append(prompt_output[1])
         output = merge_outputs(outputs)
         return ChatCompletionResponse(
-            id=self._job.request_id,
+            id=self.job.request_id,
             model=self._context.model_name,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=usage.usage(),
@@ -87,7 +90,7 @@ class ChatCompletion:
         options = self._request.stream_options
         usage = UsageCounter()
         begun: set[int] = set()
-        async with aclosing(generate(self._context, self._job)) as prompt_outputs:
+        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
                 so_far = usage.usage() if options and options.continuous_usage_stats else None
@@ -104,7 +107,7 @@ class ChatCompletion:
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
         return sse_event(
-            ChatCompletionChunk(id=self._job.request_id, model=self._context.model_name, choices=choices, **more)
+            ChatCompletionChunk(id=self.job.request_id, model=self._context.model_name, choices=choices, **more)
         )
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:

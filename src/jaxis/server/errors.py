@@ -111,7 +111,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
 
-    for kind in (JaxisError, RequestValidationError, HTTPException):
+    for kind in (JaxisError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
 
 

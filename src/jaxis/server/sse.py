@@ -27,10 +27,9 @@ class ClientDisconnectedError(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-def sse_event(data: BaseModel, name: str | None = None) -> str:
+def sse_event(data: BaseModel) -> str:
     """An event with JSON as its data."""
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {data.model_dump_json()}\n\n"
+    return f"data: {data.model_dump_json()}\n\n"
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:

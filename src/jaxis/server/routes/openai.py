@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -13,6 +13,8 @@ from jaxis.server.protocol.chat import ChatCompletionRequest, ChatCompletionResp
 from jaxis.server.protocol.completions import CompletionRequest, CompletionResponse
 from jaxis.server.protocol.errors import GENERATION_ERRORS
 from jaxis.server.protocol.models import ModelCard, ModelList
+from jaxis.server.protocol.responses import ResponseObject, ResponseRequest
+from jaxis.server.responses import ResponseRun
 from jaxis.server.sse import respond, respond_stream
 
 router = APIRouter()
@@ -31,6 +33,12 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
     return await _respond(Completion(body, context), body.stream, request, context)
 
 
+@router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_ERRORS)
+async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
+    """Answers a text or a conversation; nothing is stored."""
+    return await _respond(ResponseRun(body, context), body.stream, request, context)
+
+
 @router.get("/v1/models")
 async def list_models(context: Context) -> ModelList:
     """The names under which the model is served."""
@@ -44,7 +52,9 @@ async def retrieve_model(model: str, context: Context) -> ModelCard:
     return _card(model, context)
 
 
-async def _respond(work: Any, stream: bool | None, request: Request, context: ServerContext) -> Response:
+async def _respond(
+    work: ChatCompletion | Completion | ResponseRun, stream: bool | None, request: Request, context: ServerContext
+) -> Response:
     if stream:
         return await respond_stream(request, work.stream(), context.config.write_timeout_seconds)
     return await respond(request, work.run())
