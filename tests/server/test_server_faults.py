@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import httpx
 import pytest
@@ -67,8 +68,10 @@ def test_a_stall_fails_health_and_recovery_mends_it(serve, built_engine, monkeyp
             assert http.get("/health").status_code == 503
             assert http.get("/ready").status_code == 503
             release.set()
+        deadline = time.monotonic() + 10
+        while http.get("/health").status_code != 200:
+            assert time.monotonic() < deadline
         server.wait_until_idle()
-        assert http.get("/health").status_code == 200
 
 
 def _raise(*_, **__):

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, OverloadedError, RequestError, UnavailableError
 
@@ -105,14 +106,37 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "the server has a fault, described in its log", code="internal_error")
 
 
+class FaultMiddleware:
+    """Makes an error object of whatever nobody expected. It stands innermost, so that the answer gets all headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_noting_start(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting_start)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await api_error(error).response()(scope, receive, send)
+
+
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of the application's routes an error object."""
+    """Makes every error of the application's routes an error object. Call it before other middleware is added."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
 
-    for kind in (JaxisError, RequestValidationError, HTTPException, Exception):
+    for kind in (JaxisError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
+    app.add_middleware(FaultMiddleware)
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
