@@ -73,6 +73,17 @@ def test_a_slow_reader_gets_everything_in_few_pieces():
     asyncio.run(scenario())
 
 
+def test_final_only_yields_once():
+    async def scenario():
+        async with running() as (engine, _):
+            stream = engine.generate(PROMPT, SamplingParams(max_tokens=30, n=2), "r", final_only=True)
+            [output] = [output async for output in stream]
+            assert [completion.token_ids for completion in output.outputs] == [list(range(30))] * 2
+            assert output.first_token_time is not None
+
+    asyncio.run(scenario())
+
+
 def test_a_bad_request_fails_alone():
     async def scenario():
         async with running() as (engine, _):

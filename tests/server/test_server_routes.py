@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 
 import httpx
 import pytest
@@ -110,7 +111,10 @@ def test_json_log_lines_carry_the_request(http, caplog):
     logger = logging.getLogger("jaxis.server.access")
     with caplog.at_level(logging.INFO, logger.name):
         http.get("/version", headers={"X-Request-Id": "r-1"})
-    [record] = [record for record in caplog.records if record.name == logger.name]
+        deadline = time.monotonic() + 10  # the line comes after the answer
+        while not (records := [record for record in caplog.records if record.name == logger.name]):
+            assert time.monotonic() < deadline
+    [record] = records
     record.request_id = "r-1"
     line = json.loads(JsonFormatter().format(record))
     assert {"method": "GET", "path": "/version", "status": 200, "request_id": "r-1"}.items() <= line.items()

@@ -15,11 +15,15 @@ class DeltaTracker:
     Attributes:
       state: The request in the engine.
       stream: Where its outputs go; only the event loop looks into it.
+      final_only: Hand everything out at the end.
+      first_token_time: When the first token was there, as `time.monotonic` seconds.
     """
 
-    def __init__(self, state: RequestState, stream: OutputStream) -> None:
+    def __init__(self, state: RequestState, stream: OutputStream, *, final_only: bool = False) -> None:
         self.state = state
         self.stream = stream
+        self.final_only = final_only
+        self.first_token_time: float | None = None
         self._num_sent = [0] * len(state.sequences)
         self._ended = [False] * len(state.sequences)
         self._sent_prompt_logprobs = False
@@ -48,6 +52,7 @@ class DeltaTracker:
             finished=state.finished,
             num_cached_tokens=request.num_cached_tokens,
             first_scheduled_time=request.first_scheduled_time,
+            first_token_time=self.first_token_time,
         )
 
     def _take_prompt_logprobs(self) -> list | None:

@@ -66,6 +66,7 @@ class ChatCompletion:
             preprocess=functools.partial(_preprocess, request, tokenizer, template_arguments(request, tokenizer)),
             params=params,
             priority=request.priority,
+            stream=bool(request.stream),
         )
 
     async def run(self) -> ChatCompletionResponse:

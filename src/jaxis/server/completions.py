@@ -51,6 +51,7 @@ class Completion:
             preprocess=functools.partial(_tokenize, prompts, tokenizer, request),
             params=self._params,
             priority=request.priority,
+            stream=bool(request.stream),
         )
 
     async def run(self) -> CompletionResponse:

@@ -28,6 +28,7 @@ class GenerationJob:
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
       priority: The lower value is served first.
+      stream: Whether outputs are wanted as they come, and not all at the end.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class GenerationJob:
     preprocess: Callable[[], Sequence[TokenizedPrompt]]
     params: SamplingParams
     priority: int = 0
+    stream: bool = False
 
 
 async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator[PromptOutput, None]:
@@ -71,7 +73,14 @@ async def _generate_one(
 ) -> AsyncGenerator[RequestOutput, None]:
     engine = context.engine
     with context.metrics.request(job.params) as request:
-        outputs = engine.generate(prompt, job.params, request_id, priority=job.priority, timeout_seconds=timeout)
+        outputs = engine.generate(
+            prompt,
+            job.params,
+            request_id,
+            priority=job.priority,
+            timeout_seconds=timeout,
+            final_only=not job.stream,
+        )
         async with aclosing(outputs):
             async for output in outputs:
                 request.add(output)

@@ -103,10 +103,12 @@ class RequestObserver:
         """Takes in what a step brought."""
         metrics, now = self._metrics, time.monotonic()
         num_new = sum(len(completion.token_ids) for completion in output.outputs)
+        num_gaps = max((len(completion.token_ids) for completion in output.outputs), default=0)
         if self._first is None:
-            self._begin(output, now)
-        elif num_new:
-            metrics._inter_token.observe(now - self._last)
+            self._last = self._begin(output, now)
+            num_gaps -= 1
+        if num_gaps > 0:  # several tokens at once are told as their mean
+            metrics._inter_token.observe((now - self._last) / num_gaps)
         if num_new:
             self._last = now
             self._num_tokens += num_new
@@ -126,8 +128,10 @@ class RequestObserver:
             metrics._decode.observe(self._last - self._first)
             metrics._num_generation_tokens.observe(self._num_tokens)
 
-    def _begin(self, output: RequestOutput, now: float) -> None:
+    def _begin(self, output: RequestOutput, now: float) -> float:
+        """Takes in the first tokens, and returns when they were there."""
         metrics = self._metrics
+        now = output.first_token_time or now
         self._first = now
         scheduled = output.first_scheduled_time or now
         metrics._first_token.observe(now - self._arrival)
@@ -135,6 +139,7 @@ class RequestObserver:
         metrics._prefill.observe(max(0.0, now - scheduled))
         metrics._prompt_tokens.inc(len(output.prompt_token_ids))
         metrics._num_prompt_tokens.observe(len(output.prompt_token_ids))
+        return now
 
 
 class _EngineCollector(Collector):

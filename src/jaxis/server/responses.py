@@ -40,6 +40,7 @@ class ResponseRun:
             max_completion_tokens=request.max_output_tokens,
             chat_template_kwargs=request.chat_template_kwargs,
             priority=request.priority,
+            stream=request.stream,
             cache_salt=request.cache_salt,
             **{name: getattr(request, name) for name in SamplingFields.model_fields},
         )
