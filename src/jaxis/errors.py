@@ -22,3 +22,23 @@ class RequestError(JaxisError, ValueError):
 
 class EngineError(JaxisError, RuntimeError):
     """The engine cannot go on: not enough memory, or a step that failed."""
+
+
+class OverloadedError(JaxisError):
+    """The queue is full; the request was not taken.
+
+    Attributes:
+      retry_after_seconds: When to try again.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnavailableError(EngineError):
+    """The engine takes no requests any more: it is being shut down, or has failed for good."""
+
+
+class DeadlineExceededError(JaxisError):
+    """A request that took longer than it was given; it was aborted."""

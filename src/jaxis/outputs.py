@@ -59,6 +59,9 @@ class RequestOutput:
       outputs: One CompletionOutput for each of `n`.
       finished: Whether every completion has ended.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+      first_scheduled_time: When the first step took the request in, as `time.monotonic` seconds; this and the next only
+        AsyncLLMEngine tells.
+      first_token_time: When the first token was there.
     """
 
     request_id: str
@@ -68,3 +71,5 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None

@@ -17,6 +17,7 @@ from jaxis.cli.generate import generate
 from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
 from jaxis.cli.report import report
+from jaxis.cli.serve import serve
 from jaxis.cli.verify import verify
 from jaxis.version import __version__
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
+app.command()(serve)
 app.command()(quantize)
 app.command()(analyze)
 app.command()(convert)
@@ -61,6 +63,7 @@ def jaxis(
       jaxis generate "What is the capital of France?"
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
+      jaxis serve ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B

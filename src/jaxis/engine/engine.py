@@ -8,6 +8,7 @@ engine wait.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class LLMEngine:
       eos_token_ids: Tokens that end a sequence.
       scheduler: Decides what runs.
       runner: Runs it.
+      num_preemptions: Times that a request lost its blocks to another, since the start.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids
         self.runner = Runner(vllm_config, model, mesh, on_compile=on_compile)
         self.max_model_len = self.runner.max_model_len
+        self.num_preemptions = 0
         self._num_requests = 0
         self._requests: dict[str, RequestState] = {}
         self._start_over("")
@@ -225,6 +228,10 @@ class LLMEngine:
         output = self.scheduler.schedule()
         if output is None:
             return None
+        self.num_preemptions += len(output.preempted)
+        for entry in output.scheduled:
+            if entry.request.first_scheduled_time is None:
+                entry.request.first_scheduled_time = time.monotonic()
         return self.runner.dispatch(output, self._sampling)
 
     def _needs_newest_token(self, request: Request) -> bool:

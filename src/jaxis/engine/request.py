@@ -75,6 +75,7 @@ class Request:
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
       num_cached_tokens: Prompt tokens that the prefix cache held when the request was first admitted.
       num_preemptions: Times it lost its blocks and had to recompute.
+      first_scheduled_time: When the first step took it in, as `time.monotonic` seconds; None while it waits for that.
       status: Where it stands.
       stop_reason: The stop token id or stop text that ended it; None for end-of-sequence.
     """
@@ -96,6 +97,7 @@ class Request:
     num_registered_blocks: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    first_scheduled_time: float | None = None
     status: RequestStatus = RequestStatus.WAITING
     stop_reason: int | str | None = None
 

@@ -1,0 +1,144 @@
+"""`jaxis serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxis.cli.console import exit_on_interrupt, note, report_errors
+from jaxis.cli.options import Debug, EngineOptions, expand_options
+from jaxis.cli.serve_options import LimitOptions, ServerOptions
+
+if TYPE_CHECKING:
+    from jaxis.engine.setup import BuiltEngine
+    from jaxis.server.config import ServerConfig
+    from jaxis.tokenizer import Tokenizer
+
+_LOOPBACK = ("127.", "::1", "localhost")
+_KEY_PLACEHOLDER = "$JAXIS_API_KEY"
+
+
+@expand_options
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder or hub id (default: the embedded model).", show_default=False),
+    ] = None,
+    server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
+    limits: LimitOptions = LimitOptions(),  # noqa: B008
+    seed: Annotated[
+        int, typer.Option(metavar="NUMBER", help="For requests that bring none.", rich_help_panel="Engine")
+    ] = 0,
+    engine: EngineOptions = EngineOptions(),  # noqa: B008
+    debug: Debug = False,
+) -> None:
+    """Serve a model with an OpenAI-compatible API.
+
+    Ctrl-C or SIGTERM lets running requests end, then the server stops.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis serve
+      jaxis serve ./Qwen3-0.6B --max-model-len 8192 --port 8080
+      jaxis serve Qwen/Qwen3-0.6B --served-model-name qwen --api-key "$KEY"
+      jaxis serve ./model --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
+    """
+    with report_errors(debug=debug):
+        config = _server_config(model, server, limits)
+        server.check_tls()
+        from jaxis.server.run import listen
+
+        # Before a minute of loading, not after it.
+        listener = listen(server.host, server.port)
+        with listener:
+            _serve(model, server, config, {**engine.llm_arguments(), "seed": seed}, listener, debug=debug)
+
+
+def _serve(
+    model: str | None,
+    server: ServerOptions,
+    config: ServerConfig,
+    engine_arguments: dict,
+    listener: socket.socket,
+    *,
+    debug: bool,
+) -> None:
+    with exit_on_interrupt():
+        from jaxis.engine.async_engine import AsyncLLMEngine
+        from jaxis.engine.setup import EngineArgs, build_engine
+        from jaxis.progress import ProgressDisplay
+        from jaxis.server.logs import set_up_logs
+        from jaxis.server.run import make_server
+
+        progress = ProgressDisplay()
+        built = build_engine(EngineArgs(model=model, **engine_arguments), progress)
+    set_up_logs(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
+    engine = AsyncLLMEngine(built, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+    uvicorn_server = make_server(
+        engine,
+        config,
+        ssl_certfile=server.ssl_certfile and os.fspath(server.ssl_certfile),
+        ssl_keyfile=server.ssl_keyfile and os.fspath(server.ssl_keyfile),
+    )
+    host, port = listener.getsockname()[:2]
+    for line in start_lines(built, config, host, port, tls=server.ssl_certfile is not None):
+        note(line)
+    # uvicorn raises its signals once more after the requests have ended: that is a success.
+    signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    with progress.silent(), contextlib.suppress(KeyboardInterrupt):
+        uvicorn_server.run(sockets=[listener])
+    note("stopped")
+
+
+def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
+    """What is printed when the server starts: the model, what fits, where, and a request that works."""
+    engine = built.engine
+    blocks = engine.scheduler.block_manager
+    shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"{'https' if tls else 'http'}://{shown_host}:{port}"
+    limits = engine.vllm_config.scheduler_config
+    lines = [
+        f"model:  {', '.join(config.served_model_names)}",
+        f"fits:   {limits.max_num_seqs} completions at once, {engine.max_model_len} tokens each at most, "
+        f"{blocks.num_blocks * blocks.block_size} tokens in the KV cache",
+        f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
+    ]
+    if not host.startswith(_LOOPBACK) and not config.api_keys:
+        lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
+    return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
+
+
+def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> str:
+    path, body = "completions", {}
+    if tokenizer is None:
+        body["prompt"] = [1, 2, 3]
+    elif tokenizer.has_chat_template:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
+    else:
+        body["prompt"] = "The capital of France is"
+    key = f' -H "Authorization: Bearer {_KEY_PLACEHOLDER}"' if config.api_keys else ""
+    return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
+    from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
+
+    name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).is_dir() else model
+    return ServerConfig(
+        served_model_names=tuple(server.served_model_name or [name]),
+        api_keys=server.api_keys(),
+        max_queued=limits.max_queued,
+        max_body_bytes=limits.max_body_bytes(),
+        request_timeout_seconds=limits.request_timeout or None,
+        stall_seconds=limits.stall_timeout,
+        drain_seconds=limits.drain_timeout,
+        allowed_origins=tuple(server.allowed_origins or ()),
+    )

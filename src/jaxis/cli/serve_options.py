@@ -1,0 +1,108 @@
+"""Options of `jaxis serve`, as dataclasses that become one command line option a field."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from jaxis.errors import ConfigError
+
+SERVER_PANEL = "Server"
+LIMITS_PANEL = "Limits"
+API_KEY_VARIABLE = "JAXIS_API_KEY"
+
+
+def _server(help: str, **settings: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=SERVER_PANEL, **settings)
+
+
+def _limit(help: str, **settings: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=LIMITS_PANEL, **settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, and to whom."""
+
+    host: Annotated[str, _server("Address to listen on; 0.0.0.0 is all of this machine's.", metavar="ADDRESS")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, _server("Port to listen on; 0 takes a free one.", min=0, max=65535, metavar="PORT")] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        _server("Name for clients; can be given several times (default: MODEL).", metavar="NAME"),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        _server(
+            f"Key that requests must bring; can be given several times, or in {API_KEY_VARIABLE}.",
+            metavar="KEY",
+            show_default=False,
+        ),
+    ] = None
+    api_key_file: Annotated[Path | None, _server("File with keys, one a line.", metavar="FILE")] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
+    ] = None
+    ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
+    ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
+    log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"
+
+    def api_keys(self) -> tuple[str, ...]:
+        """All keys.
+
+        Raises:
+          ConfigError: A key is empty, or the file holds none.
+        """
+        from jaxis.server.auth import read_api_keys
+
+        from_environment = os.environ.get(API_KEY_VARIABLE)
+        given = self.api_key or ([] if from_environment is None else [from_environment])
+        if not all(key.strip() for key in given):
+            raise ConfigError(f"--api-key (or {API_KEY_VARIABLE}) is empty: give a key, or leave it out")
+        return (*given, *(read_api_keys(self.api_key_file) if self.api_key_file else ()))
+
+    def check_tls(self) -> None:
+        """Raises ConfigError if TLS is set up by half, or a file is missing."""
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("TLS needs both --ssl-certfile and --ssl-keyfile")
+        for option, path in (("--ssl-certfile", self.ssl_certfile), ("--ssl-keyfile", self.ssl_keyfile)):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{option}: there is no file {path}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """How much the server takes on."""
+
+    max_queued: Annotated[
+        int, _limit("Most completions that wait; more are refused with 429.", min=0, metavar="NUMBER")
+    ] = 512
+    request_timeout: Annotated[
+        float, _limit("Seconds from a request to the end of its answer; 0 is no limit.", min=0.0, metavar="SECONDS")
+    ] = 600.0
+    max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = "8MiB"
+    stall_timeout: Annotated[
+        float, _limit("Seconds a step may take before /health fails.", min=1.0, metavar="SECONDS")
+    ] = 120.0
+    drain_timeout: Annotated[
+        float, _limit("Seconds that requests get to end after SIGTERM.", min=0.0, metavar="SECONDS")
+    ] = 30.0
+
+    def max_body_bytes(self) -> int:
+        """--max-body-size in bytes.
+
+        Raises:
+          ConfigError: It is no size.
+        """
+        from jaxis.engine.setup import parse_bytes
+
+        try:
+            return parse_bytes(int(self.max_body_size) if self.max_body_size.isdecimal() else self.max_body_size)
+        except ConfigError:
+            raise ConfigError(f"--max-body-size={self.max_body_size!r} is no size such as 8MiB") from None

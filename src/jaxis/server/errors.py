@@ -1,0 +1,172 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, OverloadedError, RequestError, UnavailableError
+
+_logger = logging.getLogger(__name__)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+# SamplingParams and the engine name what is wrong at the start of the message: "top_p=2.0 must be ...".
+_PARAM = re.compile(r"([a-z_]+)(?:=|\[| holds )")
+_MAX_MESSAGE_CHARACTERS = 1000  # a message may quote what was sent
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """What a client is told.
+
+    Attributes:
+      status: HTTP status.
+      message: One line.
+      param: The request's field that is at fault, if one is.
+      code: A name for programs, if there is one.
+      headers: More headers of the response.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        message = self.message
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
+            message = message[: _MAX_MESSAGE_CHARACTERS // 2] + " ... " + message[-_MAX_MESSAGE_CHARACTERS // 2 :]
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The error as a whole answer."""
+        return JSONResponse(self.body(), status_code=self.status, headers=dict(self.headers))
+
+
+class ParameterError(RequestError):
+    """A request's field that cannot be honoured.
+
+    Attributes:
+      param: Its name.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotFoundError(RequestError):
+    """A request for a model that is not served here."""
+
+
+def api_error(error: Exception) -> ApiError:
+    """What to tell the client about an exception; what is not meant for clients is logged and kept back."""
+    if isinstance(error, ModelNotFoundError):
+        return ApiError(404, str(error), "model", "model_not_found")
+    if isinstance(error, ParameterError):
+        return ApiError(400, str(error), error.param)
+    if isinstance(error, RequestError):
+        match = _PARAM.match(str(error))
+        return ApiError(400, str(error), match[1] if match else None)
+    if isinstance(error, OverloadedError):
+        retry = {"Retry-After": str(error.retry_after_seconds)}
+        return ApiError(429, str(error), code="server_overloaded", headers=retry)
+    if isinstance(error, UnavailableError):
+        return ApiError(503, str(error), code="server_unavailable", headers={"Retry-After": "5"})
+    if isinstance(error, DeadlineExceededError):
+        return ApiError(504, str(error), code="request_timeout")
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), code="engine_error")
+    if isinstance(error, JaxisError):
+        return ApiError(400, str(error))
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+    _logger.error("a request failed inside the server", exc_info=error)
+    return ApiError(500, "the server has a fault, described in its log", code="internal_error")
+
+
+class FaultMiddleware:
+    """Makes an error object of whatever nobody expected. It stands innermost, so that the answer gets all headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_noting_start(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting_start)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await api_error(error).response()(scope, receive, send)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes every error of the application's routes an error object. Call it before other middleware is added."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    for kind in (JaxisError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+    app.add_middleware(FaultMiddleware)
+
+
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """The first fault that pydantic found, in one line; of a union's, the one that got furthest into the value."""
+    faults = error.errors()
+    fault = max(faults, key=lambda fault: len(fault["loc"])) if len(faults) > 1 and _same_field(faults) else faults[0]
+    names = [part for part in fault["loc"] if part not in ("body", "query", "path")]
+    where = _path(names)
+    param = str(names[0]) if names and isinstance(names[0], str) else None
+    if fault["type"] == "extra_forbidden":
+        return ApiError(400, f"{where} is not a known parameter: leave it out", param, "unknown_parameter")
+    if fault["type"] == "missing":
+        return ApiError(400, f"{where or 'the request body'} is missing", param, "missing_parameter")
+    message = " ".join(str(fault["msg"]).split()).removeprefix("Value error, ")
+    return ApiError(400, f"{where or 'the request body'}: {message}", param)
+
+
+def _same_field(faults: Any) -> bool:
+    return len({fault["loc"][:2] for fault in faults}) == 1
+
+
+def _path(names: list[str | int]) -> str:
+    """("messages", 0, "role") as messages[0].role; pydantic's own names of a union's branches are left out."""
+    path = ""
+    for name in names:
+        if isinstance(name, int):
+            path += f"[{name}]"
+        elif name.isidentifier() and (not path or name not in _BRANCHES):
+            path += f".{name}" if path else name
+    return path
+
+
+_BRANCHES = {"str", "int", "bool", "list", "dict", "none"}

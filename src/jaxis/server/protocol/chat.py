@@ -1,0 +1,143 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from jaxis.sampling_params import MAX_LOGPROBS
+from jaxis.server.protocol.base import Answer, GenerationRequest, StrictModel, Usage, is_none
+
+MAX_MESSAGES = 4096
+
+
+class TextPart(StrictModel):
+    """The one kind of content there is: nothing is ever fetched from an address in a request."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(StrictModel):
+    """One turn. Assistant messages may come back as the server sent them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+
+
+class TextFormat(StrictModel):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """A conversation to answer.
+
+    Attributes:
+      messages: The conversation.
+      max_completion_tokens, max_tokens: Most tokens to generate, under the new and the old name; None goes on until
+        the model stops or its context is full.
+      logprobs: Return log-probabilities.
+      top_logprobs: With `logprobs`: of this many most likely tokens for each token.
+      add_generation_prompt: End the prompt where the assistant's turn begins; None does unless
+        `continue_final_message`.
+      continue_final_message: Go on with the last message in place of answering it.
+      chat_template_kwargs: More variables for the chat template.
+      echo: With `continue_final_message`: put the message before what is added to it.
+      modalities: Only ["text"].
+    """
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class ChatTokenLogprob(BaseModel):
+    """A token's log-probability; `bytes` are UTF-8, and may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class ChatPositionLogprobs(ChatTokenLogprob):
+    """A generated token, and the most likely ones in its place."""
+
+    top_logprobs: list[ChatTokenLogprob] = []
+
+
+class ChatLogprobs(BaseModel):
+    """One entry a generated token."""
+
+    content: list[ChatPositionLogprobs]
+    refusal: None = None
+
+
+class AssistantMessage(BaseModel):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionResponse(Answer):
+    """A whole answer."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(None, exclude_if=is_none)
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = Field(None, exclude_if=is_none)
+    content: str | None = Field(None, exclude_if=is_none)
+
+
+class ChatChunkChoice(BaseModel):
+    """What a chunk adds to one of `n` answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionChunk(Answer):
+    """A part of a streamed answer."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None

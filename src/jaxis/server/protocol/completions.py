@@ -1,0 +1,74 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from jaxis.sampling_params import MAX_LOGPROBS
+from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, is_none
+
+MAX_PROMPTS = 4096
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationRequest):
+    """A prompt, or a batch of them, to go on with.
+
+    Attributes:
+      prompt: A text, token ids, or a list of either.
+      max_tokens: 0, with `echo`, only reads the prompt; None is 16.
+      echo: Put the prompt before the completion, in the text and in the log-probabilities.
+      logprobs: This many most likely tokens' log-probabilities for each token.
+      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a text.
+      best_of: Only the value of `n`.
+      suffix: Not supported: only None.
+    """
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool = True
+    best_of: int | None = None
+    suffix: None = None
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The batch, one prompt being a batch of one."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class CompletionLogprobs(BaseModel):
+    """Four lists with an entry a token; the first token of a prompt has no log-probability."""
+
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class CompletionChoice(BaseModel):
+    """One completion, or what a chunk adds to it; `index` counts through the prompts and their `n` completions."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(None, exclude_if=is_none)
+
+
+class CompletionResponse(Answer):
+    """A whole answer, or a chunk of one."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

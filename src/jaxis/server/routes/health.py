@@ -1,0 +1,42 @@
+"""Whether the server is up, and what it does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from fastapi.responses import JSONResponse
+
+from jaxis.server.context import ServerContext, get_context
+from jaxis.version import __version__
+
+router = APIRouter()
+Context = Annotated[ServerContext, Depends(get_context)]
+
+
+@router.get("/health", responses={503: {}})
+async def health(context: Context) -> Response:
+    """200 while the engine makes progress or has nothing to do; 503 tells a supervisor to restart the server."""
+    if context.engine.is_making_progress:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "the engine makes no progress"}, status_code=503)
+
+
+@router.get("/ready", responses={503: {}})
+async def ready(context: Context) -> Response:
+    """200 while new requests are welcome; 503 during shutdown too."""
+    if context.engine.is_accepting and context.engine.is_making_progress:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready"}, status_code=503)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def metrics(context: Context) -> Response:
+    """Metrics for Prometheus."""
+    return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

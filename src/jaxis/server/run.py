@@ -1,0 +1,81 @@
+"""Runs the application under uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvicorn
+
+from jaxis.engine.async_engine import AsyncLLMEngine
+from jaxis.errors import ConfigError
+from jaxis.server.app import create_app
+from jaxis.server.config import ServerConfig
+from jaxis.server.limits import MAX_HEADER_BYTES
+
+_CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
+
+
+class DrainingServer(uvicorn.Server):
+    """Lets running requests end at SIGTERM, and tells those that do not by the deadline."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's call, when it has been told to end."""
+        drain = asyncio.create_task(self._engine.drain(self._drain_seconds))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            drain.cancel()  # all requests have ended, or a second signal says not to wait for them
+
+
+def make_server(
+    engine: AsyncLLMEngine,
+    config: ServerConfig,
+    *,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+    ssl_keyfile_password: str | None = None,
+) -> DrainingServer:
+    """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
+    settings = uvicorn.Config(
+        create_app(engine, config),
+        http="h11",  # it limits the size of headers
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
+    )
+    return DrainingServer(settings, engine, config.drain_seconds)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+      ConfigError: The address is in use, or is none of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+    return listener

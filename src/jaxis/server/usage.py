@@ -1,0 +1,31 @@
+"""Counts the tokens of an answer."""
+
+from __future__ import annotations
+
+from jaxis.server.generation import PromptOutput
+from jaxis.server.protocol.base import PromptTokensDetails, Usage
+
+
+class UsageCounter:
+    """Adds up what the engine's outputs say; each prompt counts once, whatever `n` is."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._num_generated = 0
+
+    def add(self, prompt_output: PromptOutput) -> None:
+        """Takes in what is new of a prompt."""
+        index, output = prompt_output
+        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self._num_generated += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def usage(self) -> Usage:
+        """The counts so far."""
+        num_prompt = sum(num_tokens for num_tokens, _ in self._prompts.values())
+        num_cached = sum(num_cached for _, num_cached in self._prompts.values())
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=self._num_generated,
+            total_tokens=num_prompt + self._num_generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        )

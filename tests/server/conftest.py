@@ -1,0 +1,92 @@
+"""A real server on the embedded model, in a thread, and clients for it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from jaxis.engine.async_engine import AsyncLLMEngine
+from jaxis.engine.setup import EngineArgs, build_engine
+from jaxis.progress import ProgressDisplay
+from jaxis.server.config import ServerConfig
+from jaxis.server.run import listen, make_server
+
+
+@dataclasses.dataclass
+class RunningServer:
+    url: str
+    engine: AsyncLLMEngine
+    uvicorn: object
+    thread: threading.Thread
+
+    def wait_until_idle(self, seconds=20.0):
+        """Until no sequence runs or waits and every cache block is free."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            stats = self.engine.stats()
+            if (stats.num_requests_running, stats.num_requests_waiting, stats.kv_cache_usage) == (0, 0, 0.0):
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"not idle: {self.engine.stats()}")
+
+    def stop(self):
+        self.uvicorn.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def built_engine():
+    arguments = EngineArgs(max_num_seqs=8, max_num_batched_tokens=64, kv_cache_memory="32MiB")
+    built = build_engine(arguments, ProgressDisplay(False))
+    yield built
+    built.engine.close()
+
+
+@contextlib.contextmanager
+def serving(built, **settings):
+    """Serves an engine while the block runs."""
+    config = ServerConfig(**{"drain_seconds": 1.0} | settings)
+    listener = listen("127.0.0.1", 0)
+    engine = AsyncLLMEngine(built, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+    server = make_server(engine, config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    running = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, server, thread)
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def serve(built_engine):
+    """Starts a server with settings of the test's own; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(built_engine, **settings))
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

@@ -1,0 +1,203 @@
+"""/v1/completions: each parameter's effect, against the engine's own answers."""
+
+import dataclasses
+
+import openai
+import pytest
+
+from jaxis.prompts import tokenize_prompt
+
+MODEL = "jaxis-tiny"
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def expect(built_engine):
+    """Runs the engine alone: a prompt and parameters to a RequestOutput."""
+    engine = built_engine.engine
+
+    def run(prompt=PROMPT, **params):
+        prompt = tokenize_prompt(prompt, engine.tokenizer, "prompt")
+        params = dataclasses.replace(built_engine.default_sampling_params, **{"max_tokens": 16} | params)
+        state = engine.add_request("expected", prompt.token_ids, params, prompt=prompt.text)
+        while not state.finished:
+            engine.step()
+        return state.output()
+
+    outputs = {
+        name: run(**params)
+        for name, params in {
+            "greedy": {},
+            "eight": {"max_tokens": 8, "ignore_eos": True},
+            "logprobs": {"max_tokens": 4, "ignore_eos": True, "logprobs": 3, "prompt_logprobs": 3},
+            "biased": {"max_tokens": 4, "logit_bias": {300: 100.0}},
+            "allowed": {"max_tokens": 4, "allowed_token_ids": [301, 302], "ignore_eos": True},
+            "penalized": {"max_tokens": 12, "repetition_penalty": 3.0, "ignore_eos": True},
+            "sampled": {"max_tokens": 12, "temperature": 1.3, "seed": 5, "top_k": 20, "min_p": 0.01, "n": 2},
+        }.items()
+    }
+    outputs["other"] = run("Once upon a time", max_tokens=8)
+    return outputs
+
+
+def ask(client, **more):
+    return client.completions.create(**{"model": MODEL, "prompt": PROMPT} | more)
+
+
+def texts(answer):
+    return [choice.text for choice in answer.choices]
+
+
+def expected_texts(output):
+    return [completion.text for completion in output.outputs]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("greedy", {}),
+        ("eight", {"max_tokens": 8, "extra_body": {"ignore_eos": True}}),
+        ("biased", {"max_tokens": 4, "logit_bias": {"300": 100}}),
+        ("allowed", {"max_tokens": 4, "extra_body": {"allowed_token_ids": [301, 302], "ignore_eos": True}}),
+        ("penalized", {"max_tokens": 12, "extra_body": {"repetition_penalty": 3.0, "ignore_eos": True}}),
+        (
+            "sampled",
+            {"max_tokens": 12, "temperature": 1.3, "seed": 5, "n": 2, "extra_body": {"top_k": 20, "min_p": 0.01}},
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_is_the_engines(expect, client, name, more, stream):
+    answer = ask(client, stream=stream, **more)
+    if stream:
+        pieces = {}
+        for chunk in answer:
+            for choice in chunk.choices:
+                pieces[choice.index] = pieces.get(choice.index, "") + choice.text
+        assert [pieces[index] for index in sorted(pieces)] == expected_texts(expect[name])
+    else:
+        assert texts(answer) == expected_texts(expect[name])
+
+
+def test_parameters_change_the_answer(expect):
+    """So that the tests above can fail."""
+    outputs = [expect[name].outputs[0].token_ids[:4] for name in ("eight", "biased", "allowed", "sampled")]
+    assert len({tuple(token_ids) for token_ids in outputs}) == 4
+    assert expect["penalized"].outputs[0].token_ids[:8] != expect["eight"].outputs[0].token_ids
+
+
+def test_token_ids_as_prompt(expect, client):
+    assert texts(ask(client, prompt=expect["greedy"].prompt_token_ids)) == expected_texts(expect["greedy"])
+
+
+def test_batch_of_prompts_keeps_its_order(expect, client):
+    answer = ask(client, prompt=["Once upon a time", PROMPT], n=2, max_tokens=8)
+    eight = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8).choices[0].text
+    assert texts(answer) == [expect["other"].outputs[0].text] * 2 + [eight] * 2
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    # Prompts count once each, whatever n is.
+    assert answer.usage.prompt_tokens == sum(len(expect[name].prompt_token_ids) for name in ("greedy", "other"))
+
+
+def test_batch_of_token_ids_streams(expect, client):
+    prompts = [expect["other"].prompt_token_ids, expect["greedy"].prompt_token_ids]
+    pieces = {0: "", 1: ""}
+    for chunk in ask(client, prompt=prompts, max_tokens=8, stream=True):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+    assert pieces[0] == expect["other"].outputs[0].text
+    assert expect["greedy"].outputs[0].text.startswith(pieces[1])
+
+
+def test_logprobs(expect, client):
+    [choice] = ask(client, max_tokens=4, logprobs=3, extra_body={"ignore_eos": True}).choices
+    [completion] = expect["logprobs"].outputs
+    got = choice.logprobs
+    assert got.token_logprobs == pytest.approx(
+        [entry[token].logprob for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)], abs=1e-3
+    )
+    assert [max(top.values()) for top in got.top_logprobs] == pytest.approx(got.token_logprobs)
+    assert "".join(got.tokens) == choice.text
+    assert [choice.text[offset:][: len(token)] for offset, token in zip(got.text_offset, got.tokens, strict=True)] == (
+        got.tokens
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_scores_the_prompt(expect, client, stream):
+    """What lm-eval asks for."""
+    prompt_ids = expect["logprobs"].prompt_token_ids
+    answer = ask(client, prompt=prompt_ids, max_tokens=1, logprobs=3, echo=True, stream=stream)
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    logprobs = [value for choice in choices for value in choice.logprobs.token_logprobs]
+    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    assert "".join(choice.text for choice in choices).startswith(PROMPT)
+    assert "".join(tokens).startswith(PROMPT)
+    expected = [
+        entry and entry[token] for entry, token in zip(expect["logprobs"].prompt_logprobs, prompt_ids, strict=True)
+    ]
+    assert logprobs[0] is None
+    assert logprobs[1 : len(prompt_ids)] == pytest.approx([entry.logprob for entry in expected[1:]], abs=1e-3)
+    assert len(logprobs) == len(prompt_ids) + 1
+
+
+def test_echo_of_the_prompt_alone(client):
+    answer = ask(client, max_tokens=0, echo=True, logprobs=1)
+    assert texts(answer) == [PROMPT]
+    assert answer.usage.completion_tokens == 0
+    assert answer.choices[0].finish_reason == "length"
+    assert "".join(answer.choices[0].logprobs.tokens) == PROMPT
+
+
+def test_tokens_as_ids(expect, client):
+    answer = ask(client, max_tokens=4, logprobs=0, extra_body={"return_tokens_as_token_ids": True, "ignore_eos": True})
+    ids = [f"token_id:{token_id}" for token_id in expect["logprobs"].outputs[0].token_ids]
+    assert answer.choices[0].logprobs.tokens == ids
+
+
+def test_prompt_logprobs(expect, client):
+    answer = ask(client, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    entries = answer.choices[0].model_extra["prompt_logprobs"]
+    assert entries[0] is None
+    for entry, expected, token_id in zip(
+        entries[1:], expect["logprobs"].prompt_logprobs[1:], expect["logprobs"].prompt_token_ids[1:], strict=True
+    ):
+        assert entry[str(token_id)]["logprob"] == pytest.approx(expected[token_id].logprob, abs=1e-3)
+        assert entry[str(token_id)]["rank"] == expected[token_id].rank
+
+
+def test_min_tokens_and_stop_token_ids(expect, client):
+    token_ids = expect["eight"].outputs[0].token_ids
+    stop = {"stop_token_ids": [token_ids[1]], "ignore_eos": True}
+    answer = ask(client, max_tokens=8, extra_body=stop)
+    assert answer.usage.completion_tokens == token_ids.index(token_ids[1]) + 1
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].model_extra["stop_reason"] == token_ids[1]
+    longer = ask(client, max_tokens=8, extra_body={**stop, "min_tokens": 6})
+    assert longer.usage.completion_tokens >= 6
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"extra_body": {"seed": 2**70}}, "seed"),
+        ({"extra_body": {"messages": []}}, "messages"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(client, more, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **more)
+    assert caught.value.body["param"] == param
+
+
+def test_unknown_token_is_refused(client):
+    with pytest.raises(openai.BadRequestError, match="99999"):
+        ask(client, prompt=[1, 99999])

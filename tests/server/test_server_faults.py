@@ -1,0 +1,78 @@
+"""When something inside breaks: every client is told, in an error object, and the server goes on."""
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from jaxis.errors import EngineError
+
+ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_in_the_server_is_not_told_in_detail(server, http, stream, monkeypatch):
+    def fail(*_):
+        raise ValueError("a secret path")
+
+    monkeypatch.setattr(server.engine, "reserve", fail)
+    response = http.post("/v1/completions", json={"prompt": "x", "stream": stream})
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    monkeypatch.undo()
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_failing_tokenizer_fails_its_request(server, http, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("the tokenizer broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine.tokenizer, "encode", fail)
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 500
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    server.wait_until_idle()
+
+
+def test_a_failed_step_is_told_in_the_stream_and_the_server_goes_on(built_engine, server, http, monkeypatch):
+    events = []
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True}, timeout=30) as response:
+        lines = response.iter_lines()
+        events.append(next(lines))
+        with monkeypatch.context() as patch:
+            patch.setattr(built_engine.engine.runner, "dispatch", _raise)
+            events += [line for line in lines if line]
+    assert "out of memory" in json.loads(events[-2][6:])["error"]["message"]
+    assert events[-1] == "data: [DONE]"
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert http.get("/health").status_code == 200
+    server.wait_until_idle()
+
+
+def test_a_stall_fails_health_and_recovery_mends_it(serve, built_engine, monkeypatch):
+    server = serve(stall_seconds=0.1, request_timeout_seconds=1.0)
+    release = threading.Event()
+    step = built_engine.engine.step
+
+    def stall():
+        release.wait(20)
+        return step()
+
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(built_engine.engine, "step", stall)
+            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 504
+            assert http.get("/health").status_code == 503
+            assert http.get("/ready").status_code == 503
+            release.set()
+        deadline = time.monotonic() + 10
+        while http.get("/health").status_code != 200:
+            assert time.monotonic() < deadline
+        server.wait_until_idle()
+
+
+def _raise(*_, **__):
+    raise EngineError("out of memory")

@@ -1,0 +1,213 @@
+"""Who is let in, what is too much, and what happens to those who leave."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from jaxis.errors import ConfigError
+from jaxis.server.auth import read_api_keys
+
+CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
+ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
+ROUTES = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/jaxis-tiny"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nowhere"),
+]
+
+
+def send_raw(server, payload):
+    """A connection on which bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30)
+    connection.sendall(payload)
+    return connection
+
+
+def post(path, body, headers=""):
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    return f"{head}{headers}\r\n".encode() + data
+
+
+def wait_until_running(server):
+    deadline = time.monotonic() + 20
+    while server.engine.stats().num_requests_running == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_with_keys_every_route_is_closed_but_health(serve):
+    server = serve(api_keys=("first", "second"))
+    with httpx.Client(base_url=server.url) as http:
+        for method, path in ROUTES:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
+                response = http.request(method, path, headers=headers)
+                assert response.status_code == 401, (method, path, headers)
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/ready"):
+            assert http.get(path).status_code == 200
+        for key in ("first", "second"):
+            assert http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# team a\none\n\n two \n")
+    assert read_api_keys(path) == ("one", "two")
+    path.write_text("# none\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_api_keys(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_api_keys(tmp_path / "nowhere")
+
+
+def test_large_bodies_are_refused_announced_or_not(serve):
+    server = serve(max_body_bytes=2000)
+    with httpx.Client(base_url=server.url) as http:
+        large = json.dumps({"prompt": "x" * 5000}).encode()
+        headers = {"Content-Type": "application/json"}
+        assert http.post("/v1/completions", content=large, headers=headers).status_code == 413
+        chunks = (large[i : i + 500] for i in range(0, len(large), 500))
+        response = http.post("/v1/completions", content=chunks, headers=headers)
+        assert response.status_code == 413
+        assert "2000 bytes" in response.json()["error"]["message"]
+        assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("size", [40_000, 1_000_000])
+def test_large_headers_are_refused(server, http, size):
+    payload = post("/tokenize", {"prompt": "x"}, f"X-Large: {'x' * size}\r\n")
+    with send_raw(server, payload) as connection:
+        assert connection.recv(65536).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+    assert http.get("/health").status_code == 200
+
+
+def test_a_body_that_stops_coming_is_given_up(serve):
+    server = serve(body_timeout_seconds=0.2)
+    payload = post("/v1/completions", {"prompt": "x"})[:-3]
+    assert send_raw(server, payload).recv(65536).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"prompt": NaN}'],
+)
+def test_broken_json_is_a_bad_request(http, body):
+    response = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_wrong_method_and_path_are_error_objects(http):
+    assert http.get("/v1/completions").status_code == 405
+    response = http.get("/v2/completions")
+    assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_request_id_is_the_clients_if_decent(http):
+    assert http.get("/version", headers={"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
+    assert http.get("/version", headers={"X-Request-Id": "a b"}).headers["X-Request-Id"] != "a b"
+
+
+def test_overload_is_refused_before_preprocessing_and_told_when_to_return(serve):
+    server = serve(max_queued=0)  # 8 can run
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+
+        def ask(_):
+            try:
+                return client.chat.completions.create(model="jaxis-tiny", max_tokens=200, n=2, **CHAT)
+            except openai.RateLimitError as error:
+                return error
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(ask, range(16)))
+    refused = [answer for answer in answers if isinstance(answer, openai.RateLimitError)]
+    assert {(error.code, error.response.headers["Retry-After"]) for error in refused} == {("server_overloaded", "1")}
+    good = [answer for answer in answers if answer not in refused]
+    assert len(good) >= 4
+    assert len({choice.message.content for answer in good for choice in answer.choices}) == 1  # greedy
+    server.wait_until_idle()
+
+
+def test_more_than_the_server_holds_is_a_bad_request(serve):
+    server = serve(max_queued=0)
+    response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "n": 9})
+    assert response.status_code == 400
+    assert "at most 8" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", ["Once upon a time", ["Once upon a time"] * 3])
+def test_a_client_that_leaves_gives_its_blocks_back(server, stream, prompts):
+    payload = post("/v1/completions", {**ENDLESS, "prompt": prompts, "stream": stream})
+    connection = send_raw(server, payload)
+    wait_until_running(server)
+    connection.close()
+    server.wait_until_idle(5)
+
+
+def test_a_client_that_does_not_read_is_cut_off(serve):
+    server = serve(write_timeout_seconds=0.3)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    body = {**ENDLESS, "stream": True, "logprobs": 20, "n": 8}
+    connection.sendall(post("/v1/completions", body))
+    wait_until_running(server)
+    server.wait_until_idle(20)
+    response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
+    assert response.status_code == 200
+    connection.close()
+
+
+def test_a_request_that_takes_too_long_is_aborted(serve):
+    server = serve(request_timeout_seconds=0.05)
+    response = httpx.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=30)
+    assert response.status_code == 504
+    assert "0.05 s" in response.json()["error"]["message"]
+    server.wait_until_idle(5)
+
+
+def test_drain_ends_what_runs_with_a_word(serve):
+    server = serve(drain_seconds=0.2)
+    lines = []
+
+    def read():
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True, "n": 8}) as response:
+            lines.extend(response.iter_lines())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until_running(server)
+    server.stop()
+    reader.join(10)
+    data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert data[-1]["error"]["code"] == "server_unavailable"
+    assert lines[-2] == "data: [DONE]"
+
+
+def test_short_requests_end_during_drain(serve):
+    server = serve(drain_seconds=20.0)
+    answers = []
+    body = {**ENDLESS, "max_tokens": 100}
+    thread = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=30))
+    )
+    thread.start()
+    wait_until_running(server)
+    server.stop()
+    thread.join(10)
+    assert answers[0].json()["usage"]["completion_tokens"] == 100
