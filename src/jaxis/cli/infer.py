@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -105,19 +104,9 @@ def input_file(path: str | None) -> Iterator[Path]:
         yield spooled
 
 
-@contextmanager
-def output_file(path: str | None) -> Iterator[Path]:
-    """The output; stdout, where it is not named, gets it once it is complete."""
-    if path is not None and path != STANDARD_STREAM:
-        yield Path(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="jaxis-output-") as folder:
-        output = Path(folder) / "output.jsonl"
-        yield output
-        with output.open("rb") as lines:
-            for line in lines:
-                sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
+def output_of(path: str | None) -> Path | BinaryIO:
+    """The output, which is stdout where it is not named."""
+    return sys.stdout.buffer if path is None or path == STANDARD_STREAM else Path(path)
 
 
 def summary_line(summary: RunSummary) -> str:
@@ -127,19 +116,18 @@ def summary_line(summary: RunSummary) -> str:
 
 
 def _answer(config: InferenceConfig) -> RunSummary:
-    with input_file(config.input_path) as input_path, output_file(config.output_path) as output_path:
+    output = output_of(config.output_path)
+    with input_file(config.input_path) as input_path:
         from jaxis.inference.source import JSONLSource
 
-        source = JSONLSource(
-            input_path, "conversation_id", output_path=output_path
-        )  # now, and not after a minute of loading
+        source = JSONLSource(input_path, "conversation_id", output=output)  # now, and not after a minute of loading
         with exit_on_interrupt():
             from jaxis.inference.engine import JAXInferenceEngine
 
             engine = JAXInferenceEngine(config.model, generation_params=config.generation)
         progress_path = None if config.progress_path is None else Path(config.progress_path)
         with engine:
-            return engine.run_to_file(source, config.generation, output_path, progress_path)
+            return engine.run(source, config.generation, output, progress_path)
 
 
 def _converse(config: InferenceConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jaxis.cli.console import note, report_errors
-from jaxis.cli.infer import input_file, output_file, summary_line
+from jaxis.cli.infer import input_file, output_of, summary_line
 from jaxis.cli.options import Debug, EngineOptions, expand_options, open_llm
 
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
@@ -51,25 +51,21 @@ def run_batch(
       jaxis run-batch -i batch.jsonl -o results.jsonl --served-model-name gpt-4o-mini
     """
     arguments = engine.llm_arguments()
-    with (
-        report_errors(debug=debug),
-        input_file(input_path) as requests,
-        output_file(output_path) as responses,
-    ):
+    output = output_of(output_path)
+    with report_errors(debug=debug), input_file(input_path) as requests:
         from jaxis.inference.source import JSONLSource
 
-        # Now, and not after a minute of loading.
-        source = JSONLSource(requests, "custom_id", output_path=responses)
+        source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
         with open_llm(model, arguments) as llm:
             from jaxis.inference.journal import run_key
             from jaxis.inference.openai_batch import BatchTask
-            from jaxis.inference.run import model_identity, run_to_file
+            from jaxis.inference.run import model_identity, run_to_output
             from jaxis.progress import ProgressDisplay
 
             names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
             key = run_key("requests", model_identity(llm, arguments), names, source.digest)
             task = BatchTask(llm, names, key)
-            summary = run_to_file(
-                llm, source, task, responses, key, display=ProgressDisplay(), progress_path=progress_path
+            summary = run_to_output(
+                llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
             )
     note(summary_line(summary))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxis.errors import ConfigError
 from jaxis.inference.batch import RowFailure
@@ -14,7 +14,7 @@ from jaxis.inference.conversation import Conversation, Message, Role
 from jaxis.inference.journal import run_key
 from jaxis.inference.output import ConversationFile
 from jaxis.inference.params import GenerationParams, InferenceConfig, ModelParams
-from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_file, with_row_seed
+from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
 from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sampling_params
 from jaxis.inference.source import JSONLSource, ListSource, Row, Source
 from jaxis.llm import LLM
@@ -116,15 +116,13 @@ class JAXInferenceEngine:
                 f"infer got {len(given)} inputs: give exactly one of conversations (input) and input_path"
             )
         if config.input_path is not None:
-            source: Source = JSONLSource(
-                Path(config.input_path), ID_KEY, output_path=_optional_path(config.output_path)
-            )
+            source: Source = JSONLSource(Path(config.input_path), ID_KEY, output=_optional_path(config.output_path))
             objects: Sequence[Any] = ()
         else:
             objects = list(given[0])
             source = ListSource([_to_dict(item, i) for i, item in enumerate(objects)], ID_KEY)
         if config.output_path is not None:
-            self.run_to_file(source, generation, Path(config.output_path), _optional_path(config.progress_path))
+            self.run(source, generation, Path(config.output_path), _optional_path(config.progress_path))
             return ConversationFile(Path(config.output_path))
         sink = MemorySink(source.num_rows)
         task = ConversationTask(self, generation, key=None)
@@ -133,10 +131,14 @@ class JAXInferenceEngine:
         results = [Conversation.from_dict(value) for value in sink.values]
         return [_like(objects[i], result) for i, result in enumerate(results)] if objects else results
 
-    def run_to_file(
-        self, source: Source, generation: GenerationParams, output_path: Path, progress_path: Path | None = None
+    def run(
+        self,
+        source: Source,
+        generation: GenerationParams,
+        output: Path | BinaryIO,
+        progress_path: Path | None = None,
     ) -> RunSummary:
-        """Answers a source's conversations into a JSONL file; see `infer`."""
+        """Answers a source's conversations into a JSONL file, as `infer` does, or into a stream."""
         effective = [
             dataclasses.asdict(to_sampling_params(generation)),
             generation.tools,

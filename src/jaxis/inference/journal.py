@@ -124,7 +124,7 @@ class Journal:
         )
 
     def finish(self) -> None:
-        """Writes the output, in the order of the input, and removes the scratch file.
+        """Writes the output, once every row has a result, in the order of the input, and removes the scratch file.
 
         The output appears whole or not at all.
 
@@ -134,7 +134,7 @@ class Journal:
         temporary = self._output_path.with_name(f"{self.path.name}.tmp")
         try:
             with temporary.open("wb") as output:
-                output.writelines(self._output_lines())
+                output.writelines(self.lines_from(0))
                 output.flush()
                 os.fsync(output.fileno())
             os.replace(temporary, self._output_path)
@@ -207,11 +207,13 @@ class Journal:
             view = view[os.write(self._file, view) :]
         self._end += len(data)
 
-    def _output_lines(self) -> Iterator[bytes]:
+    def lines_from(self, first: int) -> Iterator[bytes]:
+        """The output's lines from a row on, up to the first row that has no result."""
         with os.fdopen(os.dup(self._file), "rb") as lines:
-            for row, offset in enumerate(self._offsets):
+            for row in range(first, len(self._offsets)):
+                offset = self._offsets[row]
                 if offset == -1:
-                    raise EngineError(f"row {row} has no result: this is a bug in jaxis")
+                    return
                 lines.seek(offset if offset >= 0 else -2 - offset)
                 yield lines.readline().split(b" ", 3)[3]
 

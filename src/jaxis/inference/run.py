@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from jaxis.engine.engine import LLMEngine
 from jaxis.inference.batch import RowFailure, run_rows
@@ -60,6 +61,38 @@ class MemorySink:
             self.num_failed += status != "completed"
 
 
+class StreamSink:
+    """Writes each result to a stream as soon as all before it are there; those that wait are in a temporary file."""
+
+    def __init__(self, stream: BinaryIO, num_rows: int) -> None:
+        self._stream = stream
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxis-")
+        self._waiting = Journal(Path(self._folder.name) / "output", "rows", num_rows)
+        self._num_written = 0
+
+    @property
+    def num_completed(self) -> int:
+        return self._waiting.num_completed
+
+    @property
+    def num_failed(self) -> int:
+        return self._waiting.num_failed
+
+    def is_done(self, row: int) -> bool:
+        return False
+
+    def append(self, results: list[RowResult]) -> None:
+        self._waiting.append(results)
+        for line in self._waiting.lines_from(self._num_written):
+            self._stream.write(line)
+            self._num_written += 1
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._waiting.close()
+        self._folder.cleanup()
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """How a run ended: rows in all, with an answer, with an error."""
@@ -73,7 +106,7 @@ def run(
     engine: LLMEngine,
     source: Source,
     task: RowTask,
-    sink: Journal | MemorySink,
+    sink: Journal | MemorySink | StreamSink,
     *,
     display: ProgressDisplay,
     progress_path: Path | None = None,
@@ -133,18 +166,21 @@ def content_of(value: object) -> object:
     return Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
 
 
-def run_to_file(
+def run_to_output(
     llm: LLM,
     source: Source,
     task: RowTask,
-    output_path: Path,
+    output: Path | BinaryIO,
     key: str,
     *,
     display: ProgressDisplay,
     progress_path: Path | None,
 ) -> RunSummary:
-    """Runs a source into a file, going on where an earlier process stopped; see `Journal`."""
-    journal = Journal(output_path, key, source.num_rows)
+    """Runs a source into a file, going on where an earlier process stopped (see `Journal`), or into a stream."""
+    if not isinstance(output, Path):
+        with closing(StreamSink(output, source.num_rows)) as sink:
+            return run(llm.engine, source, task, sink, display=display, progress_path=progress_path)
+    journal = Journal(output, key, source.num_rows)
     try:
         if others := journal.other_runs():
             display.note(f"jaxis: {others[0]} holds rows of other settings or data, which this run does not use")

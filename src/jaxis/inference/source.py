@@ -61,13 +61,13 @@ class JSONLSource:
     Args:
       path: The file.
       id_key: The key that names a row: "conversation_id" or "custom_id".
-      output_path: Where the answers will go.
+      output: Where the answers will go.
 
     Raises:
       ConfigError: The file cannot be read, is the output too, or two rows have the same id.
     """
 
-    def __init__(self, path: Path, id_key: str, *, output_path: Path | None = None) -> None:
+    def __init__(self, path: Path, id_key: str, *, output: Path | BinaryIO | None = None) -> None:
         self.path = path
         self._id_key = id_key
         digest = hashlib.sha256()
@@ -78,8 +78,8 @@ class JSONLSource:
             self.num_rows += 1
             if (row_id := self._parse(line)[0].get(id_key)) is not None:
                 hashes.append(_hash(str(row_id)))
-        if output_path is not None and output_path.exists() and output_path.samefile(path):
-            raise ConfigError(f"output_path={output_path} is the input: give another file")
+        if isinstance(output, Path) and output.exists() and output.samefile(path):
+            raise ConfigError(f"output_path={output} is the input: give another file")
         self.digest = digest.hexdigest()
         # 8 bytes a row, where the ids themselves would take a hundred.
         values, counts = np.unique(np.frombuffer(hashes, np.uint64), return_counts=True)
