@@ -147,7 +147,7 @@ class JAXInferenceEngine:
         ]
         key = run_key("conversations", self.identity, effective, source.digest)
         task = ConversationTask(self, generation, key=key)
-        return run_to_file(self.llm, source, task, output_path, key, display=self.display, progress_path=progress_path)
+        return run_to_output(self.llm, source, task, output, key, display=self.display, progress_path=progress_path)
 
     def close(self) -> None:
         """Gives the memory back; the engine cannot be used any more."""
