@@ -82,6 +82,8 @@ class StreamSink:
         return False
 
     def append(self, results: list[RowResult]) -> None:
+        if not results:
+            return
         self._waiting.append(results)
         for line in self._waiting.lines_from(self._num_written):
             self._stream.write(line)
