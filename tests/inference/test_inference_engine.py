@@ -8,7 +8,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
 from jaxis.inference import Conversation, GenerationParams, InferenceConfig, JAXInferenceEngine, Message, ModelParams
 from jaxis.inference.run import with_row_seed
-from jaxis.inference.source import Row
+from jaxis.inference.source import ListSource, Row
 
 SHORT = GenerationParams(max_new_tokens=16)
 BROKEN = {"conversation_id": "broken", "messages": [{"role": "user", "content": [{"type": "image_url", "url": "x"}]}]}
@@ -156,3 +156,55 @@ def test_tools_reach_the_template(engine):
         assert num_prompt_tokens(one, tools=[tool]) == expected([tool])
         assert num_prompt_tokens({**one, "tools": [tool, tool]}) == expected([tool, tool])
         assert num_prompt_tokens({**one, "tool_choice": "none"}, tools=[tool]) == expected(None)
+
+
+def test_an_interrupted_call_goes_on_where_it_stopped(engine, tmp_path, monkeypatch):
+    config = {"output_path": str(tmp_path / "out.jsonl"), "generation": SHORT}
+    expected = engine.infer(sums(30))
+    read = ListSource.rows
+
+    def interrupted(self, wanted):
+        for row in read(self, wanted):
+            if row.index == 20:
+                raise KeyboardInterrupt
+            yield row
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ListSource, "rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.infer(sums(30), config)
+    assert not engine.llm.engine.has_unfinished
+    [scratch] = tmp_path.iterdir()
+    kept = {int(line.split()[1]) for line in scratch.read_bytes().splitlines()}
+    assert 0 < len(kept) <= 20
+    seen = []
+
+    def watched(self, wanted):
+        for row in read(self, wanted):
+            seen.append(row.index)
+            yield row
+
+    monkeypatch.setattr(ListSource, "rows", watched)
+    assert list(engine.infer(sums(30), config)) == expected
+    assert set(seen) == set(range(30)) - kept
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_other_parameters_take_no_rows_of_an_interrupted_run(engine, tmp_path, monkeypatch):
+    run_keys = []
+    monkeypatch.setattr("jaxis.inference.engine.run_to_output", lambda *args, **kwargs: run_keys.append(args[4]))
+    source = ListSource(sums(3), "conversation_id")
+    changes = [{}, {"temperature": 0.1}, {"stop_strings": ["x"]}, {"tools": [{"type": "function"}]}, {"seed": 1}]
+    for change in changes:
+        engine.run(source, GenerationParams(**change), tmp_path / "out")
+    engine.run(ListSource(sums(4), "conversation_id"), GenerationParams(), tmp_path / "out")
+    engine.run(source, GenerationParams(batch_size=8), tmp_path / "out")
+    assert len(set(run_keys)) == len(changes) + 1
+    assert run_keys[-1] == run_keys[0]
+
+
+def test_what_json_cannot_hold_is_refused_before_it_runs(engine, tmp_path):
+    rows = [question("x", metadata={"when": object()})]
+    assert "when" in engine.infer(rows)[0].metadata
+    with pytest.raises(ConfigError, match=r"conversations\[0\] cannot be written"):
+        engine.infer(rows, {"output_path": str(tmp_path / "out.jsonl")})

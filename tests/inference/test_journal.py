@@ -1,10 +1,12 @@
 """The scratch file: what was appended is there after any cut, and the output appears whole."""
 
+import errno
 import json
+import os
 
 import pytest
 
-from jaxis.errors import ConfigError
+from jaxis.errors import ConfigError, EngineError
 from jaxis.inference.journal import Journal, RowResult, dump_line, run_key
 
 RESULTS = [RowResult(i, "completed", {"row": i, "text": "é\n" * i}) for i in range(5)]
@@ -64,6 +66,29 @@ def test_a_failure_that_may_go_away_is_tried_again_by_the_next_process(tmp_path)
     assert (again.num_completed, again.num_failed) == (2, 1)
     again.finish()
     assert json.loads((tmp_path / "out.jsonl").open().readline()) == {"text": "now"}
+
+
+def test_a_full_disk_loses_only_what_did_not_fit(tmp_path, monkeypatch):
+    journal = opened(tmp_path)
+    journal.append(RESULTS[:2])
+    write = os.write
+
+    def write_half(file, data):
+        if len(data) < 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: len(data) // 2])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxis.inference.journal.os.write", write_half)
+        with pytest.raises(EngineError, match="No space left"):
+            journal.append(RESULTS[2:4])
+    journal.close()
+    again = opened(tmp_path)
+    num_kept = again.num_completed
+    assert num_kept in (2, 3)  # the third may have fitted whole
+    again.append(RESULTS[num_kept:])
+    again.finish()
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").open()] == [result.value for result in RESULTS]
 
 
 def test_other_settings_have_another_file(tmp_path):

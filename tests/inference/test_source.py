@@ -1,6 +1,7 @@
 """Rows of a file and of a list: counted, named, checked, and read one at a time."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -76,3 +77,16 @@ def test_a_file_that_is_not_there_or_is_the_output_is_refused(tmp_path):
     path = write(tmp_path / "in", {"a": 1})
     with pytest.raises(ConfigError, match="is the input"):
         JSONLSource(path, KEY, output=path)
+
+
+def test_a_large_file_is_never_held(tmp_path):
+    path = tmp_path / "in"
+    with path.open("w") as file:
+        for i in range(5000):
+            file.write(json.dumps({KEY: f"row {i}", "text": "x" * 1000}) + "\n")
+    tracemalloc.start()
+    source = JSONLSource(path, KEY)
+    assert sum(1 for _ in source.rows(lambda index: True)) == source.num_rows == 5000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 10

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from jaxis.errors import ConfigError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
-from jaxis.inference.journal import run_key
+from jaxis.inference.journal import dump_line, run_key
 from jaxis.inference.output import ConversationFile
 from jaxis.inference.params import GenerationParams, InferenceConfig, ModelParams
 from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
@@ -120,7 +120,10 @@ class JAXInferenceEngine:
             objects: Sequence[Any] = ()
         else:
             objects = list(given[0])
-            source = ListSource([_to_dict(item, i) for i, item in enumerate(objects)], ID_KEY)
+            values = [_to_dict(item, i) for i, item in enumerate(objects)]
+            if config.output_path is not None:
+                _check_json(values)
+            source = ListSource(values, ID_KEY)
         if config.output_path is not None:
             self.run(source, generation, Path(config.output_path), _optional_path(config.progress_path))
             return ConversationFile(Path(config.output_path))
@@ -221,6 +224,14 @@ def _to_dict(value: Any, index: int) -> dict[str, Any]:
     if dump is None:
         raise ConfigError(f"conversations[{index}] is {type(value).__name__}; give a Conversation, or a dict")
     return dump(mode="json", exclude_none=True)
+
+
+def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
+    for i, value in enumerate(values):
+        try:
+            dump_line(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"conversations[{i}] cannot be written to output_path as JSON: {error}") from None
 
 
 def _like(given: Any, result: Conversation) -> Any:

@@ -18,6 +18,8 @@ from jaxis.prompts import TokenizedPrompt, tokenize_chat, tokenize_prompt
 from jaxis.sampling_params import SamplingParams
 
 CUSTOM_ID = "custom_id"
+# Of a token that cannot be: JSON has no infinity.
+_LEAST_LOGPROB = -9999.0
 _LINE_KEYS = {CUSTOM_ID, "method", "url", "body"}
 
 
@@ -127,9 +129,9 @@ def _text_choice(completion: CompletionOutput) -> dict[str, Any]:
             offsets.append(offsets[-1] + len(token.decoded_token or ""))
         logprobs = {
             "tokens": [token.decoded_token for token in sampled],
-            "token_logprobs": [token.logprob for token in sampled],
+            "token_logprobs": [_finite(token) for token in sampled],
             "top_logprobs": [
-                {token.decoded_token: token.logprob for token in position.values()} for position in completion.logprobs
+                {token.decoded_token: _finite(token) for token in position.values()} for position in completion.logprobs
             ],
             "text_offset": offsets[:-1],
         }
@@ -145,8 +147,12 @@ def _text_choice(completion: CompletionOutput) -> dict[str, Any]:
 def _token_logprobs(position: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
     def entry(token: Logprob) -> dict[str, Any]:
         text = token.decoded_token or ""
-        return {"token": text, "logprob": token.logprob, "bytes": list(text.encode("utf-8", "replace"))}
+        return {"token": text, "logprob": _finite(token), "bytes": list(text.encode("utf-8", "replace"))}
 
     tokens = list(position.values())
     by_rank = sorted(tokens, key=lambda token: token.rank)
     return {**entry(tokens[0]), "top_logprobs": [entry(token) for token in by_rank[:num_top]]}
+
+
+def _finite(token: Logprob) -> float:
+    return max(token.logprob, _LEAST_LOGPROB)

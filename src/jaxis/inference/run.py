@@ -196,6 +196,9 @@ def run_to_output(
 
 
 def _result(task: RowTask, row: Row, outcome: RequestOutput | RowFailure) -> RowResult:
-    if isinstance(outcome, RowFailure):
-        return RowResult(row.index, "retry" if outcome.retryable else "failed", task.failure(row, outcome))
-    return RowResult(row.index, "completed", task.answer(row, outcome))
+    if isinstance(outcome, RequestOutput):
+        try:
+            return RowResult(row.index, "completed", task.answer(row, outcome))
+        except Exception as error:  # whatever a row holds, it is no reason to lose the others
+            outcome = RowFailure.of(error)
+    return RowResult(row.index, "retry" if outcome.retryable else "failed", task.failure(row, outcome))
