@@ -208,3 +208,17 @@ def test_what_json_cannot_hold_is_refused_before_it_runs(engine, tmp_path):
     assert "when" in engine.infer(rows)[0].metadata
     with pytest.raises(ConfigError, match=r"conversations\[0\] cannot be written"):
         engine.infer(rows, {"output_path": str(tmp_path / "out.jsonl")})
+
+
+def test_oumis_own_objects_are_taken(engine):
+    configs = pytest.importorskip("oumi.core.configs")
+    types = pytest.importorskip("oumi.core.types.conversation")
+    text = types.ContentItem(type=types.Type.TEXT, content="What is the capital of France?")
+    asked = types.Conversation(messages=[types.Message(role=types.Role.USER, content=[text])])
+    generation = configs.GenerationParams(max_new_tokens=16)
+    [answered] = engine.infer([asked], generation_params=generation)
+    assert isinstance(answered, types.Conversation)
+    assert "Paris" in answered.messages[-1].content
+    config = configs.InferenceConfig(generation=generation)
+    assert engine.infer(input=[asked], inference_config=config)[0] == answered
+    assert ModelParams.of(configs.ModelParams(model_name="a/b")) == ModelParams(model_name="a/b")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,7 @@ def test_model_fields_reach_the_engine():
         ({"top_p": 2.0}, "generation.top_p"),
         ({"stop_strings": [""]}, "generation.stop_strings="),
         ({"logit_bias": {"the": 1}}, "generation.logit_bias"),
+        ({"prompt_cache_ttl": "1h"}, "generation.prompt_cache_ttl"),
         ({"num_beams": 2}, "generation.num_beams=2"),
         ({"stream": True}, "generation.stream=True"),
         ({"use_sampling": True}, "generation.use_sampling"),
@@ -76,6 +78,9 @@ def test_generation_fields_that_cannot_be_honoured_are_named(values, named):
     ("values", "named"),
     [
         ({"adapter_model": "x"}, "model.adapter_model"),
+        ({"adapter_trainable": True}, "model.adapter_trainable"),
+        ({"tool_call_parser": "hermes"}, "model.tool_call_parser"),
+        ({"chat_template_kwargs": ["x"]}, "model.chat_template_kwargs"),
         ({"tokenizer_name": "other"}, "model.tokenizer_name"),
         ({"tokenizer_kwargs": {"use_fast": True}}, "model.tokenizer_kwargs"),
         ({"shard_for_eval": True}, "model.shard_for_eval"),
@@ -116,6 +121,7 @@ def test_objects_with_the_same_fields_are_taken():
     @dataclasses.dataclass
     class Generation:
         max_new_tokens: int = 9
+        seed: object = "???"
         stop_strings: list | None = None
         of_another_engine: int = 1
 
@@ -152,9 +158,22 @@ def test_templates_are_files_sources_or_names(tmp_path, llm):
     path = tmp_path / "template.jinja"
     path.write_text("{{ reasoning_effort }}")
     generation = GenerationParams(reasoning_effort="low")
-    arguments = template_arguments(ModelParams(chat_template=str(path)), generation, llm.tokenizer)
-    assert arguments == {"chat_template": "{{ reasoning_effort }}", "reasoning_effort": "low"}
+    params = ModelParams(chat_template=str(path), chat_template_kwargs={"enable_thinking": False})
+    assert template_arguments(params, generation, llm.tokenizer) == {
+        "chat_template": "{{ reasoning_effort }}",
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+    }
+    with pytest.raises(ConfigError, match="no variable of a template"):
+        template_arguments(ModelParams(chat_template_kwargs={"tools": []}), GenerationParams(), llm.tokenizer)
     with pytest.raises(ConfigError, match="reasoning_effort"):
         template_arguments(ModelParams(chat_template="{{ messages }}"), generation, llm.tokenizer)
     with pytest.raises(ConfigError, match="chat_template='no_such'"):
         template_arguments(ModelParams(chat_template="no_such"), GenerationParams(), llm.tokenizer)
+
+
+def test_the_page_names_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    for params in (ModelParams, GenerationParams, GuidedDecodingParams, InferenceConfig):
+        for field in dataclasses.fields(params):
+            assert f"`{field.name}`" in page or f"`{field.name}:`" in page, field.name

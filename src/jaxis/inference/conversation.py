@@ -11,6 +11,9 @@ from typing import Any
 from jaxis.errors import RequestError
 
 
+_ITEM_KEYS = {"type", "content", "text"}
+
+
 class Role(StrEnum):
     """Who sent a message."""
 
@@ -48,7 +51,8 @@ class ContentItem:
             raise RequestError(f'{where} must be {{"type": "text", "content": "..."}}')
         if value["type"] != Type.TEXT:
             raise RequestError(f"{where} is of type {value['type']!r}: this engine reads text only")
-        _refuse_unknown(value, {"type", "content", "text"}, where)
+        # An item of Oumi's that is text may be written with an empty binary.
+        _refuse_unknown({key: item for key, item in value.items() if key != "binary" or item}, _ITEM_KEYS, where)
         texts = [value[key] for key in ("content", "text") if value.get(key) is not None]
         if len(texts) != 1 or not isinstance(texts[0], str):
             raise RequestError(f'{where} needs its text as a string, under "content" or "text"')

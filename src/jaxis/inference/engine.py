@@ -68,7 +68,11 @@ class JAXInferenceEngine:
             show_progress=show_progress,
             **arguments,
         )
-        self.identity = [*model_identity(self.llm, arguments), content_of(self.model_params.chat_template)]
+        self.identity = [
+            *model_identity(self.llm, arguments),
+            content_of(self.model_params.chat_template),
+            self.model_params.chat_template_kwargs or {},
+        ]
 
     def infer(
         self,

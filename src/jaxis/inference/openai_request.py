@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.inference.conversation import Message
-from jaxis.inference.sampling import to_logit_bias
+from jaxis.inference.sampling import RESERVED_TEMPLATE_ARGUMENTS, to_logit_bias
 from jaxis.sampling_params import SamplingParams
 
 CHAT_URL = "/v1/chat/completions"
@@ -135,8 +135,7 @@ def _template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     kwargs = given.get("chat_template_kwargs", {})
     if not isinstance(kwargs, Mapping):
         raise RequestError("body.chat_template_kwargs must be an object")
-    reserved = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
-    if taken := sorted(reserved & set(kwargs)):
+    if taken := sorted(RESERVED_TEMPLATE_ARGUMENTS & set(kwargs)):
         raise RequestError(f"body.chat_template_kwargs holds {taken[0]!r}, which is no variable of a template's own")
     arguments = dict(kwargs)
     for name in ("reasoning_effort", "add_generation_prompt", "continue_final_message"):

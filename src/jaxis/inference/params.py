@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import yaml
 
 from jaxis.errors import ConfigError
 
-T = TypeVar("T")
+_MISSING = "???"  # what Oumi's objects hold where nothing was given
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,6 +67,7 @@ class _Params:
                 for f in dataclasses.fields(value)
                 if f.name in known or getattr(value, f.name) != _default(f)
             }
+            values = {name: item for name, item in values.items() if not (isinstance(item, str) and item == _MISSING)}
         else:
             raise ConfigError(f"{cls._name()} is {type(value).__name__}; give {cls.__name__}, or a mapping")
         unknown = [name for name in values if name not in cls.__dataclass_fields__]
@@ -100,13 +101,16 @@ class ModelParams(_Params):
       torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
       load_pretrained_weights: False makes random weights.
       chat_template: Jinja source, a file with it, or the name of one of the checkpoint's templates.
+      chat_template_kwargs: More variables for the chat template, such as enable_thinking.
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.
       trust_remote_code: No code of a checkpoint is ever run; jaxis has the families itself.
-      adapter_model: Refused: there are no adapters yet.
+      adapter_model, adapter_trainable: Refused: there are no adapters yet.
       tokenizer_name: Only `model_name` again: the tokenizer is the checkpoint's.
       tokenizer_kwargs, processor_kwargs: Refused unless empty.
-      tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers: No effect.
+      tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
+        No effect.
+      tool_call_parser: Refused: a call stays in the message's text.
       shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
     """
 
@@ -116,9 +120,11 @@ class ModelParams(_Params):
     torch_dtype_str: str = "auto"
     load_pretrained_weights: bool = True
     chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     model_kwargs: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
     adapter_model: str | None = None
+    adapter_trainable: bool = False
     tokenizer_name: str | None = None
     tokenizer_pad_token: str | None = None
     tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +134,8 @@ class ModelParams(_Params):
     device_map: str | None = "auto"
     enable_liger_kernel: bool = False
     shard_for_eval: bool = False
+    text_only: bool = False
+    tool_call_parser: str | None = None
     freeze_layers: list[str] = field(default_factory=list)
 
     @classmethod
@@ -142,6 +150,11 @@ class ModelParams(_Params):
         self._check("model_kwargs", Mapping, "a mapping of arguments of jaxis.LLM")
         if self.adapter_model is not None:
             self._refuse("adapter_model", "jaxis has no adapters yet; merge it into the model's weights first")
+        if self.adapter_trainable:
+            self._refuse("adapter_trainable", "nothing is trained; leave it out")
+        if self.tool_call_parser is not None:
+            self._refuse("tool_call_parser", "tool calls stay in the message's text; leave it out")
+        self._check("chat_template_kwargs", Mapping, "a mapping of variables of the chat template", optional=True)
         if self.tokenizer_name not in (None, self.model_name):
             self._refuse("tokenizer_name", "the tokenizer is the one beside the weights; put the other one there")
         for name in ("tokenizer_kwargs", "processor_kwargs"):
@@ -158,6 +171,7 @@ class ModelParams(_Params):
             "compile": "every program is compiled",
             "enable_liger_kernel": "jaxis has kernels of its own",
             "freeze_layers": "nothing is trained",
+            "text_only": "of a model that also sees or hears, the text part is all that runs",
         }
         notes = [f"model.{name} has no effect: {reason}" for name, reason in why.items() if getattr(self, name)]
         if self.device_map not in (None, "auto"):
@@ -206,7 +220,8 @@ class GenerationParams(_Params):
     Attributes:
       max_new_tokens: Most tokens of an answer.
       temperature: 0 always takes the most likely token.
-      top_p, min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: As in `SamplingParams`.
+      min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: As in `SamplingParams`.
+      top_p: None keeps all tokens, as 1 does.
       seed: For every row; None gives each row of a file a seed of its own, derived from the run, so that a run that
         was interrupted and one that was not give the same answers.
       stop_strings: Texts that end an answer.
@@ -217,12 +232,13 @@ class GenerationParams(_Params):
       reasoning_effort: Passed to the chat template; refused if that does not read it.
       use_sampling: Follows from temperature; True with temperature 0 is refused.
       batch_size, use_cache: No effect: requests are batched continuously, with a KV cache.
-      num_beams, exclude_prompt_from_response, stream, stream_options, parallel_tool_calls: Refused unless default.
+      num_beams, exclude_prompt_from_response, stream, stream_options, parallel_tool_calls, prompt_cache_ttl:
+        Refused unless default.
     """
 
     max_new_tokens: int = 1024
     temperature: float = 0.0
-    top_p: float = 1.0
+    top_p: float | None = None
     min_p: float = 0.0
     seed: int | None = None
     stop_strings: list[str] | None = None
@@ -243,6 +259,7 @@ class GenerationParams(_Params):
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    prompt_cache_ttl: str | None = None
 
     @classmethod
     def _name(cls) -> str:
@@ -268,6 +285,8 @@ class GenerationParams(_Params):
             self._refuse("exclude_prompt_from_response", "the output holds the prompt as messages of its own")
         if self.stream or self.stream_options:
             self._refuse("stream" if self.stream else "stream_options", "a batch has rows; `jaxis infer -i` streams")
+        if self.prompt_cache_ttl is not None:
+            self._refuse("prompt_cache_ttl", "cached prompts stay as long as there is room for them; leave it out")
         if not self.parallel_tool_calls:
             self._refuse("parallel_tool_calls", "how many tools a model calls is not constrained")
         if self.tool_choice not in (None, "auto", "none"):

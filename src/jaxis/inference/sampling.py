@@ -34,6 +34,8 @@ SPEED_ARGUMENTS = {
     "token",
     "cache_dir",
 }
+# What rendering takes besides a template's own variables.
+RESERVED_TEMPLATE_ARGUMENTS = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
 
 
 def to_llm_arguments(params: ModelParams) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def to_sampling_params(params: GenerationParams) -> SamplingParams:
         return SamplingParams(
             max_tokens=_integer("max_new_tokens", params.max_new_tokens),
             temperature=params.temperature,
-            top_p=params.top_p,
+            top_p=1.0 if params.top_p is None else params.top_p,
             min_p=params.min_p,
             seed=params.seed,
             stop=list(params.stop_strings or []),
@@ -118,7 +120,9 @@ def template_arguments(model: ModelParams, generation: GenerationParams, tokeniz
     Raises:
       ConfigError: There is no such template, or it does not read what it is given.
     """
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = dict(model.chat_template_kwargs or {})
+    if reserved := sorted(RESERVED_TEMPLATE_ARGUMENTS & set(arguments)):
+        raise ConfigError(f"model.chat_template_kwargs.{reserved[0]} is no variable of a template's own: leave it out")
     templates = {} if tokenizer is None else tokenizer.chat_templates
     if (asked := model.chat_template) is not None:
         arguments["chat_template"] = asked if asked in templates else _template_source(asked, sorted(templates))
