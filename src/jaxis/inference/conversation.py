@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxis.errors import RequestError
 
-
 _ITEM_KEYS = {"type", "content", "text"}
 
 
