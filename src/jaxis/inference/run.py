@@ -190,6 +190,10 @@ def run_to_output(
             display.note(f"jaxis: going on after {kept} of {source.num_rows} rows")
         summary = run(llm.engine, source, task, journal, display=display, progress_path=progress_path)
         journal.finish()
+    except KeyboardInterrupt:
+        kept = journal.num_completed + journal.num_failed
+        display.note(f"jaxis: interrupted after {kept} of {source.num_rows} rows; the same command goes on from there")
+        raise
     finally:
         journal.close()
     return summary
