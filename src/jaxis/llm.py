@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxis.engine.engine import LLMEngine
 from jaxis.engine.output_processor import RequestState
 from jaxis.engine.setup import EngineArgs, build_engine
 from jaxis.errors import EngineError, RequestError
@@ -140,6 +141,11 @@ class LLM:
         self._engine = self._built.engine
         self._num_calls = 0
         self._closed = False
+
+    @property
+    def engine(self) -> LLMEngine:
+        """The engine, for those who add requests and step themselves; while they do, no other call may come in."""
+        return self._engine
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -78,11 +78,20 @@ def chat(
             raise RequestError(f"{name} has no chat template, so it cannot chat: use `jaxis generate`")
         params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
         session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            note(f"{model or 'Embedded model'}, context {llm.max_model_len} tokens. /help lists commands and keys.")
-            _run_on_terminal(session)
-        elif not _run_on_lines(session):
-            raise typer.Exit(EXIT_ERROR)
+        converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
+
+
+def converse(session: ChatSession, title: str) -> None:
+    """Takes turns on a terminal, or from the lines of stdin, until there are no more.
+
+    Raises:
+      typer.Exit: A line of stdin failed.
+    """
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        note(f"{title}. /help lists commands and keys.")
+        _run_on_terminal(session)
+    elif not _run_on_lines(session):
+        raise typer.Exit(EXIT_ERROR)
 
 
 def _run_on_terminal(session: ChatSession) -> None:

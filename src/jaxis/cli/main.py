@@ -14,9 +14,11 @@ from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
+from jaxis.cli.infer import infer
 from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
 from jaxis.cli.report import report
+from jaxis.cli.run_batch import run_batch
 from jaxis.cli.serve import serve
 from jaxis.cli.verify import verify
 from jaxis.version import __version__
@@ -31,6 +33,8 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(serve)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(infer)  # it takes fields
+app.command()(run_batch)
 app.command()(quantize)
 app.command()(analyze)
 app.command()(convert)
@@ -64,6 +68,8 @@ def jaxis(
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
       jaxis serve ./Qwen3-0.6B
+      jaxis infer -c config.yaml
+      jaxis run-batch -i batch.jsonl -o results.jsonl -m ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B

@@ -1,0 +1,71 @@
+"""`jaxis run-batch`: answers a file of OpenAI requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxis.cli.console import note, report_errors
+from jaxis.cli.infer import input_file, output_of, summary_line
+from jaxis.cli.options import Debug, EngineOptions, expand_options, open_llm
+
+EMBEDDED_MODEL_NAME = "jaxis-tiny"
+
+
+@expand_options
+def run_batch(
+    input_path: Annotated[
+        str, typer.Option("--input-file", "-i", metavar="FILE", help="Requests, one a line; - is stdin.")
+    ],
+    output_path: Annotated[
+        str, typer.Option("--output-file", "-o", metavar="FILE", help="Responses, one a line; - is stdout.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Folder or hub id (default: the embedded model).", show_default=False
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What requests call the model; can be given several times."),
+    ] = None,
+    progress_path: Annotated[
+        Path | None,
+        typer.Option("--progress-file", metavar="FILE", help="JSON file {total, completed, failed, updated_at}."),
+    ] = None,
+    engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen; only its type is used)
+    debug: Debug = False,
+) -> None:
+    """Answer an OpenAI batch file.
+
+    Each line holds custom_id, url (/v1/chat/completions or /v1/completions) and body.
+    Responses stand in the order of the requests; one that failed has its error in it.
+    A run that was interrupted goes on where it stopped when it is started again.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis run-batch -i batch.jsonl -o results.jsonl -m ./Qwen3-0.6B
+      jaxis run-batch -i batch.jsonl -o results.jsonl --served-model-name gpt-4o-mini
+    """
+    arguments = engine.llm_arguments()
+    output = output_of(output_path)
+    with report_errors(debug=debug), input_file(input_path) as requests:
+        from jaxis.inference.source import JSONLSource
+
+        source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
+        with open_llm(model, arguments) as llm:
+            from jaxis.inference.journal import run_key
+            from jaxis.inference.openai_batch import BatchTask
+            from jaxis.inference.run import model_identity, run_to_output
+            from jaxis.progress import ProgressDisplay
+
+            names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
+            key = run_key("requests", model_identity(llm, arguments), names, source.digest)
+            task = BatchTask(llm, names, key)
+            summary = run_to_output(
+                llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
+            )
+    note(summary_line(summary))

@@ -1,0 +1,42 @@
+"""Batch inference over conversations, under the names of Oumi's inference engines.
+
+`JAXInferenceEngine` answers conversations from memory or from a JSONL file. Rows fail one by one, results are kept as
+they finish, and a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxis.inference.conversation import ContentItem, Conversation, Message, Role, Type
+    from jaxis.inference.engine import JAXInferenceEngine
+    from jaxis.inference.params import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
+
+_CONVERSATION, _PARAMS = "jaxis.inference.conversation", "jaxis.inference.params"
+_EXPORTS = {
+    **dict.fromkeys(("ContentItem", "Conversation", "Message", "Role", "Type"), _CONVERSATION),
+    **dict.fromkeys(("GenerationParams", "GuidedDecodingParams", "InferenceConfig", "ModelParams"), _PARAMS),
+    "JAXInferenceEngine": "jaxis.inference.engine",
+}
+
+__all__ = [
+    "ContentItem",
+    "Conversation",
+    "GenerationParams",
+    "GuidedDecodingParams",
+    "InferenceConfig",
+    "JAXInferenceEngine",
+    "Message",
+    "ModelParams",
+    "Role",
+    "Type",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, so that a configuration is refused without waiting for JAX."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'jaxis.inference' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

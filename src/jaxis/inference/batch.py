@@ -1,0 +1,154 @@
+"""Runs rows through an engine, as many at a time as it holds, and gives each back as soon as it ends.
+
+A row that cannot be read, rendered or run fails alone. A step that fails takes all rows in the engine with it; each of
+them then runs once more on its own, so that the one at fault fails and the others do not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jaxis.engine.engine import LLMEngine
+from jaxis.engine.output_processor import RequestState
+from jaxis.errors import EngineError, JaxisError
+from jaxis.inference.source import Row
+from jaxis.interrupt import interrupt_deferred
+from jaxis.outputs import RequestOutput
+from jaxis.prompts import TokenizedPrompt
+from jaxis.sampling_params import SamplingParams
+
+# Rows that failed alone one after another: the engine is at fault then, not they.
+MAX_FAILED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class RowFailure:
+    """Why a row has no answer.
+
+    Attributes:
+      message: One line.
+      type: The exception's name.
+      retryable: Whether the same row may succeed another time.
+    """
+
+    message: str
+    type: str
+    retryable: bool
+
+    @classmethod
+    def of(cls, error: Exception, *, retryable: bool = False) -> RowFailure:
+        message = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, JaxisError):
+            message = f"{type(error).__name__}: {message}"
+        return cls(message, type(error).__name__, retryable)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Prepare = Callable[[Row], tuple[TokenizedPrompt, SamplingParams]]
+Finished = tuple[Row, RequestOutput | RowFailure]
+
+
+def run_rows(engine: LLMEngine, rows: Iterator[Row], prepare: Prepare) -> Generator[list[Finished], None, None]:
+    """Yields the rows that ended, step by step; a step's list may be empty.
+
+    Rows are taken from the iterator as the engine gets room, and never more than two engines full are held. Closing the
+    generator aborts what runs.
+
+    Args:
+      engine: Must not be stepped by others meanwhile.
+      rows: What to run.
+      prepare: Reads a row; whatever it raises fails that row.
+
+    Raises:
+      EngineError: Several steps with one row each failed one after another.
+    """
+    batch = _Batch(engine, rows, prepare)
+    try:
+        while batch.admit():
+            yield batch.step()
+    finally:
+        batch.abort()
+
+
+class _Batch:
+    def __init__(self, engine: LLMEngine, rows: Iterator[Row], prepare: Prepare) -> None:
+        self._engine = engine
+        self._rows = rows
+        self._prepare = prepare
+        self._max_sequences = 2 * engine.vllm_config.scheduler_config.max_num_seqs
+        self._running: dict[str, tuple[Row, RequestState]] = {}
+        self._lost: deque[Row] = deque()  # in a failed step; each runs once more, alone
+        self._done: list[Finished] = []
+        self._num_failed_steps = 0
+
+    def admit(self) -> bool:
+        """Fills the engine; returns whether anything is left to do or to report."""
+        if self._lost:
+            if not self._running:
+                self._add(self._lost.popleft())
+            return True
+        while self._num_sequences() < self._max_sequences and len(self._done) < self._max_sequences:
+            row = next(self._rows, None)
+            if row is None:
+                break
+            self._add(row)
+        return bool(self._running or self._done)
+
+    def step(self) -> list[Finished]:
+        if self._running:
+            try:
+                with interrupt_deferred():
+                    states = self._engine.step()
+            except EngineError as error:
+                self._step_failed(error)
+            else:
+                for state in states:
+                    self._take(state)
+        done, self._done = self._done, []
+        return done
+
+    def abort(self) -> None:
+        with interrupt_deferred():
+            for request_id in self._running:
+                self._engine.abort_request(request_id)
+        self._running = {}
+
+    def _num_sequences(self) -> int:
+        return sum(state.params.n for _, state in self._running.values())
+
+    def _add(self, row: Row) -> None:
+        if row.error is not None:
+            self._done.append((row, RowFailure.of(row.error)))
+            return
+        try:
+            prompt, params = self._prepare(row)
+            with interrupt_deferred():
+                state = self._engine.add_request(
+                    f"row-{row.index}", prompt.token_ids, params, prompt=prompt.text, cache_salt=prompt.cache_salt
+                )
+                self._running[state.request_id] = (row, state)
+        except Exception as error:  # a row may hold whatever a template or tokenizer stumbles over
+            self._done.append((row, RowFailure.of(error)))
+
+    def _take(self, state: RequestState) -> None:
+        if not state.finished or state.request_id not in self._running:
+            return
+        row, _ = self._running.pop(state.request_id)
+        self._num_failed_steps = 0
+        self._done.append((row, state.output() if state.error is None else RowFailure.of(state.error)))
+
+    def _step_failed(self, error: EngineError) -> None:
+        rows = [row for row, _ in self._running.values()]
+        self._running = {}
+        if len(rows) > 1:
+            self._lost.extend(rows)
+            return
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise error
+        self._done.append((rows[0], RowFailure.of(error, retryable=True)))

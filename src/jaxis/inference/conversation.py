@@ -1,0 +1,230 @@
+"""Conversations and their messages, as they stand in JSONL files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from jaxis.errors import RequestError
+
+_ITEM_KEYS = {"type", "content", "text"}
+
+
+class Role(StrEnum):
+    """Who sent a message."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Type(StrEnum):
+    """What a content item is; jaxis answers text only."""
+
+    TEXT = "text"
+    IMAGE_PATH = "image_path"
+    IMAGE_URL = "image_url"
+    IMAGE_BINARY = "image_binary"
+
+
+@dataclass(frozen=True)
+class ContentItem:
+    """A part of a message's content."""
+
+    type: Type
+    content: str
+
+    @classmethod
+    def from_dict(cls, value: object, where: str) -> ContentItem:
+        """Reads {"type": "text", "content": ...}, or OpenAI's {"type": "text", "text": ...}.
+
+        Raises:
+          RequestError: It is something else, or no text.
+        """
+        if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
+            raise RequestError(f'{where} must be {{"type": "text", "content": "..."}}')
+        if value["type"] != Type.TEXT:
+            raise RequestError(f"{where} is of type {value['type']!r}: this engine reads text only")
+        # An item of Oumi's that is text may be written with an empty binary.
+        _refuse_unknown({key: item for key, item in value.items() if key != "binary" or item}, _ITEM_KEYS, where)
+        texts = [value[key] for key in ("content", "text") if value.get(key) is not None]
+        if len(texts) != 1 or not isinstance(texts[0], str):
+            raise RequestError(f'{where} needs its text as a string, under "content" or "text"')
+        return cls(Type.TEXT, texts[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": str(self.type), "content": self.content}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation.
+
+    Attributes:
+      role: One of `Role`.
+      content: Text, or a list of items; None only beside tool calls.
+      id: The message's own name, carried along.
+      name: The speaker's or the tool's name, for templates that show it.
+      tool_calls: Calls in OpenAI's form, of an assistant's message.
+      tool_call_id: Which call a tool's message answers.
+      reasoning_content: What the assistant thought before it answered.
+    """
+
+    role: str
+    content: str | list[ContentItem] | None = None
+    id: str | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "role", Role(self.role))
+        except ValueError:
+            raise RequestError(f"role={self.role!r} must be one of {', '.join(Role)}") from None
+
+    @classmethod
+    def from_dict(cls, value: object, where: str = "the message") -> Message:
+        """Reads a message.
+
+        Raises:
+          RequestError: A key is unknown or missing, or has the wrong type.
+        """
+        if not isinstance(value, Mapping):
+            raise RequestError(f'{where} must be an object with "role" and "content", not {type(value).__name__}')
+        _refuse_unknown(value, set(cls.__dataclass_fields__), where)
+        fields = {key: item for key, item in value.items() if item is not None}
+        if not isinstance(fields.get("role"), str):
+            raise RequestError(f'{where} needs a "role": {", ".join(Role)}')
+        for key in ("id", "name", "tool_call_id", "reasoning_content"):
+            if not isinstance(fields.get(key, ""), str):
+                raise RequestError(f"{where}.{key} must be a string, not {type(fields[key]).__name__}")
+        calls = fields.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(_is_tool_call(call) for call in calls)):
+            raise RequestError(
+                f'{where}.tool_calls must be a list of {{"id", "type", "function": {{"name", "arguments"}}}}'
+            )
+        content = fields.get("content")
+        if content is None and not calls:
+            raise RequestError(f'{where} needs a "content": a string, or a list of items')
+        if isinstance(content, list):
+            fields["content"] = [ContentItem.from_dict(item, f"{where}.content[{i}]") for i, item in enumerate(content)]
+        elif content is not None and not isinstance(content, str):
+            raise RequestError(f"{where}.content must be a string or a list of items, not {type(content).__name__}")
+        try:
+            return cls(**fields)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as JSON; what is None is left out."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if getattr(self, name) is not None}
+        if isinstance(self.content, list):
+            fields["content"] = [item.to_dict() for item in self.content]
+        return fields | {"role": str(self.role)}
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it: one text, and calls whose arguments are objects."""
+        fields = {key: value for key, value in self.to_dict().items() if key != "id"}
+        if isinstance(self.content, list):
+            fields["content"] = "\n".join(item.content for item in self.content)
+        if self.tool_calls is not None:
+            fields["tool_calls"] = [_with_parsed_arguments(call) for call in self.tool_calls]
+        return fields
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and what is known about them.
+
+    Attributes:
+      messages: In the order in which they were said.
+      conversation_id: Unique in a batch; None gets a name made from the row.
+      metadata: Carried along; an answer adds `finish_reason` and `usage`, a failure `error`.
+      tools: Functions that the model may call, as JSON schemas.
+    """
+
+    messages: list[Message]
+    conversation_id: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+
+    @classmethod
+    def from_dict(cls, value: object) -> Conversation:
+        """Reads a conversation.
+
+        Raises:
+          RequestError: A key is unknown or missing, or has the wrong type.
+        """
+        if not isinstance(value, Mapping):
+            raise RequestError(f'a conversation must be an object with "messages", not {type(value).__name__}')
+        _refuse_unknown(value, set(cls.__dataclass_fields__), "the conversation")
+        messages, tools, metadata = value.get("messages"), value.get("tools"), value.get("metadata")
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError('the conversation needs "messages": a list of {"role", "content"}')
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+            raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise RequestError(f"metadata must be an object, not {type(metadata).__name__}")
+        conversation_id = value.get("conversation_id")
+        if conversation_id is not None and not isinstance(conversation_id, str):
+            raise RequestError(f"conversation_id={conversation_id!r} must be a string")
+        return cls(
+            [Message.from_dict(message, f"messages[{i}]") for i, message in enumerate(messages)],
+            conversation_id,
+            dict(metadata or {}),
+            tools,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conversation as JSON; what is empty is left out, except for the messages."""
+        fields: dict[str, Any] = {} if self.conversation_id is None else {"conversation_id": self.conversation_id}
+        fields["messages"] = [message.to_dict() for message in self.messages]
+        if self.metadata:
+            fields["metadata"] = self.metadata
+        if self.tools is not None:
+            fields["tools"] = self.tools
+        return fields
+
+    def last_message(self, role: str | None = None) -> Message | None:
+        """The last message, or the last of a role; None if there is none."""
+        return next((m for m in reversed(self.messages) if role is None or m.role == role), None)
+
+    def extended(self, message: Message | None, **metadata: Any) -> Conversation:
+        """The conversation with one more message, if any, and more metadata."""
+        messages = [*self.messages, message] if message is not None else self.messages
+        return replace(self, messages=messages, metadata={**self.metadata, **metadata})
+
+
+def _refuse_unknown(value: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(map(str, set(value) - known)):
+        raise RequestError(
+            f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}"
+            + ("; what shall only be carried along belongs into metadata" if "metadata" in known else "")
+        )
+
+
+def _is_tool_call(call: object) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), str | Mapping)
+    )
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates write arguments as JSON themselves; a string would be quoted a second time."""
+    function = dict(call["function"])
+    if isinstance(function["arguments"], str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            raise RequestError(f"the arguments of the call of {function['name']!r} are not JSON") from None
+    return {**call, "function": function}

@@ -1,0 +1,249 @@
+"""JAXInferenceEngine: conversations in, the same with the assistant's turn out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from jaxis.errors import ConfigError
+from jaxis.inference.batch import RowFailure
+from jaxis.inference.conversation import Conversation, Message, Role
+from jaxis.inference.journal import dump_line, run_key
+from jaxis.inference.output import ConversationFile
+from jaxis.inference.params import GenerationParams, InferenceConfig, ModelParams
+from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
+from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sampling_params
+from jaxis.inference.source import JSONLSource, ListSource, Row, Source
+from jaxis.llm import LLM
+from jaxis.outputs import RequestOutput
+from jaxis.progress import ProgressDisplay
+from jaxis.prompts import TokenizedPrompt, tokenize_chat
+from jaxis.sampling_params import SamplingParams
+
+ID_KEY = "conversation_id"
+
+
+class JAXInferenceEngine:
+    """Answers conversations with one model.
+
+    Use it as a context manager, or call `close`, to give its memory back.
+
+    Attributes:
+      llm: The model.
+      model_params, generation_params: As given.
+      display: Where notes and progress are shown.
+      identity: What answers depend on besides parameters and data.
+
+    Args:
+      model_params: Which model; a `ModelParams`, a mapping, or Oumi's own object.
+      generation_params: For calls of `infer` that bring none.
+      show_progress: Show loading and progress on stderr, where that is a terminal.
+
+    Raises:
+      ConfigError: A field that cannot be honoured.
+      CheckpointError, EngineError: As for `LLM`.
+    """
+
+    def __init__(
+        self,
+        model_params: ModelParams | Mapping[str, Any] | Any,
+        *,
+        generation_params: GenerationParams | Mapping[str, Any] | Any | None = None,
+        show_progress: bool = True,
+    ) -> None:
+        self.model_params = ModelParams.of(model_params)
+        self.generation_params = GenerationParams.of({} if generation_params is None else generation_params)
+        self.display = ProgressDisplay(show_progress)
+        arguments = to_llm_arguments(self.model_params)
+        if self.model_params.model_revision is not None and self.model_params.model_name is None:
+            raise ConfigError("model.model_revision applies to a hub id: give model.model_name, or leave it out")
+        for note in self.model_params.notes() + self.generation_params.notes():
+            self.display.note(f"jaxis: {note}")
+        self.llm = LLM(
+            self.model_params.model_name,
+            revision=self.model_params.model_revision,
+            show_progress=show_progress,
+            **arguments,
+        )
+        self.identity = [
+            *model_identity(self.llm, arguments),
+            content_of(self.model_params.chat_template),
+            self.model_params.chat_template_kwargs or {},
+        ]
+
+    def infer(
+        self,
+        conversations: Sequence[Conversation | Mapping[str, Any] | Any] | None = None,
+        inference_config: InferenceConfig | Mapping[str, Any] | Any | None = None,
+        *,
+        input: Sequence[Conversation | Mapping[str, Any] | Any] | None = None,
+        generation_params: GenerationParams | Mapping[str, Any] | Any | None = None,
+    ) -> Sequence[Any]:
+        """Answers each conversation with one more message.
+
+        A conversation that cannot be answered comes back as it was, with metadata["error"], a dict of message, type and
+        retryable; the others are answered. With an output path, finished conversations are kept as they come, and the
+        same call goes on where an interrupted one stopped.
+
+        Args:
+          conversations: `Conversation`s, dicts of the same form, or Oumi's own objects.
+          inference_config: Paths of files, and parameters; its model, if named, must be this one.
+          input: Another name of `conversations`.
+          generation_params: In place of the engine's.
+
+        Returns:
+          The conversations in the order of the input, of the class that they came in; with an output path, a sequence
+          that reads them from the file.
+
+        Raises:
+          ConfigError: Not exactly one input, two conversations with one id, or a field that cannot be honoured.
+          EngineError: The engine fails whatever runs, or a file cannot be written.
+        """
+        config = InferenceConfig.of({} if inference_config is None else inference_config)
+        if inference_config is not None and generation_params is not None:
+            raise ConfigError("generation_params and inference_config were both given: put the one into the other")
+        if config.model.model_name not in (None, self.model_params.model_name):
+            raise ConfigError(
+                f"inference_config.model.model_name={config.model.model_name!r} is not this engine's model "
+                f"{self.model_params.model_name!r}: leave it out, or make an engine for it"
+            )
+        if inference_config is not None:
+            generation = config.generation
+        else:
+            generation = self.generation_params if generation_params is None else GenerationParams.of(generation_params)
+        given = [name for name in (conversations, input, config.input_path) if name is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"infer got {len(given)} inputs: give exactly one of conversations (input) and input_path"
+            )
+        if config.input_path is not None:
+            source: Source = JSONLSource(Path(config.input_path), ID_KEY, output=_optional_path(config.output_path))
+            objects: Sequence[Any] = ()
+        else:
+            objects = list(given[0])
+            values = [_to_dict(item, i) for i, item in enumerate(objects)]
+            if config.output_path is not None:
+                _check_json(values)
+            source = ListSource(values, ID_KEY)
+        if config.output_path is not None:
+            self.run(source, generation, Path(config.output_path), _optional_path(config.progress_path))
+            return ConversationFile(Path(config.output_path))
+        sink = MemorySink(source.num_rows)
+        task = ConversationTask(self, generation, key=None)
+        progress_path = _optional_path(config.progress_path)
+        run(self.llm.engine, source, task, sink, display=self.display, progress_path=progress_path)
+        results = [Conversation.from_dict(value) for value in sink.values]
+        return [_like(objects[i], result) for i, result in enumerate(results)] if objects else results
+
+    def run(
+        self,
+        source: Source,
+        generation: GenerationParams,
+        output: Path | BinaryIO,
+        progress_path: Path | None = None,
+    ) -> RunSummary:
+        """Answers a source's conversations into a JSONL file, as `infer` does, or into a stream."""
+        effective = [
+            dataclasses.asdict(to_sampling_params(generation)),
+            generation.tools,
+            generation.tool_choice == "none",
+            generation.reasoning_effort,
+        ]
+        key = run_key("conversations", self.identity, effective, source.digest)
+        task = ConversationTask(self, generation, key=key)
+        return run_to_output(self.llm, source, task, output, key, display=self.display, progress_path=progress_path)
+
+    def close(self) -> None:
+        """Gives the memory back; the engine cannot be used any more."""
+        self.llm.close()
+
+    def __enter__(self) -> JAXInferenceEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ConversationTask:
+    """Renders a conversation, and adds the answer to it.
+
+    Args:
+      engine: Whose model answers.
+      generation: How answers are sampled.
+      key: The run's, from which rows get seeds; None leaves them to the engine.
+
+    Raises:
+      ConfigError: A parameter that this model cannot honour.
+    """
+
+    def __init__(self, engine: JAXInferenceEngine, generation: GenerationParams, *, key: str | None) -> None:
+        self._tokenizer = engine.llm.tokenizer
+        self._generation = generation
+        self._params = to_sampling_params(generation)
+        self._template = template_arguments(engine.model_params, generation, self._tokenizer)
+        self._key = key
+
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
+        conversation = Conversation.from_dict(row.value)
+        tools = conversation.tools or self._generation.tools
+        if self._generation.tool_choice == "none":
+            tools = None
+        messages = [message.for_template() for message in conversation.messages]
+        prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
+        return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row)
+
+    def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
+        [completion] = output.outputs
+        num_prompt_tokens, num_tokens = len(output.prompt_token_ids), len(completion.token_ids)
+        conversation = Conversation.from_dict({**row.value, ID_KEY: row.id}).extended(
+            Message(Role.ASSISTANT, completion.text),
+            finish_reason=completion.finish_reason,
+            usage={
+                "prompt_tokens": num_prompt_tokens,
+                "completion_tokens": num_tokens,
+                "total_tokens": num_prompt_tokens + num_tokens,
+            },
+        )
+        return conversation.to_dict()
+
+    def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
+        try:
+            conversation = Conversation.from_dict({**row.value, ID_KEY: row.id})
+        except Exception:  # what it holds is no conversation, so it is not carried along
+            conversation = Conversation([], row.id)
+        return conversation.extended(None, error=failure.to_dict()).to_dict()
+
+
+def _to_dict(value: Any, index: int) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Conversation):
+        return value.to_dict()
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise ConfigError(f"conversations[{index}] is {type(value).__name__}; give a Conversation, or a dict")
+    return dump(mode="json", exclude_none=True)
+
+
+def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
+    for i, value in enumerate(values):
+        try:
+            dump_line(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"conversations[{i}] cannot be written to output_path as JSON: {error}") from None
+
+
+def _like(given: Any, result: Conversation) -> Any:
+    """The result in the class of what was given: ours for dicts, Oumi's for Oumi's."""
+    if isinstance(given, Mapping | Conversation):
+        return result
+    return type(given).model_validate(result.to_dict())
+
+
+def _optional_path(path: str | None) -> Path | None:
+    return None if path is None else Path(path)

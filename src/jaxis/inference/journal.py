@@ -1,0 +1,232 @@
+"""A run's scratch file: each finished row, appended as soon as it is there, so that no kill loses or repeats it.
+
+A line is `checksum row status json`. The file's name holds the run's key, a hash of everything that answers depend on,
+so that rows of other settings are never taken for this run's. Written data survives the process; a sync now and then
+makes it survive the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jaxis.errors import ConfigError, EngineError
+
+Status = Literal["completed", "failed", "retry"]
+SYNC_INTERVAL_SECONDS = 1.0
+
+
+class RowResult(NamedTuple):
+    """A row's line of the output.
+
+    Attributes:
+      row: Its number in the input.
+      status: "retry" is a failure that may go away: it counts as failed, and a resumed run tries it again.
+      value: The line, as JSON.
+    """
+
+    row: int
+    status: Status
+    value: dict[str, Any]
+
+
+def dump_line(value: object) -> bytes:
+    """JSON on one line, without the newline."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair has no UTF-8, but an escape
+        return json.dumps(value, allow_nan=False).encode()
+
+
+def run_key(*parts: object) -> str:
+    """A hash of everything that a run's answers depend on, as 16 hexadecimal digits."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Journal:
+    """The finished rows of a run towards one output file.
+
+    Attributes:
+      path: The scratch file, beside the output.
+      num_completed: Rows with an answer.
+      num_failed: Rows with an error.
+
+    Args:
+      output_path: The output.
+      key: See `run_key`.
+      num_rows: Rows of the input.
+
+    Raises:
+      ConfigError: The scratch file cannot be written, or another process is at the same run.
+    """
+
+    def __init__(self, output_path: Path, key: str, num_rows: int) -> None:
+        self._output_path = output_path
+        self.path = output_path.with_name(f"{output_path.name}.{key}.scratch")
+        if output_path.exists() and not output_path.is_file():
+            raise ConfigError(f"output_path={output_path} is no regular file: give another name")
+        self._offsets = array("q", [-1]) * num_rows
+        self._failed = bytearray(num_rows)
+        self.num_completed = self.num_failed = 0
+        self._last_sync = time.monotonic()
+        try:
+            output_path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._open_locked()
+            self._recover()
+            self._forget_retries()
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def is_done(self, row: int) -> bool:
+        """Whether the row needs no more work."""
+        return self._offsets[row] >= 0
+
+    def append(self, results: Iterable[RowResult]) -> None:
+        """Adds finished rows; when it returns, a kill does not lose them.
+
+        Raises:
+          EngineError: The disk is full, or failing.
+        """
+        lines = [(result, _line(result)) for result in results]
+        if not lines:
+            return
+        start = self._end
+        data = b"".join(line for _, line in lines)
+        try:
+            self._write(data)
+            if time.monotonic() - self._last_sync > SYNC_INTERVAL_SECONDS:
+                os.fsync(self._file)
+                self._last_sync = time.monotonic()
+        except OSError as error:
+            raise EngineError(
+                f"{self.path} cannot be written: {error.strerror}; finished rows are kept, and the same command goes on"
+            ) from None
+        for result, line in lines:
+            self._count(result.row, result.status, start)
+            start += len(line)
+
+    def other_runs(self) -> list[Path]:
+        """Scratch files of runs towards the same output with other settings or data."""
+        name = self._output_path.name
+        return sorted(
+            path
+            for path in self.path.parent.iterdir()
+            if path != self.path and path.name.startswith(f"{name}.") and path.name.endswith(".scratch")
+        )
+
+    def finish(self) -> None:
+        """Writes the output, once every row has a result, in the order of the input, and removes the scratch file.
+
+        The output appears whole or not at all.
+
+        Raises:
+          EngineError: The disk is full, or failing.
+        """
+        temporary = self._output_path.with_name(f"{self.path.name}.tmp")
+        try:
+            with temporary.open("wb") as output:
+                output.writelines(self.lines_from(0))
+                output.flush()
+                os.fsync(output.fileno())
+            os.replace(temporary, self._output_path)
+            self.path.unlink()
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise EngineError(
+                f"{self._output_path} cannot be written: {error.strerror}; finished rows are kept in {self.path}"
+            ) from None
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the scratch file for the next run."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open_locked(self) -> int:
+        while True:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                raise ConfigError(f"{self.path} is in use: another process is at the same run") from None
+            try:
+                if os.path.samestat(os.fstat(file), os.stat(self.path)):
+                    return file
+            except FileNotFoundError:
+                pass
+            os.close(file)  # the run that held it has just finished and removed it
+
+    def _recover(self) -> None:
+        """Takes in what earlier processes wrote, and cuts off a line that one was killed in."""
+        end = 0
+        with os.fdopen(os.dup(self._file), "rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                if (parsed := _parse(line, len(self._offsets))) is not None:
+                    self._count(*parsed, end)
+                end += len(line)
+        os.ftruncate(self._file, end)
+        self._end = end
+
+    def _forget_retries(self) -> None:
+        """Forgets failures of an earlier process that may have gone away."""
+        for row, failed in enumerate(self._failed):
+            if failed and self._offsets[row] < 0:
+                self._failed[row] = 0
+                self.num_failed -= 1
+
+    def _count(self, row: int, status: Status, offset: int) -> None:
+        if self._offsets[row] >= 0:
+            return
+        if status == "completed":
+            self.num_completed += 1
+            self.num_failed -= self._failed[row]
+            self._failed[row] = 0
+        elif not self._failed[row]:
+            self.num_failed += 1
+            self._failed[row] = 1
+        # A failure to be tried again stands at a negative offset: found by `finish`, and not done.
+        self._offsets[row] = -2 - offset if status == "retry" else offset
+
+    def _write(self, data: bytes) -> None:
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._end += len(data)
+
+    def lines_from(self, first: int) -> Iterator[bytes]:
+        """The output's lines from a row on, up to the first row that has no result."""
+        with os.fdopen(os.dup(self._file), "rb") as lines:
+            for row in range(first, len(self._offsets)):
+                offset = self._offsets[row]
+                if offset == -1:
+                    return
+                lines.seek(offset if offset >= 0 else -2 - offset)
+                yield lines.readline().split(b" ", 3)[3]
+
+
+def _line(result: RowResult) -> bytes:
+    content = b"%d %s %s" % (result.row, result.status.encode(), dump_line(result.value))
+    return b"%08x %s\n" % (zlib.crc32(content), content)
+
+
+def _parse(line: bytes, num_rows: int) -> tuple[int, Status] | None:
+    """Row and status; None for a line that a failing machine has damaged."""
+    checksum, _, content = line[:-1].partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(content):
+        return None
+    row, status, _ = content.split(b" ", 2)
+    return (int(row), status.decode()) if int(row) < num_rows else None

@@ -1,0 +1,208 @@
+"""A run: rows through the engine into a sink, with its progress shown."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+from jaxis.engine.engine import LLMEngine
+from jaxis.inference.batch import RowFailure, run_rows
+from jaxis.inference.journal import Journal, RowResult
+from jaxis.inference.progress import shown_progress
+from jaxis.inference.sampling import SPEED_ARGUMENTS
+from jaxis.inference.source import Row, Source
+from jaxis.interrupt import interrupt_deferred
+from jaxis.outputs import RequestOutput
+from jaxis.progress import ProgressDisplay
+from jaxis.prompts import TokenizedPrompt
+from jaxis.sampling_params import SamplingParams
+from jaxis.version import __version__
+
+if TYPE_CHECKING:
+    from jaxis.llm import LLM
+
+
+class RowTask(Protocol):
+    """What is done with each row."""
+
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
+        """Prompt and parameters; whatever it raises fails the row."""
+        ...
+
+    def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
+        """The line of the output."""
+        ...
+
+    def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
+        """The line of the output for a row that failed."""
+        ...
+
+
+class MemorySink:
+    """Keeps results in a list."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.values: list[dict[str, Any]] = [{}] * num_rows
+        self.num_completed = self.num_failed = 0
+
+    def is_done(self, row: int) -> bool:
+        return False
+
+    def append(self, results: list[RowResult]) -> None:
+        for row, status, value in results:
+            self.values[row] = value
+            self.num_completed += status == "completed"
+            self.num_failed += status != "completed"
+
+
+class StreamSink:
+    """Writes each result to a stream as soon as all before it are there; those that wait are in a temporary file."""
+
+    def __init__(self, stream: BinaryIO, num_rows: int) -> None:
+        self._stream = stream
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxis-")
+        self._waiting = Journal(Path(self._folder.name) / "output", "rows", num_rows)
+        self._num_written = 0
+
+    @property
+    def num_completed(self) -> int:
+        return self._waiting.num_completed
+
+    @property
+    def num_failed(self) -> int:
+        return self._waiting.num_failed
+
+    def is_done(self, row: int) -> bool:
+        return False
+
+    def append(self, results: list[RowResult]) -> None:
+        if not results:
+            return
+        self._waiting.append(results)
+        for line in self._waiting.lines_from(self._num_written):
+            self._stream.write(line)
+            self._num_written += 1
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._waiting.close()
+        self._folder.cleanup()
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a run ended: rows in all, with an answer, with an error."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+def run(
+    engine: LLMEngine,
+    source: Source,
+    task: RowTask,
+    sink: Journal | MemorySink | StreamSink,
+    *,
+    display: ProgressDisplay,
+    progress_path: Path | None = None,
+) -> RunSummary:
+    """Runs every row that the sink does not have yet.
+
+    Raises:
+      ConfigError, EngineError: A file cannot be written, or the engine fails whatever runs.
+    """
+    num_tokens = 0
+    rows = source.rows(lambda index: not sink.is_done(index))
+    with (
+        shown_progress(source.num_rows, display, progress_path) as update,
+        closing(run_rows(engine, rows, task.prepare)) as steps,
+    ):
+        for finished in steps:
+            results = []
+            for row, outcome in finished:
+                results.append(_result(task, row, outcome))
+                if isinstance(outcome, RequestOutput):
+                    num_tokens += sum(len(completion.token_ids) for completion in outcome.outputs)
+            with interrupt_deferred():
+                sink.append(results)
+            update(sink.num_completed, sink.num_failed, num_tokens)
+    return RunSummary(source.num_rows, sink.num_completed, sink.num_failed)
+
+
+def with_row_seed(params: SamplingParams, key: str, row: Row) -> SamplingParams:
+    """A seed of the row's own where none is given, so that answers do not depend on when and with what a row runs."""
+    if params.greedy or params.seed is not None:
+        return params
+    seed = int.from_bytes(hashlib.sha256(f"{key}:{row.index}".encode()).digest()[:8], "big")
+    return replace(params, seed=seed)
+
+
+def model_identity(llm: LLM, arguments: Mapping[str, Any]) -> list[Any]:
+    """What a model's answers depend on: jaxis, the checkpoint's files, and the arguments that do not just set speed.
+
+    Weights are told apart by size and time of change, not read.
+    """
+    folder = Path(llm.engine.vllm_config.model_config.model)
+    files = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model") and path.is_file():
+            status = path.stat()
+            files.append((path.name, status.st_size, status.st_mtime_ns))
+    effective = {
+        name: content_of(value)
+        for name, value in arguments.items()
+        if value is not None and name not in SPEED_ARGUMENTS
+    }
+    return [__version__, files, effective]
+
+
+def content_of(value: object) -> object:
+    """A file's content where a value names a file, else the value."""
+    return Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
+
+
+def run_to_output(
+    llm: LLM,
+    source: Source,
+    task: RowTask,
+    output: Path | BinaryIO,
+    key: str,
+    *,
+    display: ProgressDisplay,
+    progress_path: Path | None,
+) -> RunSummary:
+    """Runs a source into a file, going on where an earlier process stopped (see `Journal`), or into a stream."""
+    if not isinstance(output, Path):
+        with closing(StreamSink(output, source.num_rows)) as sink:
+            return run(llm.engine, source, task, sink, display=display, progress_path=progress_path)
+    journal = Journal(output, key, source.num_rows)
+    try:
+        if others := journal.other_runs():
+            display.note(f"jaxis: {others[0]} holds rows of other settings or data, which this run does not use")
+        if kept := journal.num_completed + journal.num_failed:
+            display.note(f"jaxis: going on after {kept} of {source.num_rows} rows")
+        summary = run(llm.engine, source, task, journal, display=display, progress_path=progress_path)
+        journal.finish()
+    except KeyboardInterrupt:
+        kept = journal.num_completed + journal.num_failed
+        display.note(f"jaxis: interrupted after {kept} of {source.num_rows} rows; the same command goes on from there")
+        raise
+    finally:
+        journal.close()
+    return summary
+
+
+def _result(task: RowTask, row: Row, outcome: RequestOutput | RowFailure) -> RowResult:
+    if isinstance(outcome, RequestOutput):
+        try:
+            return RowResult(row.index, "completed", task.answer(row, outcome))
+        except Exception as error:  # whatever a row holds, it is no reason to lose the others
+            outcome = RowFailure.of(error)
+    return RowResult(row.index, "retry" if outcome.retryable else "failed", task.failure(row, outcome))

@@ -1,0 +1,185 @@
+"""The rows of a run: JSON objects from a JSONL file or from memory, read one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import uuid
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from jaxis.errors import ConfigError, RequestError
+
+_ID_NAMESPACE = uuid.UUID("9f0c7c2e-6a55-5e0b-9d57-0d6a3d8f5b11")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the input.
+
+    Attributes:
+      index: Its number, from 0, blank lines not counted.
+      value: What it holds; {} if it is no JSON object.
+      id: Its own, or one made from its number and content.
+      error: Why it cannot be used; None if it can.
+    """
+
+    index: int
+    value: Mapping[str, Any]
+    id: str
+    error: RequestError | None = None
+
+
+class Source(Protocol):
+    """Where rows come from.
+
+    Attributes:
+      num_rows: How many there are.
+      digest: A hash of them all.
+    """
+
+    num_rows: int
+    digest: str
+
+    def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
+        """Those whose numbers are wanted, in order."""
+        ...
+
+
+class JSONLSource:
+    """A JSONL file, read once to check it and once to run; no more than a line is held.
+
+    Args:
+      path: The file.
+      id_key: The key that names a row: "conversation_id" or "custom_id".
+      output: Where the answers will go.
+
+    Raises:
+      ConfigError: The file cannot be read, is the output too, or two rows have the same id.
+    """
+
+    def __init__(self, path: Path, id_key: str, *, output: Path | BinaryIO | None = None) -> None:
+        self.path = path
+        self._id_key = id_key
+        digest = hashlib.sha256()
+        hashes = array("Q")
+        self.num_rows = 0
+        for _, line in self._lines():
+            digest.update(line.strip() + b"\n")
+            self.num_rows += 1
+            if (row_id := self._parse(line)[0].get(id_key)) is not None:
+                hashes.append(_hash(str(row_id)))
+        if isinstance(output, Path) and output.exists() and output.samefile(path):
+            raise ConfigError(f"output_path={output} is the input: give another file")
+        self.digest = digest.hexdigest()
+        # 8 bytes a row, where the ids themselves would take a hundred.
+        values, counts = np.unique(np.frombuffer(hashes, np.uint64), return_counts=True)
+        if repeated := {int(value) for value in values[counts > 1]}:
+            self._check_repeated(repeated)
+
+    def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
+        for index, (number, line) in enumerate(self._lines()):
+            if wanted(index):
+                value, error = self._parse(line)
+                if error is not None:
+                    error = RequestError(f"line {number}: {error}")
+                yield Row(index, value, _row_id(value, index, self._id_key, line), error)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Line number, from 1, and content of each line that is not blank."""
+        try:
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield number, line
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def _parse(self, line: bytes) -> tuple[dict[str, Any], RequestError | None]:
+        try:
+            value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        except UnicodeDecodeError:
+            return {}, RequestError("the row is not UTF-8 text")
+        except json.JSONDecodeError as error:
+            return {}, RequestError(f"the row is not JSON: {error.msg} at column {error.colno}")
+        except (ValueError, RecursionError) as error:
+            return {}, RequestError(f"the row is not JSON that can be read: {error}")
+        if not isinstance(value, dict):
+            return {}, RequestError(f"the row is no JSON object but {type(value).__name__}")
+        return value, None
+
+    def _check_repeated(self, hashes: set[int]) -> None:
+        seen: dict[str, int] = {}
+        for number, line in self._lines():
+            row_id = self._parse(line)[0].get(self._id_key)
+            if row_id is None or _hash(str(row_id)) not in hashes:
+                continue
+            if (first := seen.setdefault(str(row_id), number)) != number:
+                raise ConfigError(
+                    f"{self.path}: lines {first} and {number} have the same {self._id_key} {row_id!r}: make them differ"
+                )
+
+
+class ListSource:
+    """Rows in memory.
+
+    Raises:
+      ConfigError: Two rows have the same id.
+    """
+
+    def __init__(self, values: Sequence[Mapping[str, Any]], id_key: str) -> None:
+        self._values = values
+        self._id_key = id_key
+        self.num_rows = len(values)
+        seen: dict[str, int] = {}
+        digest = hashlib.sha256()
+        for i, value in enumerate(values):
+            digest.update(_canonical(value) + b"\n")
+            row_id = value.get(id_key)
+            if row_id is not None and (first := seen.setdefault(str(row_id), i)) != i:
+                raise ConfigError(f"rows {first} and {i} have the same {id_key} {row_id!r}: make them differ")
+        self.digest = digest.hexdigest()
+
+    def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
+        for index, value in enumerate(self._values):
+            if wanted(index):
+                yield Row(index, value, _row_id(value, index, self._id_key, _canonical(value)))
+
+
+@contextmanager
+def spooled_stdin() -> Iterator[Path]:
+    """All of stdin as a file: it is read twice, and named in no answer."""
+    with tempfile.NamedTemporaryFile(prefix="jaxis-stdin-", suffix=".jsonl") as file:
+        source: BinaryIO = sys.stdin.buffer
+        shutil.copyfileobj(source, file)
+        file.flush()
+        yield Path(file.name)
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
+
+
+def _row_id(value: Mapping[str, Any], index: int, id_key: str, content: bytes) -> str:
+    row_id = value.get(id_key)
+    if isinstance(row_id, str):
+        return row_id
+    name = f"{index}:{hashlib.sha256(content.strip()).hexdigest()}"
+    return str(uuid.uuid5(_ID_NAMESPACE, name))
+
+
+def _hash(row_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(row_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

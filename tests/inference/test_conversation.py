@@ -1,0 +1,59 @@
+"""Conversations read from JSON and written back."""
+
+import json
+
+import pytest
+
+from jaxis.errors import RequestError
+from jaxis.inference import ContentItem, Conversation, Message, Role, Type
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_a_conversation_survives_reading_and_writing():
+    value = {
+        "conversation_id": "x",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "content": "1 + 1?"}], "id": "m1"},
+            {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "sum"},
+            {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        ],
+        "metadata": {"source": ["a", 1]},
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+    }
+    conversation = Conversation.from_dict(value)
+    assert json.loads(json.dumps(conversation.to_dict())) == value
+    assert conversation.last_message(Role.USER).content == [ContentItem(Type.TEXT, "1 + 1?")]
+
+
+def test_templates_get_text_and_parsed_arguments():
+    message = Message.from_dict(
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "content": "b"}], "id": "m"}
+    )
+    assert message.for_template() == {"role": "assistant", "content": "a\nb"}
+    call = Message(Role.ASSISTANT, tool_calls=[CALL]).for_template()["tool_calls"][0]
+    assert call["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ([], "list"),
+        ({}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, r"messages\[0\].*role='robot'"),
+        ({"messages": [{"content": "hi"}]}, "role"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "int"),
+        ({"messages": [{"role": "user", "content": "hi", "extra": 1}]}, "'extra'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "content": "x"}]}]}, "image_url"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"name": "add"}]}]}, "tool_calls"),
+        ({"messages": [], "temperature": 0.2}, "'temperature'.*metadata"),
+        ({"messages": [], "tools": ["add"]}, "tools"),
+        ({"messages": [], "conversation_id": 7}, "conversation_id=7"),
+    ],
+)
+def test_what_cannot_be_read_is_named(value, named):
+    with pytest.raises(RequestError, match=named):
+        Conversation.from_dict(value)

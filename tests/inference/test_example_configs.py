@@ -1,0 +1,54 @@
+"""The examples: every one is read without complaint, each family has one, and those of the embedded model run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxis import sampling_params
+from jaxis.errors import ConfigError
+from jaxis.inference import InferenceConfig, JAXInferenceEngine
+from jaxis.inference.sampling import to_llm_arguments
+from jaxis.models.registry import _BUILT_IN
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
+CONFIGS = sorted(EXAMPLES.rglob("*.yaml"))
+TASKS = {"chat", "completion", "guided_json", "quantized"}
+HAS_STRUCTURED_OUTPUTS = hasattr(sampling_params, "StructuredOutputs")
+
+
+def test_every_family_and_every_task_has_one():
+    families = {path.partition(":")[0].rpartition(".")[2] for path in _BUILT_IN.values()}
+    assert {path.stem for path in (EXAMPLES / "families").iterdir()} == families
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == TASKS
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_it_is_read_and_everything_in_it_has_an_effect(path):
+    if path.stem == "guided_json" and not HAS_STRUCTURED_OUTPUTS:
+        with pytest.raises(ConfigError, match="guided_decoding cannot be honoured"):
+            InferenceConfig.from_yaml(path)
+        return
+    config = InferenceConfig.from_yaml(path)
+    assert config.notes() == []
+    assert to_llm_arguments(config.model)["dtype"] == ("bfloat16" if path.parent.name == "families" else "auto")
+    assert (EXAMPLES / config.input_path).is_file()
+    assert config.output_path.endswith(".jsonl")
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_tasks_run(task, tmp_path):
+    if task == "guided_json" and not HAS_STRUCTURED_OUTPUTS:
+        pytest.skip("no structured output yet")
+    config = InferenceConfig.from_yaml(EXAMPLES / f"{task}.yaml")
+    paths = {"input_path": EXAMPLES / "conversations.jsonl", "output_path": tmp_path / "out.jsonl"}
+    with JAXInferenceEngine(config.model, show_progress=False) as engine:
+        results = engine.infer(inference_config={"generation": config.generation, **paths})
+    assert [result.conversation_id for result in results] == ["capital", "sum", "colour"]
+    answer = results[0].messages[-1].content
+    if task == "guided_json":
+        assert isinstance(json.loads(answer)["answer"], str)
+    elif task == "completion":
+        assert "\n" not in answer
+    else:
+        assert "Paris" in answer
