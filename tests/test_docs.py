@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.models.registry import _BUILT_IN
+from jaxis.models.registry import built_in_models
 from jaxis.rope_config import ROPE_TYPES
 
 ROOT = Path(__file__).parent.parent
@@ -122,7 +122,7 @@ def test_loading_page_names_every_argument_of_llm():
 
 def test_page_of_models_names_every_architecture_and_no_other():
     named = set(re.findall(r"`(\w+For\w+)`", (ROOT / "docs/models.md").read_text()))
-    assert named == set(_BUILT_IN)
+    assert named == set(built_in_models())
 
 
 def test_model_page_names_every_rope_type():

@@ -12,11 +12,11 @@ import pytest
 
 from jaxis.bringup.new_model import new_model
 from jaxis.errors import ConfigError
-from jaxis.models.registry import _BUILT_IN
+from jaxis.models.registry import built_in_models
 
 ROOT = Path(__file__).parents[2]
 CHANGED = ("src/jaxis/models/registry.py", "tests/models/parity.py", "docs/models.md")
-FAMILIES = sorted({path.partition(":")[0].rpartition(".")[2] for path in _BUILT_IN.values()})
+FAMILIES = sorted({path.partition(":")[0].rpartition(".")[2] for path in built_in_models().values()})
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ differs, and runs the tests again after each change.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxis.errors import ConfigError
-from jaxis.models.registry import get_model_class, supported_architectures
+from jaxis.models.registry import built_in_models, supported_architectures
 
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
@@ -83,14 +84,12 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
 
 
 def _find(like: str) -> _Source:
-    for architecture in supported_architectures():
-        model_class = get_model_class([architecture])
-        module = inspect.getmodule(model_class)
-        if module is None or not architecture.endswith(_SUFFIX):
-            continue
-        if like in (architecture, module.__name__.rpartition(".")[2]):
-            return _Source(architecture, module, architecture.removesuffix(_SUFFIX))
-    families = sorted({get_model_class([a]).__module__.rpartition(".")[2] for a in supported_architectures()})
+    families = {}
+    for architecture, path in built_in_models().items():
+        module = path.partition(":")[0]
+        families[module.rpartition(".")[2]] = None
+        if architecture.endswith(_SUFFIX) and like in (architecture, module.rpartition(".")[2]):
+            return _Source(architecture, importlib.import_module(module), architecture.removesuffix(_SUFFIX))
     raise ConfigError(f"--like {like!r} is no family of jaxis; there are: {', '.join(families)}")
 
 

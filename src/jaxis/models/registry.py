@@ -52,6 +52,11 @@ def register_model(architecture: str, model: type[Any] | str) -> None:
     _registered[architecture] = model
 
 
+def built_in_models() -> dict[str, str]:
+    """jaxis's own: architecture -> "module:Class"."""
+    return dict(_BUILT_IN)
+
+
 def supported_architectures() -> list[str]:
     """Every name that `get_model_class` knows, plug-ins included."""
     return sorted({*_BUILT_IN, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
