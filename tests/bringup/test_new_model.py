@@ -16,6 +16,13 @@ from jaxis.models.registry import built_in_models
 
 ROOT = Path(__file__).parents[2]
 CHANGED = ("src/jaxis/models/registry.py", "tests/models/parity.py", "docs/models.md")
+# An editable installation's finder would put the installed package before the copy.
+RUN_PYTEST = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 FAMILIES = sorted({path.partition(":")[0].rpartition(".")[2] for path in built_in_models().values()})
 
 
@@ -62,7 +69,9 @@ def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path,
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / CHANGED[2], tmp_path / CHANGED[2])
     made = new_model("NewThing2", like, tmp_path)
-    command = [sys.executable, *made.check.split()[1:3], *made.check.replace("'", "").split()[3:], "-q"]
+    python, _, _, *arguments = made.check.replace("'", "").split()
+    assert python == "python"
+    command = [sys.executable, "-c", RUN_PYTEST, *arguments, "-q"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

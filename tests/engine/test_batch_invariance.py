@@ -130,8 +130,12 @@ CASES = {
     "llama4": ("llama4", None, NUM_PROCESSORS[-1:]),
 }
 
+SLOW_CASES = ("int8", "llama4")  # int4's kernels, and GPT-OSS's, are tested every time
 
-@pytest.fixture(scope="module", params=CASES)
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(c, marks=[pytest.mark.slow] if c in SLOW_CASES else []) for c in CASES]
+)
 def runs(request, tmp_path_factory):
     """Number of processors -> kind of run -> prompt -> what it gave."""
     family, quantization, counts = CASES[request.param]

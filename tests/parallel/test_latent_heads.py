@@ -36,6 +36,7 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
 
 
 @pytest.mark.multi_device
+@pytest.mark.slow
 def test_every_number_of_devices_gives_transformers_logits():
     helpers = Path(__file__).parents[1] / "models"
     result = subprocess.run(
