@@ -4,8 +4,8 @@ VENV := .venv
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 QUESTION ?= What is the capital of France?
-# Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker.
-PYTEST_WORKERS ?= 2
+# Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker; each takes up to 2 GB.
+PYTEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 # What an installation builds: changed, it is installed again.
 BUILT_FROM := pyproject.toml $(shell find native/CMakeLists.txt native/src -type f)
