@@ -66,8 +66,8 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     for path in (_REGISTRY, _PARITY, _MODELS_PAGE):
         if not (root / path).is_file():
             raise ConfigError(
-                f"{root.absolute()} is no checkout of jaxis (it has no {path}): go to one, or make a package of your "
-                "own with --package FOLDER"
+                f"{root.absolute()} is no checkout of jaxis (it has no {path}): go to one; docs/adding-a-model.md "
+                "shows a package of your own"
             )
     family_file = root / "src/jaxis/models" / f"{_snake_case(name)}.py"
     if family_file.exists():
