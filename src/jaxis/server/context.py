@@ -50,6 +50,7 @@ class ServerContext:
         return await asyncio.get_running_loop().run_in_executor(self.workers, function)
 
 
-def get_context(request: Request) -> ServerContext:
+async def get_context(request: Request) -> ServerContext:
     """The context of the application that got the request."""
+    # A coroutine, or FastAPI would run it in a thread for every request.
     return request.app.state.context
