@@ -17,6 +17,15 @@ from jaxis.server.protocol.responses import ResponseObject, ResponseRequest
 from jaxis.server.responses import ResponseRun
 from jaxis.server.sse import respond, respond_stream
 
+_SHOWN_DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 router = APIRouter()
 Context = Annotated[ServerContext, Depends(get_context)]
 
@@ -61,4 +70,10 @@ async def _respond(
 
 
 def _card(name: str, context: ServerContext) -> ModelCard:
-    return ModelCard(id=name, root=context.model_name, max_model_len=context.engine.max_model_len)
+    defaults = context.engine.default_sampling_params
+    return ModelCard(
+        id=name,
+        root=context.model_name,
+        max_model_len=context.engine.max_model_len,
+        default_parameters={parameter: getattr(defaults, parameter) for parameter in _SHOWN_DEFAULTS},
+    )
