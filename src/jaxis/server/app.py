@@ -18,6 +18,7 @@ from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
 from jaxis.server.routes import health, openai, tokenize
+from jaxis.server.served_model import ServedModel
 from jaxis.version import __version__
 
 
@@ -28,7 +29,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
       engine: Not started yet.
       config: How to serve it.
     """
-    context = ServerContext(engine, config, ServerMetrics(config.served_model_names[0], engine.stats))
+    model = ServedModel(config.served_model_names, engine.tokenizer, engine.default_sampling_params)
+    context = ServerContext(engine, model, config, ServerMetrics(model.name, engine.stats))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
