@@ -115,7 +115,9 @@ class Tab:
     def requested(self):
         """The addresses that the page asked for, and the bodies it sent."""
         self.evaluate("0")
-        requests = [event["params"]["request"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        requests = [
+            event["params"]["request"] for event in self.events if event["method"] == "Network.requestWillBeSent"
+        ]
         return [(request["url"], json.loads(request.get("postData", "null"))) for request in requests]
 
 

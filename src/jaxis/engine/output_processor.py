@@ -41,7 +41,13 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or all(sequence.request.status.finished for sequence in self.sequences)
+        if self.error is not None:
+            return True
+        # A loop: asked several times for every token, `all` with its generator would show.
+        for sequence in self.sequences:  # noqa: SIM110
+            if not sequence.request.status.finished:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """The request as it stands."""
