@@ -22,8 +22,8 @@ JSON_WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_MULTIPLE_OF = 100_000
 _MAX_MULTIPLE_OF_EXPONENT = 15
 _JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": JSON_WHITESPACE}
-# A mask holds every token that can go on, and not only the one with which the tokenizer would spell text that must come:
-# a normalizer may spell another text. Stands at the end, where it moves no line that an error may name.
+# A mask holds every token that can go on, not only the one that the tokenizer would take where the text is certain: its
+# normalizer may spell another text. Stands at the end, where it moves no line that an error may name.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _EMBEDDED_SCHEMA = re.compile(r"%json\s*")
 
