@@ -84,3 +84,15 @@ def message_text(message: ChatMessage) -> str:
     if isinstance(message.content, list):
         return "\n".join(part.text for part in message.content)
     return message.content or ""
+
+
+def _reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    templates = "".join(tokenizer.chat_templates.values()) if tokenizer else ""
+    if "reasoning_effort" in templates:
+        return {"reasoning_effort": effort}
+    if effort == "none" and "enable_thinking" in templates:
+        return {"enable_thinking": False}
+    raise ParameterError(
+        "reasoning_effort",
+        f"reasoning_effort={effort!r} cannot be honoured: the model's chat template does not read it",
+    )
