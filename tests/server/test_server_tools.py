@@ -130,7 +130,8 @@ def both(client, **more):
     reasoning = getattr(message, "reasoning_content", None)
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     ids = [call.id for call in message.tool_calls or []]
-    assert all(ids) and len(set(ids)) == len(ids)
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
     other, reason = streamed(client, **more)
     assert (other["content"] or None, other["reasoning_content"] or None) == (message.content or None, reasoning)
     assert [(call["name"], call["arguments"]) for call in other["tool_calls"].values()] == calls

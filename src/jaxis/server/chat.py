@@ -124,7 +124,7 @@ class ChatCompletion:
     def reader(self, output: RequestOutput) -> ChatOutput:
         """What reads one of the answers; `output` is any with the prompt."""
         parser = None
-        if self._tools.parser is not None or self._model.reasoning_parser is not None:
+        if self.parses:
             parser = OutputParser(
                 self._tools.parser, self._model.reasoning_parser, tools=self._tools.tools, prompt=output.prompt or ""
             )
@@ -133,6 +133,11 @@ class ChatCompletion:
             include_reasoning=self._request.include_reasoning is not False,
             parallel_tool_calls=self._request.parallel_tool_calls is not False,
         )
+
+    @property
+    def parses(self) -> bool:
+        """Whether reasoning or calls of tools are looked for in the text."""
+        return self._tools.parser is not None or self._model.reasoning_parser is not None
 
     def _needs_special_tokens(self) -> bool:
         parsers = (self._tools.parser, self._model.reasoning_parser)
@@ -143,7 +148,7 @@ class ChatCompletion:
         return ChatChoice(
             index=completion.index,
             message=message_of(reader.read(completion), self._prefix),
-            logprobs=self._logprobs(completion),
+            logprobs=self.logprobs(completion),
             finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
@@ -152,12 +157,13 @@ class ChatCompletion:
         return ChatChunkChoice(
             index=completion.index,
             delta=delta_of(events),
-            logprobs=self._logprobs(completion),
+            logprobs=self.logprobs(completion),
             finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
 
-    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+    def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        """A completion's log-probabilities, if they were asked for."""
         if completion.logprobs is None:
             return None
         return self._formatter.chat(completion.logprobs, self._num_top)
