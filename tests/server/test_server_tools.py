@@ -193,10 +193,12 @@ def test_required_is_a_schema_over_all_tools(client, engine):
 
 
 def test_a_named_function_gets_its_arguments(client, engine):
-    engine.text = '{"city": "Rome"}'
+    engine.text = '[{"name": "get_weather", "parameters": {"city": "Rome"}}]'
     choice = {"type": "function", "function": {"name": "get_weather"}}
     assert both(client, tools=[TIME, WEATHER], tool_choice=choice)[::2] == (None, [("get_weather", '{"city": "Rome"}')])
-    assert engine.params.structured_outputs.json_schema == WEATHER["function"]["parameters"]
+    schema = engine.params.structured_outputs.json_schema
+    assert schema["maxItems"] == 1
+    assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["get_weather"]
 
 
 def test_reasoning_is_apart_and_can_be_left_out(client, engine):

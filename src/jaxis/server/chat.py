@@ -13,6 +13,7 @@ from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.chat_output import ChatOutput, delta_of, message_of
 from jaxis.server.chat_prompt import message_text, template_arguments, tokenize_request
+from jaxis.server.chat_tools import choose_tools
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import ParameterError
 from jaxis.server.generation import GenerationJob, generate
@@ -32,7 +33,6 @@ from jaxis.server.protocol.chat import (
 from jaxis.server.sampling import chat_sampling_params, check_stream_options
 from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
-from jaxis.server.tool_choice import choose_tools
 from jaxis.server.usage import UsageCounter
 
 

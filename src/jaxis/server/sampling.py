@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from jaxis.sampling_params import SamplingParams
+from jaxis.server.chat_tools import ChatTools
 from jaxis.server.errors import ParameterError
 from jaxis.server.protocol.base import GenerationRequest, SamplingFields
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
 from jaxis.server.structured_outputs import make_structured_outputs, structured_outputs
-from jaxis.server.tool_choice import ToolChoice
 from jaxis.structured_outputs import StructuredOutputs
 
 MAX_STOPS = 16
@@ -20,7 +20,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
 def chat_sampling_params(
-    request: ChatCompletionRequest, defaults: SamplingParams, tools: ToolChoice
+    request: ChatCompletionRequest, defaults: SamplingParams, tools: ChatTools
 ) -> tuple[SamplingParams, str | None]:
     """What a chat request asks for, over the model's defaults, and the field that says the answer's form, if one does.
 
@@ -43,7 +43,7 @@ def chat_sampling_params(
             f'{form[0]} leaves no room for calls of tools: leave it out, or send tool_choice "none"',
         )
     if tools.json_schema is not None:
-        form = "tools", make_structured_outputs("tools", {"json_schema": tools.json_schema})
+        form = "tools", make_structured_outputs("tools", {"json_schema": dict(tools.json_schema)})
     return _sampling_params(request, defaults, more, form)
 
 
