@@ -78,6 +78,7 @@ class AsyncLLMEngine:
         self.default_sampling_params = built.default_sampling_params
         self.tokenizer = built.engine.tokenizer
         self.max_model_len = built.engine.max_model_len
+        self.model_type = built.engine.vllm_config.model_config.hf_config.get("model_type")
         self.max_sequences = built.engine.vllm_config.scheduler_config.max_num_seqs + max_queued
         self._engine = built.engine
         self._stall_seconds = stall_seconds

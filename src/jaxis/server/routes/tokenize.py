@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from jaxis.errors import RequestError
-from jaxis.server.chat_prompt import message_for_template, template_arguments
+from jaxis.server.chat_prompt import messages_for_template, template_arguments
 from jaxis.server.context import ServerContext, get_context
 from jaxis.server.protocol.errors import TEXT_ERRORS
 from jaxis.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -41,8 +41,8 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeRes
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = [message_for_template(message, tokenizer, f"messages[{i}]") for i, message in enumerate(body.messages)]
-    return tokenizer.encode_chat(messages, **template_arguments(body, tokenizer))
+    arguments = template_arguments(body, tokenizer)
+    return tokenizer.encode_chat(messages_for_template(body, tokenizer, arguments), **arguments)
 
 
 def _tokenizer(context: ServerContext) -> Tokenizer:
