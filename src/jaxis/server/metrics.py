@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,7 @@ class ServerMetrics:
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
         self._registry.register(_EngineCollector(model_name, stats))
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose answer has begun.")
