@@ -41,7 +41,7 @@ def run_batch(
 ) -> None:
     """Answer an OpenAI batch file.
 
-    Each line holds custom_id, url (/v1/chat/completions or /v1/completions) and body.
+    Each line holds custom_id, url (/v1/chat/completions, /v1/completions or /v1/responses) and body.
     Responses stand in the order of the requests; one that failed has its error in it.
     A run that was interrupted goes on where it stopped when it is started again.
 
@@ -61,10 +61,11 @@ def run_batch(
             from jaxis.inference.openai_batch import BatchTask
             from jaxis.inference.run import model_identity, run_to_output
             from jaxis.progress import ProgressDisplay
+            from jaxis.server.served_model import ServedModel
 
             names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
             key = run_key("requests", model_identity(llm, arguments), names, source.digest)
-            task = BatchTask(llm, names, key)
+            task = BatchTask(ServedModel.of_llm(llm, names), key)
             summary = run_to_output(
                 llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
             )

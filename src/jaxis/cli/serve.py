@@ -111,6 +111,8 @@ def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, 
         f"{blocks.num_blocks * blocks.block_size} tokens in the KV cache",
         f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
     ]
+    if config.webui:
+        lines.append(f"chat:   {url}/")
     if not host.startswith(_LOOPBACK) and not config.api_keys:
         lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
     return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
@@ -140,5 +142,6 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         request_timeout_seconds=limits.request_timeout or None,
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
+        webui=server.webui,
         allowed_origins=tuple(server.allowed_origins or ()),
     )

@@ -49,6 +49,7 @@ class ServerOptions:
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
     ] = None
+    webui: Annotated[bool, _server("Serve the chat page at /.")] = True
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
     log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.engine.output_stream import DeltaTracker, OutputStream
+from jaxis.engine.stream_waker import StreamWaker
 from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -95,6 +96,7 @@ class AsyncLLMEngine:
     def start(self) -> None:
         """Starts the engine's thread; results go to the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self._waker = StreamWaker(self._loop)
         self._thread.start()
 
     @contextmanager
@@ -236,6 +238,7 @@ class AsyncLLMEngine:
                 stream.fail(result)
             else:
                 stream.put(result)
+        self._waker.wake(stream for stream, _ in outbox)
 
     def _close(self, error: UnavailableError) -> None:
         self._closed = error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from jaxis.errors import RequestError
+from jaxis.prompts import call_for_template
 
 _ITEM_KEYS = {"type", "content", "text"}
 
@@ -135,7 +135,7 @@ class Message:
         if isinstance(self.content, list):
             fields["content"] = "\n".join(item.content for item in self.content)
         if self.tool_calls is not None:
-            fields["tool_calls"] = [_with_parsed_arguments(call) for call in self.tool_calls]
+            fields["tool_calls"] = [call_for_template(call, "tool_calls") for call in self.tool_calls]
         return fields
 
 
@@ -217,14 +217,3 @@ def _is_tool_call(call: object) -> bool:
         and isinstance(function.get("name"), str)
         and isinstance(function.get("arguments"), str | Mapping)
     )
-
-
-def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates write arguments as JSON themselves; a string would be quoted a second time."""
-    function = dict(call["function"])
-    if isinstance(function["arguments"], str):
-        try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            raise RequestError(f"the arguments of the call of {function['name']!r} are not JSON") from None
-    return {**call, "function": function}

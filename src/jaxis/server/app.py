@@ -9,14 +9,16 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jaxis.engine.async_engine import AsyncLLMEngine
-from jaxis.server.auth import ApiKeyMiddleware
+from jaxis.server.auth import OPEN_PATHS, ApiKeyMiddleware
+from jaxis.server.chat_page import add_chat_page, chat_page_paths
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import install_error_handlers
 from jaxis.server.limits import RequestLimitMiddleware
-from jaxis.server.logs import RequestLogMiddleware
+from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
 from jaxis.server.routes import health, openai, tokenize
+from jaxis.server.served_model import ServedModel
 from jaxis.version import __version__
 
 
@@ -27,7 +29,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
       engine: Not started yet.
       config: How to serve it.
     """
-    context = ServerContext(engine, config, ServerMetrics(config.served_model_names[0], engine.stats))
+    model = ServedModel(config.served_model_names, engine.tokenizer, engine.default_sampling_params)
+    context = ServerContext(engine, model, config, ServerMetrics(model.name, engine.stats))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,13 +49,16 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.include_router(openai.router)
     app.include_router(tokenize.router)
     app.include_router(health.router)
+    page_paths = chat_page_paths() if config.webui else frozenset()
+    if config.webui:
+        add_chat_page(app)
     install_error_handlers(app)
     # The one added last stands outermost.
     app.add_middleware(
         RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
     if config.api_keys:
-        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys)
+        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=OPEN_PATHS | page_paths)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -61,5 +67,5 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(RequestLogMiddleware)
+    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths)
     return app

@@ -9,7 +9,8 @@ from typing import Any
 
 from jaxis.engine.output_stream import merge_outputs
 from jaxis.outputs import CompletionOutput, RequestOutput
-from jaxis.prompts import TokenizedPrompt, tokenize_chat
+from jaxis.prompts import TokenizedPrompt
+from jaxis.server.chat_prompt import message_text, template_arguments, tokenize_request
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import ParameterError
 from jaxis.server.generation import GenerationJob, generate
@@ -24,18 +25,11 @@ from jaxis.server.protocol.chat import (
     ChatCompletionResponse,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
 )
-from jaxis.server.protocol.tokenize import TokenizeRequest
 from jaxis.server.sampling import chat_sampling_params, check_stream_options
+from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
 from jaxis.server.usage import UsageCounter
-from jaxis.tokenizer import Tokenizer
-
-# What the request says elsewhere, or must not say: a template is code.
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "tokenizer", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
 
 
 class ChatCompletion:
@@ -44,54 +38,61 @@ class ChatCompletion:
     Attributes:
       job: What it wants generated.
 
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
     Raises:
       RequestError: A field cannot be honoured.
     """
 
-    def __init__(self, request: ChatCompletionRequest, context: ServerContext) -> None:
-        context.check_model(request.model)
+    def __init__(self, request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
+        model.check_name(request.model)
         check_stream_options(request)
         if request.echo and not request.continue_final_message:
             raise ParameterError("echo", "echo needs continue_final_message=true: add it, or leave echo out")
-        tokenizer = context.engine.tokenizer
-        params = chat_sampling_params(request, context.engine.default_sampling_params)
         self._request = request
-        self._context = context
+        self._model = model
         self._num_top = request.top_logprobs or 0
-        self._formatter = LogprobFormatter(tokenizer, bool(request.return_tokens_as_token_ids))
-        self._prefix = _text(request.messages[-1]) if request.echo else ""
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._prefix = message_text(request.messages[-1]) if request.echo else ""
+        arguments = template_arguments(request, model.tokenizer)
         self.job = GenerationJob(
-            request_id=new_id("chatcmpl"),
+            request_id=request_id or new_id("chatcmpl"),
             num_prompts=1,
-            preprocess=functools.partial(_preprocess, request, tokenizer, template_arguments(request, tokenizer)),
-            params=params,
+            preprocess=functools.partial(_preprocess, request, model, arguments),
+            params=chat_sampling_params(request, model.default_sampling_params),
             priority=request.priority,
             stream=bool(request.stream),
         )
 
-    async def run(self) -> ChatCompletionResponse:
+    async def run(self, context: ServerContext) -> ChatCompletionResponse:
         """The whole answer."""
-        usage = UsageCounter()
         outputs: list[RequestOutput] = []
-        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
-            async for prompt_output in prompt_outputs:
-                usage.add(prompt_output)
-                outputs.append(prompt_output[1])
-        output = merge_outputs(outputs)
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for _, output in prompt_outputs:
+                outputs.append(output)
+        return self.response(merge_outputs(outputs))
+
+    def response(self, output: RequestOutput) -> ChatCompletionResponse:
+        """The whole answer from the whole output."""
+        usage = UsageCounter()
+        usage.add((0, output))
         return ChatCompletionResponse(
             id=self.job.request_id,
-            model=self._context.model_name,
+            model=self._model.name,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=usage.usage(),
             prompt_logprobs=output.prompt_logprobs and self._formatter.prompt(output.prompt_logprobs),
         )
 
-    async def stream(self) -> AsyncGenerator[str, None]:
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
         options = self._request.stream_options
         usage = UsageCounter()
         begun: set[int] = set()
-        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
                 so_far = usage.usage() if options and options.continuous_usage_stats else None
@@ -107,9 +108,7 @@ class ChatCompletion:
         yield DONE
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
-        return sse_event(
-            ChatCompletionChunk(id=self.job.request_id, model=self._context.model_name, choices=choices, **more)
-        )
+        return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         return ChatChoice(
@@ -135,45 +134,5 @@ class ChatCompletion:
         return self._formatter.chat(completion.logprobs, self._num_top)
 
 
-def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Arguments of `Tokenizer.apply_chat_template`.
-
-    Raises:
-      ParameterError: chat_template_kwargs holds a name that is not the template's.
-    """
-    kwargs = request.chat_template_kwargs or {}
-    reserved = _RESERVED_TEMPLATE_KWARGS | set(tokenizer.special_tokens if tokenizer else ())
-    if refused := sorted(reserved & set(kwargs)):
-        raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must not set {refused[0]!r}: leave it out")
-    generation_prompt = request.add_generation_prompt
-    return {
-        **kwargs,
-        "add_generation_prompt": not request.continue_final_message if generation_prompt is None else generation_prompt,
-        "continue_final_message": request.continue_final_message,
-    }
-
-
-def _preprocess(
-    request: ChatCompletionRequest, tokenizer: Tokenizer | None, template: dict[str, Any]
-) -> list[TokenizedPrompt]:
-    prompt = tokenize_chat(
-        [message_for_template(message, tokenizer) for message in request.messages], tokenizer, **template
-    )
-    return [TokenizedPrompt(prompt.text, prompt.token_ids, request.cache_salt)]
-
-
-def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The message for the template: only what was sent, its parts as one text, and a role that the template knows."""
-    fields = message.model_dump(exclude_none=True, exclude={"annotations", "content"})
-    if message.content is not None:
-        fields["content"] = _text(message)  # which every template takes; few take parts
-    templates = tokenizer.chat_templates.values() if tokenizer else ()
-    if message.role == "developer" and not any("developer" in template for template in templates):
-        fields["role"] = "system"  # what OpenAI's newer name stands for
-    return fields
-
-
-def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, list):
-        return "\n".join(part.text for part in message.content)
-    return message.content or ""
+def _preprocess(request: ChatCompletionRequest, model: ServedModel, arguments: dict[str, Any]) -> list[TokenizedPrompt]:
+    return [tokenize_request(request, model.tokenizer, arguments)]

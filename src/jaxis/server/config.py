@@ -23,6 +23,7 @@ class ServerConfig:
       write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
       stall_seconds: How long a step may take before /health fails.
       drain_seconds: How long running requests get to end after SIGTERM.
+      webui: Serve the chat page at /.
       allowed_origins: Origins that browsers' scripts may call from; "*" is all.
     """
 
@@ -35,4 +36,5 @@ class ServerConfig:
     write_timeout_seconds: float = 60.0
     stall_seconds: float = DEFAULT_STALL_SECONDS
     drain_seconds: float = 30.0
+    webui: bool = True
     allowed_origins: tuple[str, ...] = ()

@@ -9,8 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxis.server.errors import ApiError
-
-MAX_HEADER_BYTES = 32 * 1024
+from jaxis.server.http_protocol import MAX_HEADER_BYTES
 
 
 class RequestLimitMiddleware:

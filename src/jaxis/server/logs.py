@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
@@ -14,16 +15,21 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _logger = logging.getLogger("jaxis.server.access")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, the client's own `X-Request-Id` if it sends a decent one, and logs its end."""
+    """Gives every request an id, the client's own `X-Request-Id` if it sends a decent one, and logs its end.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+      quiet_paths: Their requests are logged at level DEBUG, unless they fail.
+    """
+
+    def __init__(self, app: ASGIApp, quiet_paths: Set[str] = QUIET_PATHS) -> None:
         self._app = app
+        self._quiet_paths = quiet_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,7 +51,7 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            level = logging.DEBUG if scope["path"] in _QUIET_PATHS and status < 400 else logging.INFO
+            level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 400 else logging.INFO
             fields = {
                 "method": scope["method"],
                 "path": scope["path"],

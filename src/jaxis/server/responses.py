@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jaxis.outputs import CompletionOutput
+from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.chat import ChatCompletion
 from jaxis.server.context import ServerContext
-from jaxis.server.generation import generate
+from jaxis.server.generation import PromptOutput, generate
 from jaxis.server.protocol.base import SamplingFields, new_id
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.responses import (
@@ -23,17 +23,26 @@ from jaxis.server.protocol.responses import (
     ResponseRequest,
     ResponseUsage,
 )
+from jaxis.server.served_model import ServedModel
 from jaxis.server.usage import UsageCounter
 
 
 class ResponseRun:
     """One request, checked and ready to run.
 
+    Attributes:
+      job: What it wants generated.
+
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
     Raises:
       RequestError: A field cannot be honoured.
     """
 
-    def __init__(self, request: ResponseRequest, context: ServerContext) -> None:
+    def __init__(self, request: ResponseRequest, model: ServedModel, request_id: str | None = None) -> None:
         chat_request = ChatCompletionRequest(
             model=request.model,
             messages=request.messages(),
@@ -45,45 +54,50 @@ class ResponseRun:
             **{name: getattr(request, name) for name in SamplingFields.model_fields},
         )
         self._request = request
-        self._context = context
-        self._job = ChatCompletion(chat_request, context).job
-        self._id = new_id("resp")
+        self._model = model
+        self.job = ChatCompletion(chat_request, model).job
+        self._id = request_id or new_id("resp")
         self._message_id = new_id("msg")
         self._num_events = 0
         self._usage = UsageCounter()
         self._text = ""
         self._finish_reason: str | None = None
 
-    async def run(self) -> ResponseObject:
+    async def run(self, context: ServerContext) -> ResponseObject:
         """The whole answer."""
-        async with aclosing(self._completions()) as completions:
-            async for _ in completions:
-                pass
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for prompt_output in prompt_outputs:
+                self._take(prompt_output)
         return self._ended()
 
-    async def stream(self) -> AsyncGenerator[str, None]:
+    def response(self, output: RequestOutput) -> ResponseObject:
+        """The whole answer from the whole output."""
+        self._take((0, output))
+        return self._ended()
+
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         begun = False
-        async with aclosing(self._completions()) as completions:
-            async for completion in completions:
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for prompt_output in prompt_outputs:
                 if not begun:
                     begun = True
                     for event in self._first_events(place):
                         yield event
-                if completion.text:
-                    yield self._event("response.output_text.delta", **place, delta=completion.text, logprobs=[])
+                for completion in self._take(prompt_output):
+                    if completion.text:
+                        yield self._event("response.output_text.delta", **place, delta=completion.text, logprobs=[])
         for event in self._last_events(place):
             yield event
 
-    async def _completions(self) -> AsyncGenerator[CompletionOutput, None]:
-        async with aclosing(generate(self._context, self._job)) as prompt_outputs:
-            async for prompt_output in prompt_outputs:
-                self._usage.add(prompt_output)
-                for completion in prompt_output[1].outputs:
-                    self._text += completion.text
-                    self._finish_reason = completion.finish_reason
-                    yield completion
+    def _take(self, prompt_output: PromptOutput) -> list[CompletionOutput]:
+        self._usage.add(prompt_output)
+        completions = prompt_output[1].outputs
+        for completion in completions:
+            self._text += completion.text
+            self._finish_reason = completion.finish_reason
+        return completions
 
     def _first_events(self, place: dict[str, Any]) -> list[str]:
         response = self._response("in_progress")
@@ -122,11 +136,11 @@ class ResponseRun:
         )
 
     def _response(self, status: str, **more: Any) -> ResponseObject:
-        request, params = self._request, self._job.params
+        request, params = self._request, self.job.params
         return ResponseObject(
             id=self._id,
             status=status,
-            model=self._context.model_name,
+            model=self._model.name,
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},

@@ -11,7 +11,7 @@ from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.errors import ConfigError
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.limits import MAX_HEADER_BYTES
+from jaxis.server.http_protocol import LimitedHttpProtocol
 
 _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
 
@@ -44,8 +44,7 @@ def make_server(
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
         create_app(engine, config),
-        http="h11",  # it limits the size of headers
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        http=LimitedHttpProtocol,
         ws="none",
         log_config=None,
         access_log=False,

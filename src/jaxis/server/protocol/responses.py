@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from jaxis.server.protocol.base import PromptTokensDetails, SamplingFields, StrictModel
-from jaxis.server.protocol.chat import MAX_MESSAGES, TextFormat
+from jaxis.server.protocol.chat import MAX_MESSAGES
+from jaxis.server.protocol.structured import TextFormat
 
 
 class InputText(StrictModel):

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from jaxis.errors import RequestError
-from jaxis.server.chat import message_for_template, template_arguments
+from jaxis.server.chat_prompt import message_for_template, template_arguments
 from jaxis.server.context import ServerContext, get_context
 from jaxis.server.protocol.errors import TEXT_ERRORS
 from jaxis.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -20,7 +20,7 @@ Context = Annotated[ServerContext, Depends(get_context)]
 @router.post("/tokenize", responses=TEXT_ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> TokenizeResponse:
     """The tokens of a text or of a conversation."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
     token_ids = await context.preprocess(lambda: _encode(body, tokenizer))
     texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
@@ -32,7 +32,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> TokenizeResponse:
 @router.post("/detokenize", responses=TEXT_ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeResponse:
     """The text of tokens."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
     text = await context.preprocess(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
@@ -41,7 +41,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeRes
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = [message_for_template(message, tokenizer) for message in body.messages]
+    messages = [message_for_template(message, tokenizer, f"messages[{i}]") for i, message in enumerate(body.messages)]
     return tokenizer.encode_chat(messages, **template_arguments(body, tokenizer))
 
 

@@ -1,0 +1,44 @@
+"""The model as requests see it, whichever engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxis.sampling_params import SamplingParams
+from jaxis.server.errors import ModelNotFoundError
+from jaxis.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxis.llm import LLM
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What reading a request and writing its answer needs of the model.
+
+    Attributes:
+      names: The names under which requests may ask for it; answers carry the first.
+      tokenizer: None reads and writes token ids only.
+      default_sampling_params: For what a request leaves out.
+    """
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer | None
+    default_sampling_params: SamplingParams
+
+    @classmethod
+    def of_llm(cls, llm: LLM, names: Sequence[str]) -> ServedModel:
+        """An `LLM`'s model under these names."""
+        return cls(tuple(names), llm.tokenizer, llm.get_default_sampling_params())
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ModelNotFoundError if a request asks for another model."""
+        if name is not None and name not in self.names:
+            raise ModelNotFoundError(f"the model {name[:200]!r} is not served here; there is: {', '.join(self.names)}")
