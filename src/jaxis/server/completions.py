@@ -60,6 +60,7 @@ class Completion:
             params=self._params,
             priority=request.priority,
             stream=bool(request.stream),
+            operation="text_completion",
         )
 
     async def run(self, context: ServerContext) -> CompletionResponse:
