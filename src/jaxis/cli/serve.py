@@ -54,6 +54,7 @@ def serve(
     with report_errors(debug=debug):
         config = _server_config(model, server, limits)
         server.check_tls()
+        server.check_tracing()
         from jaxis.server.run import listen
 
         # Before a minute of loading, not after it.
@@ -148,4 +149,5 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         drain_seconds=limits.drain_timeout,
         webui=server.webui,
         allowed_origins=tuple(server.allowed_origins or ()),
+        otlp_traces_endpoint=server.otlp_traces_endpoint,
     )

@@ -58,6 +58,9 @@ class ServerOptions:
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
     log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"
+    otlp_traces_endpoint: Annotated[
+        str | None, _server("OpenTelemetry collector for traces, such as http://localhost:4318.", metavar="URL")
+    ] = None
 
     def api_keys(self) -> tuple[str, ...]:
         """All keys.
@@ -72,6 +75,13 @@ class ServerOptions:
         if not all(key.strip() for key in given):
             raise ConfigError(f"--api-key (or {API_KEY_VARIABLE}) is empty: give a key, or leave it out")
         return (*given, *(read_api_keys(self.api_key_file) if self.api_key_file else ()))
+
+    def check_tracing(self) -> None:
+        """Raises ConfigError if traces are wanted and cannot be: OpenTelemetry is missing, or there is no address."""
+        if self.otlp_traces_endpoint is not None:
+            from jaxis.server.tracing import check_endpoint
+
+            check_endpoint(self.otlp_traces_endpoint)
 
     def check_tls(self) -> None:
         """Raises ConfigError if TLS is set up by half, or a file is missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,7 +41,13 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    context = ServerContext(engine, model, config, ServerMetrics(model.name, engine.stats))
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        from jaxis.server.tracing import TraceContextMiddleware, make_tracer
+
+        tracer = make_tracer(config.otlp_traces_endpoint, model.name)
+    metrics = ServerMetrics(model.name, engine.stats)
+    context = ServerContext(engine, model, config, metrics, tracer)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,6 +57,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         finally:
             await engine.shutdown()
             context.workers.shutdown(wait=False, cancel_futures=True)
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
 
     # The pages of documentation load scripts from elsewhere: there is only the OpenAPI document.
     app = FastAPI(
@@ -64,6 +73,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         add_chat_page(app)
     install_error_handlers(app)
     # The one added last stands outermost.
+    if tracer is not None:
+        app.add_middleware(TraceContextMiddleware)
     app.add_middleware(
         RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
@@ -77,5 +88,5 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths)
+    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
     return app

@@ -61,6 +61,7 @@ class Completion:
             form_field=form_field,
             priority=request.priority,
             stream=bool(request.stream),
+            operation="text_completion",
         )
 
     async def run(self, context: ServerContext) -> CompletionResponse:

@@ -27,6 +27,7 @@ class ServerConfig:
       drain_seconds: How long running requests get to end after SIGTERM.
       webui: Serve the chat page at /.
       allowed_origins: Origins that browsers' scripts may call from; "*" is all.
+      otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 
     served_model_names: tuple[str, ...] = (EMBEDDED_MODEL_NAME,)
@@ -42,3 +43,4 @@ class ServerConfig:
     drain_seconds: float = 30.0
     webui: bool = True
     allowed_origins: tuple[str, ...] = ()
+    otlp_traces_endpoint: str | None = None

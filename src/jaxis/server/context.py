@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
 
 from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.server.config import ServerConfig
-from jaxis.server.metrics import ServerMetrics
+from jaxis.server.metrics import RequestObserver, ServerMetrics
 from jaxis.server.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from jaxis.server.tracing import RequestTracer
 
 Result = TypeVar("Result")
 
@@ -27,6 +31,7 @@ class ServerContext:
       model: What it serves.
       config: How the server is set up.
       metrics: Counts what happens.
+      tracer: Writes a trace of each request; None writes none.
       workers: Threads for templates and tokenizers, which would hold up the event loop.
     """
 
@@ -34,7 +39,12 @@ class ServerContext:
     model: ServedModel
     config: ServerConfig
     metrics: ServerMetrics
+    tracer: RequestTracer | None = None
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "jaxis-preprocess"))
+
+    def trace(self, operation: str, request_id: str, request: RequestObserver) -> AbstractContextManager[None]:
+        """Traces a request, which lasts as long as the block, if there is a tracer."""
+        return self.tracer.request(operation, request_id, request) if self.tracer else nullcontext()
 
     async def preprocess(self, function: Callable[[], Result]) -> Result:
         """Runs a function in a thread."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxis.errors import DeadlineExceededError, OverloadedError
 from jaxis.outputs import RequestOutput
@@ -30,6 +31,7 @@ class GenerationJob:
       form_field: The request's field that says the answers' form, for errors about it; None if there is none.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
+      operation: What traces call it.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class GenerationJob:
     form_field: str | None = None
     priority: int = 0
     stream: bool = False
+    operation: Literal["chat", "text_completion"] = "chat"
 
 
 async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator[PromptOutput, None]:
@@ -55,7 +58,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
                 prompts = await context.preprocess(job.preprocess)
             time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
-                _generate_one(context, job, prompt, f"{job.request_id}-{index}", time_left)
+                _generate_one(context, job, prompt, f"{job.request_id}-{index}", arrival, time_left)
                 for index, prompt in enumerate(prompts)
             ]
             async with aclosing(_merge(streams)) as outputs:
@@ -71,10 +74,18 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
 
 
 async def _generate_one(
-    context: ServerContext, job: GenerationJob, prompt: TokenizedPrompt, request_id: str, timeout: float | None
+    context: ServerContext,
+    job: GenerationJob,
+    prompt: TokenizedPrompt,
+    request_id: str,
+    arrival: float,
+    timeout: float | None,
 ) -> AsyncGenerator[RequestOutput, None]:
     engine = context.engine
-    with context.metrics.request(job.params) as request:
+    with (
+        context.metrics.request(job.params, arrival) as request,
+        context.trace(job.operation, request_id, request),
+    ):
         outputs = engine.generate(
             prompt,
             job.params,

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
@@ -25,11 +25,19 @@ class RequestLogMiddleware:
 
     Args:
       quiet_paths: Their requests are logged at level DEBUG, unless they fail.
+      on_response: Called at the end of each with the route's pattern ("none" if there is no such route), the method
+        and the status.
     """
 
-    def __init__(self, app: ASGIApp, quiet_paths: Set[str] = QUIET_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        quiet_paths: Set[str] = QUIET_PATHS,
+        on_response: Callable[[str, str, int], None] = lambda handler, method, status: None,
+    ) -> None:
         self._app = app
         self._quiet_paths = quiet_paths
+        self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +59,8 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            route = scope.get("route")
+            self._on_response(getattr(route, "path", "none"), scope["method"], status)
             level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 400 else logging.INFO
             fields = {
                 "method": scope["method"],
