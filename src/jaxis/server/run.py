@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import socket
 
 import uvicorn
@@ -11,6 +13,7 @@ from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.errors import ConfigError
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
+from jaxis.server.http_protocol import TimedH11Protocol
 from jaxis.server.limits import MAX_HEADER_BYTES
 
 _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
@@ -44,14 +47,15 @@ def make_server(
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
         create_app(engine, config),
-        http="h11",  # it limits the size of headers
+        # h11 limits the size of headers. uvicorn calls this as it would call the class.
+        http=functools.partial(TimedH11Protocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=math.ceil(config.idle_timeout_seconds),
         timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,

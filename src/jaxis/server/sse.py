@@ -112,11 +112,11 @@ class EventStreamResponse(Response):
             if not isinstance(error, JaxisError):
                 _logger.exception("a stream failed")
             await self._send(send, _error_event(error) + DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, "", more=False)
 
-    async def _send(self, send: Send, event: str) -> None:
+    async def _send(self, send: Send, event: str, *, more: bool = True) -> None:
         async with asyncio.timeout(self._write_timeout):
-            await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": True})
+            await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": more})
 
 
 def _error_event(error: Exception) -> str:
