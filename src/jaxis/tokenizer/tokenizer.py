@@ -134,7 +134,7 @@ class Tokenizer:
             raise RequestError(
                 f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; send valid Unicode"
             ) from error
-        # The library's `encode` and `decode` keep Python's lock, for seconds where a text is long; for batches it lets go.
+        # The library's `encode` and `decode` keep Python's lock, for seconds where a text is long; for batches not.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
