@@ -346,6 +346,11 @@ class LLMEngine:
         """The token ids as a list, with room for `spare` more."""
         if len(token_ids) == 0:
             raise RequestError("the prompt is empty: give at least one token")
+        if len(token_ids) + spare > self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, and max_model_len={self.max_model_len} must hold it and at "
+                "least one more: shorten it, or start with a larger max_model_len"
+            )
         vocab_size = self.runner.vocab_size
         checked = []
         for token_id in token_ids:
@@ -356,9 +361,4 @@ class LLMEngine:
                     f"the prompt holds token {token_id}; the model's token ids are 0 to {vocab_size - 1}"
                 )
             checked.append(int(token_id))
-        if len(checked) + spare > self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(checked)} tokens, and max_model_len={self.max_model_len} must hold it and at "
-                "least one more: shorten it, or start with a larger max_model_len"
-            )
         return checked

@@ -21,6 +21,7 @@ class ServerConfig:
       max_queued: Most completions to hold beyond those that run.
       max_body_bytes: Of a request.
       body_timeout_seconds: Longest pause while a request's body comes in.
+      idle_timeout_seconds: Longest time that a connection is held without a request in progress.
       request_timeout_seconds: From a request's arrival to the end of its answer; None is no limit.
       write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
       stall_seconds: How long a step may take before /health fails.
@@ -37,6 +38,7 @@ class ServerConfig:
     max_queued: int = DEFAULT_MAX_QUEUED
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_seconds: float = 30.0
+    idle_timeout_seconds: float = 30.0
     request_timeout_seconds: float | None = 600.0
     write_timeout_seconds: float = 60.0
     stall_seconds: float = DEFAULT_STALL_SECONDS

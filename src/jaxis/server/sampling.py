@@ -89,7 +89,8 @@ def _sampling_params(
 
 
 def _bias_token_id(key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) < 12):
+    # No leading zeros: "7" and "07" would be one token with two biases.
+    if not (key.isascii() and key.isdecimal() and len(key) < 12 and key == str(int(key))):
         raise ParameterError("logit_bias", f"logit_bias has the key {key[:40]!r}: keys are token ids such as '42'")
     return int(key)
 

@@ -134,7 +134,8 @@ class Tokenizer:
             raise RequestError(
                 f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; send valid Unicode"
             ) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The library's `encode` and `decode` keep Python's lock, for seconds where a text is long; for batches not.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decodes token ids; an id without a token, such as a padding row of the embedding, gives no text.
@@ -143,7 +144,7 @@ class Tokenizer:
           RequestError: A negative id, or something that is not a sequence of integers.
         """
         try:
-            text = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         except (TypeError, OverflowError) as error:
             raise RequestError(f"token ids must be integers from 0 to 2**32 - 1 ({error})") from error
         return _clean_up_spaces(text) if self._clean_up_spaces else text
