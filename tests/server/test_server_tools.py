@@ -9,7 +9,7 @@ import tokenizers
 from starlette.testclient import TestClient
 
 from jaxis import SamplingParams
-from jaxis.engine.async_engine import EngineStats
+from jaxis.engine.engine_thread import EngineStats
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
