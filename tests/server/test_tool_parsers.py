@@ -249,6 +249,30 @@ def test_the_template_tells_the_parsers(name):
     assert (reasoning and get_reasoning_parser(reasoning)) == (form.reasoning and get_reasoning_parser(form.reasoning))
 
 
+@pytest.mark.parametrize(
+    ("template", "model_type", "parsers"),
+    [
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary of argument name',
+            "llama",
+            ("llama3_json", None),
+        ),
+        ("<|tool|>{{ m.tools }}<|/tool|>", "phi3", ("phi4_mini_json", None)),
+        ("{{ '<tool_call>' }}{{ '</think>' }}", "qwen3", ("hermes", "qwen3")),
+        ("{{ '<think></think>' }}", "phi3", (None, "deepseek_r1")),
+        ("{{ m.content }}", "kimi_k2", ("kimi_k2", None)),
+    ],
+)
+def test_templates_that_show_less_still_tell(template, model_type, parsers):
+    assert detect_parsers(template, model_type) == parsers
+
+
+def test_special_tokens_are_in_no_answer_when_calls_are_not_read():
+    parser = OutputParser(None, get_reasoning_parser("mistral"))
+    output = parse_output(parser, "[THINK]Hm.</s>[/THINK]Yes.</s>")
+    assert (output.reasoning, output.content) == ("Hm.", "Yes.")
+
+
 def test_no_template_means_no_parsers():
     assert detect_parsers(None, "gpt_oss") == (None, None)
     assert detect_parsers("{{ messages }}", "llama") == (None, None)
