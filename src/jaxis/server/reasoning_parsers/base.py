@@ -16,6 +16,8 @@ class ReasoningParser(ABC):
     Attributes:
       needs_special_tokens: The format's markers are special tokens: the text must be made with
         `skip_special_tokens=False`.
+      opening: What opens the reasoning; empty if there always is some.
+      closings: What may close it; after it comes the content.
 
     Args:
       prompt: The rendered prompt, of which only the end counts: a template may open the reasoning.
@@ -23,6 +25,8 @@ class ReasoningParser(ABC):
     """
 
     needs_special_tokens: ClassVar[bool] = False
+    opening: ClassVar[str] = ""
+    closings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompt: str = "", dropped: Sequence[str] = ()) -> None:
         self._prompt = prompt
