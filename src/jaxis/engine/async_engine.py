@@ -25,6 +25,7 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.setup import BuiltEngine
+    from jaxis.engine.structured_output import CompiledGrammar
 
 DEFAULT_MAX_QUEUED = 512
 DEFAULT_STALL_SECONDS = 120.0  # compiling a large model's program for a new shape may take a minute
@@ -134,6 +135,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         timeout_seconds: float | None = None,
         final_only: bool = False,
+        grammar: CompiledGrammar | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs one request; closing the generator (`contextlib.aclosing`) before its end aborts it.
 
@@ -144,6 +146,7 @@ class AsyncLLMEngine:
           priority: The lower value is served first.
           timeout_seconds: From now to the end of the answer.
           final_only: Yield once, at the end: who needs no stream saves the event loop most of its work.
+          grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
 
         Yields:
           What is new: `outputs` holds the completions that got further, each with its new text and tokens only;
@@ -163,7 +166,9 @@ class AsyncLLMEngine:
         timer = None
         if timeout_seconds is not None:
             timer = self._loop.call_later(timeout_seconds, self._expire, request_id, timeout_seconds)
-        self._commands.put(functools.partial(self._add, stream, request_id, prompt, params, priority, final_only))
+        self._commands.put(
+            functools.partial(self._add, stream, request_id, prompt, params, priority, final_only, grammar)
+        )
         finished = False
         try:
             while not finished:
@@ -285,6 +290,7 @@ class AsyncLLMEngine:
         params: SamplingParams,
         priority: int,
         final_only: bool,
+        grammar: CompiledGrammar | None,
     ) -> None:
         try:
             state = self._engine.add_request(
@@ -294,6 +300,7 @@ class AsyncLLMEngine:
                 prompt=prompt.text,
                 priority=priority,
                 cache_salt=prompt.cache_salt,
+                grammar=grammar,
             )
         except JaxisError as error:
             self._post([(stream, error)])
@@ -327,7 +334,7 @@ class AsyncLLMEngine:
                 del self._trackers[state.request_id]
             elif tracker.final_only:
                 continue
-            result = tracker.take() if state.error is None else EngineError(str(state.error))
+            result = tracker.take() if state.error is None else type(state.error)(str(state.error))
             outbox.append((tracker.stream, result))
         return outbox
 
