@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from jaxis import SamplingParams
 from jaxis.engine.async_engine import EngineStats
+from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
@@ -44,9 +45,10 @@ class ScriptedEngine:
     """Says one text, a few characters a step, whatever it is asked."""
 
     def __init__(self, template=TEMPLATE):
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
         self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
         self.default_sampling_params = SamplingParams(max_tokens=None)
+        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, [])
         self.max_model_len, self.model_type = 1000, None
         self.is_accepting = self.is_making_progress = True
         self.text, self.finish_reason, self.piece = "", "stop", 3

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxis.engine.structured_output import CompiledGrammar, GrammarMatcher, pack_token_ids
+from jaxis.engine.request_sampling import pack_token_ids
+from jaxis.engine.structured_output import CompiledGrammar, GrammarMatcher
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class DelayedGrammar:
         return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._reasoning)
 
 
+Grammar = CompiledGrammar | DelayedGrammar
+
+
 class DelayedMatcher:
     """Where one completion stands: in its reasoning, or in its form. Used as `GrammarMatcher` is.
 
@@ -56,9 +60,10 @@ class DelayedMatcher:
         self._num_followed = 0
         self._form_begins: int | None = None  # at this token; None while it has not begun
         self._in_reasoning = reasoning.opened
-        self._any = ~pack_token_ids(form.end_token_ids, form.vocab_size)
-        self._gap = pack_token_ids(reasoning.gap, form.vocab_size)
-        self._opening = pack_token_ids([reasoning.opening] if reasoning.opening is not None else [], form.vocab_size)
+        self._free = form.free_mask
+        vocab_size = 32 * len(self._free)
+        self._gap = pack_token_ids(reasoning.gap, vocab_size)
+        self._opening = pack_token_ids([] if reasoning.opening is None else [reasoning.opening], vocab_size)
 
     @property
     def error(self) -> str | None:
@@ -89,7 +94,7 @@ class DelayedMatcher:
     def token_mask(self) -> np.ndarray:
         """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
         if self._in_reasoning:
-            return self._any
+            return self._free
         if self._form_begins is not None:
             return self._form.token_mask()
         return self._form.token_mask() | (self._gap if self._num_followed else self._opening)

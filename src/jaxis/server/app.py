@@ -35,6 +35,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         config.served_model_names,
         engine.tokenizer,
         engine.default_sampling_params,
+        engine.grammar_compiler,
         model_type=engine.model_type,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
@@ -48,7 +49,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await engine.shutdown()
-            context.workers.shutdown(wait=False, cancel_futures=True)
+            context.close()
 
     # The pages of documentation load scripts from elsewhere: there is only the OpenAPI document.
     app = FastAPI(

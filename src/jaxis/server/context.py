@@ -28,6 +28,7 @@ class ServerContext:
       config: How the server is set up.
       metrics: Counts what happens.
       workers: Threads for templates and tokenizers, which would hold up the event loop.
+      compilers: Threads for forms of answers, which take longer and would hold up those.
     """
 
     engine: AsyncLLMEngine
@@ -35,10 +36,20 @@ class ServerContext:
     config: ServerConfig
     metrics: ServerMetrics
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "jaxis-preprocess"))
+    compilers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "jaxis-compile"))
 
     async def preprocess(self, function: Callable[[], Result]) -> Result:
-        """Runs a function in a thread."""
+        """Runs a function that takes milliseconds in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+
+    async def compile(self, function: Callable[[], Result]) -> Result:
+        """Runs a function that may take seconds in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.compilers, function)
+
+    def close(self) -> None:
+        """Ends the threads; what waits for one is cancelled."""
+        for executor in (self.workers, self.compilers):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def get_context(request: Request) -> ServerContext:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import DeadlineExceededError, OverloadedError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -27,7 +28,7 @@ class GenerationJob:
       num_prompts: How many prompts `preprocess` will return.
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
-      form_field: The request's field that says the answers' form, for errors about it; None if there is none.
+      compile_grammar: Compiles the form of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
     """
@@ -36,7 +37,7 @@ class GenerationJob:
     num_prompts: int
     preprocess: Callable[[], Sequence[TokenizedPrompt]]
     params: SamplingParams
-    form_field: str | None = None
+    compile_grammar: Callable[[TokenizedPrompt], Grammar] | None = None
     priority: int = 0
     stream: bool = False
 
@@ -53,10 +54,13 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
                 prompts = await context.preprocess(job.preprocess)
+                grammars: list[Grammar | None] = [None] * len(prompts)
+                if (compile_grammar := job.compile_grammar) is not None:
+                    grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
             time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
-                _generate_one(context, job, prompt, f"{job.request_id}-{index}", time_left)
-                for index, prompt in enumerate(prompts)
+                _generate_one(context, job, prompt, grammar, f"{job.request_id}-{index}", time_left)
+                for index, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
             ]
             async with aclosing(_merge(streams)) as outputs:
                 async for output in outputs:
@@ -71,7 +75,12 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
 
 
 async def _generate_one(
-    context: ServerContext, job: GenerationJob, prompt: TokenizedPrompt, request_id: str, timeout: float | None
+    context: ServerContext,
+    job: GenerationJob,
+    prompt: TokenizedPrompt,
+    grammar: Grammar | None,
+    request_id: str,
+    timeout: float | None,
 ) -> AsyncGenerator[RequestOutput, None]:
     engine = context.engine
     with context.metrics.request(job.params) as request:
@@ -82,6 +91,7 @@ async def _generate_one(
             priority=job.priority,
             timeout_seconds=timeout,
             final_only=not job.stream,
+            grammar=grammar,
         )
         async with aclosing(outputs):
             async for output in outputs:
