@@ -31,10 +31,11 @@ class ThinkReasoningParser(ReasoningParser):
             yield from self._reader.skip_space()
         else:
             self._add_content(space)
-        yield from self._reader.until((), self._add_content)
+        while (yield from self._reader.until(self.dropped, self._add_content)) is not None:
+            pass
 
     def _read_reasoning(self) -> Reading[None]:
-        markers = (*self.closings, *self._dropped)
+        markers = (*self.closings, *self.dropped, *self._tool_dropped)
         while (yield from self._reader.until(markers, self._add_reasoning)) not in (*self.closings, None):
             pass
 
@@ -43,5 +44,6 @@ class MistralReasoningParser(ThinkReasoningParser):
     """Magistral. The tags are special tokens."""
 
     needs_special_tokens = True
+    dropped = ("</s>",)
     opening = "[THINK]"
     closings = ("[/THINK]",)
