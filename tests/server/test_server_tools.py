@@ -46,6 +46,7 @@ class ScriptedEngine:
 
     def __init__(self, template=TEMPLATE):
         backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
+        backend.decoder = tokenizers.decoders.Fuse()
         self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
         self.default_sampling_params = SamplingParams(max_tokens=None)
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, [])
