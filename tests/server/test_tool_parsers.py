@@ -2,6 +2,7 @@ import json
 import os
 import random
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -70,7 +71,7 @@ def assert_same_at_every_cut(form, text, prompt=""):
     whole = summary(parse_output(make_parser(form, prompt), text))
     size = len(text)
     cuts = [(i,) for i in range(size + 1)] + [tuple(range(1, size))]
-    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (40 if size < 200 else 2)))]
+    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (40 if size < 120 else 2)))]
     for cut in cuts:
         assert summary(collect(parse_cut(form, text, *cut, prompt=prompt))) == whole, (text, cut)
     return whole
@@ -296,3 +297,17 @@ def test_ids_are_their_own_and_in_the_form_the_model_needs():
     (mistral,) = ids("mistral", "[TOOL_CALLS]now[ARGS]{}")
     assert len(mistral) == 9
     assert mistral.isalnum()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<function=now><parameter=a>" * 20_000 + "</parameter>z"),
+        ("hermes", '<tool_call>{"' * 20_000),
+        ("kimi", "<|tool_call_begin|>" * 20_000 + "<|tool_call_end|>"),
+    ],
+)
+def test_time_grows_with_the_text_and_not_with_its_square(name, text):
+    begin = time.process_time()
+    parse_output(make_parser(FORMATS[name]), text)
+    assert time.process_time() - begin < 8  # about 1; read again after every opener, it is over 30
