@@ -23,8 +23,8 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxis.engine.delayed_grammar import Grammar
     from jaxis.engine.setup import BuiltEngine
-    from jaxis.engine.structured_output import CompiledGrammar
 
 DEFAULT_MAX_QUEUED = 512
 DEFAULT_STALL_SECONDS = 120.0  # compiling a large model's program for a new shape may take a minute
@@ -53,6 +53,7 @@ class AsyncLLMEngine:
     ) -> None:
         self.default_sampling_params = built.default_sampling_params
         self.tokenizer = built.engine.tokenizer
+        self.grammar_compiler = built.engine.grammar_compiler
         self.max_model_len = built.engine.max_model_len
         self.model_type = built.engine.vllm_config.model_config.hf_config.get("model_type")
         self.max_sequences = built.engine.vllm_config.scheduler_config.max_num_seqs + max_queued
@@ -106,7 +107,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         timeout_seconds: float | None = None,
         final_only: bool = False,
-        grammar: CompiledGrammar | None = None,
+        grammar: Grammar | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs one request; closing the generator (`contextlib.aclosing`) before its end aborts it.
 

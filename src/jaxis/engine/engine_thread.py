@@ -18,8 +18,8 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxis.engine.delayed_grammar import Grammar
     from jaxis.engine.engine import LLMEngine
-    from jaxis.engine.structured_output import CompiledGrammar
 
 # What a step brought, for each stream that it concerns.
 Outbox = list[tuple[OutputStream, RequestOutput | Exception]]
@@ -67,7 +67,7 @@ class Submission:
     params: SamplingParams
     priority: int
     final_only: bool
-    grammar: CompiledGrammar | None
+    grammar: Grammar | None
 
 
 class EngineThread:

@@ -37,6 +37,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         config.served_model_names,
         engine.tokenizer,
         engine.default_sampling_params,
+        engine.grammar_compiler,
         model_type=engine.model_type,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
@@ -56,7 +57,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await engine.shutdown()
-            context.workers.shutdown(wait=False, cancel_futures=True)
+            context.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
 

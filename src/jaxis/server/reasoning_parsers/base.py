@@ -16,6 +16,8 @@ class ReasoningParser(ABC):
     Attributes:
       needs_special_tokens: The format's markers are special tokens: the text must be made with
         `skip_special_tokens=False`.
+      opening: What opens the reasoning; empty if there always is some.
+      closings: What may close it; after it comes the content.
       dropped: Special tokens that mean nothing here, such as those that end a turn.
 
     Args:
@@ -25,6 +27,8 @@ class ReasoningParser(ABC):
     """
 
     needs_special_tokens: ClassVar[bool] = False
+    opening: ClassVar[str] = ""
+    closings: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompt: str = "", tool_dropped: Sequence[str] = ()) -> None:

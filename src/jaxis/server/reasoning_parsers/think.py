@@ -13,14 +13,10 @@ class ThinkReasoningParser(ReasoningParser):
 
     The model opens the reasoning as the first thing it says, or the template does at the end of the prompt; a tag
     anywhere else is content. Reasoning cut by the end of the text is reasoning.
-
-    Attributes:
-      opening: Tag.
-      closing: Tag.
     """
 
     opening: ClassVar[str] = "<think>"
-    closing: ClassVar[str] = "</think>"
+    closings: ClassVar[tuple[str, ...]] = ("</think>",)
 
     def _read(self) -> Reading[None]:
         opened = self._prompt.rstrip().endswith(self.opening)
@@ -39,8 +35,8 @@ class ThinkReasoningParser(ReasoningParser):
             pass
 
     def _read_reasoning(self) -> Reading[None]:
-        markers = (self.closing, *self.dropped, *self._tool_dropped)
-        while (yield from self._reader.until(markers, self._add_reasoning)) not in (self.closing, None):
+        markers = (*self.closings, *self.dropped, *self._tool_dropped)
+        while (yield from self._reader.until(markers, self._add_reasoning)) not in (*self.closings, None):
             pass
 
 
@@ -50,4 +46,4 @@ class MistralReasoningParser(ThinkReasoningParser):
     needs_special_tokens = True
     dropped = ("</s>",)
     opening = "[THINK]"
-    closing = "[/THINK]"
+    closings = ("[/THINK]",)
