@@ -10,6 +10,8 @@ from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
+# Beyond them a logit of float32 may become infinite, or 0 times infinity.
+REPETITION_PENALTY_BOUNDS = (0.01, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class SamplingParams:
         self._check_float("min_p", 0.0, 1.0)
         self._check_float("frequency_penalty", -2.0, 2.0)
         self._check_float("presence_penalty", -2.0, 2.0)
-        self._check_float("repetition_penalty", 0.0, low_open=True)
+        self._check_float("repetition_penalty", *REPETITION_PENALTY_BOUNDS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
         for name in ("stop", "bad_words"):

@@ -39,7 +39,7 @@ class FakeEngine:
         blocks = types.SimpleNamespace(usage=0.0, prefix_cache_queries=0, prefix_cache_hits=0)
         return types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
 
-    def add_request(self, request_id, prompt_token_ids, params, *, prompt, priority, cache_salt):
+    def add_request(self, request_id, prompt_token_ids, params, *, prompt, priority, cache_salt, grammar):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:

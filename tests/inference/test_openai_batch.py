@@ -25,7 +25,7 @@ def prepared(served, url=COMPLETIONS_URL, **body):
 @pytest.fixture
 def model():
     """One without a tokenizer."""
-    return ServedModel(("model",), None, SamplingParams(temperature=0.3, top_k=7, max_tokens=None))
+    return ServedModel.of(["model"], None, SamplingParams(temperature=0.3, top_k=7, max_tokens=None))
 
 
 def responses(llm, *lines, names=("model",)):
@@ -33,7 +33,7 @@ def responses(llm, *lines, names=("model",)):
         [{CUSTOM_ID: f"r{i}", "url": COMPLETIONS_URL, **line} for i, line in enumerate(lines)], CUSTOM_ID
     )
     sink = MemorySink(source.num_rows)
-    task = BatchTask(ServedModel.of_llm(llm, names), "key")
+    task = BatchTask(ServedModel.of(names, llm.tokenizer, llm.get_default_sampling_params()), "key")
     run(llm.engine, source, task, sink, display=ProgressDisplay(False))
     return json.loads(json.dumps(sink.values))
 

@@ -34,10 +34,14 @@ class Tab:
 
     def goto(self, url):
         """Loads a page, or loads it again."""
-        self.send("Page.navigate", url="about:blank")
-        self.wait_for("location.href === 'about:blank'")
+        self.leave()
         self.send("Page.navigate", url=url)
         self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
+
+    def leave(self):
+        """Goes to an empty page."""
+        self.send("Page.navigate", url="about:blank")
+        self.wait_for("location.href === 'about:blank'")
 
     def evaluate(self, expression):
         """The value of a JavaScript expression; awaits a promise."""
@@ -45,14 +49,14 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, expression, seconds=20.0):
-        """Until an expression is true; returns its value."""
+    def wait_for(self, expression, seconds=10.0):
+        """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             # A page that is being replaced has nothing to evaluate in.
             with contextlib.suppress(RuntimeError):
-                if value := self.evaluate(expression):
-                    return value
+                if self.evaluate(f"Boolean({expression})"):
+                    return
             time.sleep(0.02)
         raise AssertionError(f"not true after {seconds} s: {expression}\n{self.evaluate('document.body.innerText')}")
 
@@ -100,6 +104,10 @@ class Tab:
         """Writes what is in sight as PNG."""
         Path(path).write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
 
+    def close(self):
+        """Closes the tab, and forgets its storage."""
+        self._browser.send("Target.disposeBrowserContext", {"browserContextId": self.context})
+
     def problems(self):
         """Exceptions, and what the browser reports as an error, so far: refusals of the content security policy too."""
         self.evaluate("0")  # fetches what is under way
@@ -115,7 +123,8 @@ class Tab:
     def requested(self):
         """The addresses that the page asked for, and the bodies it sent."""
         self.evaluate("0")
-        requests = [event["params"]["request"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        sent = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        requests = [params["request"] for params in sent]
         return [(request["url"], json.loads(request.get("postData", "null"))) for request in requests]
 
 
@@ -135,7 +144,8 @@ class Chromium:
             assert time.monotonic() < deadline, "Chromium opened no port"
             time.sleep(0.02)
         port, path = port_file.read_text().split("\n")
-        self._socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None)
+        self._exit = contextlib.ExitStack()
+        self._socket = self._exit.enter_context(connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None))
         self._ids = itertools.count(1)
         self._tabs = {}
 
@@ -167,5 +177,5 @@ class Chromium:
     def close(self):
         """Ends the browser and its processes."""
         self.send("Browser.close", {})
-        self._socket.close()
+        self._exit.close()
         self._process.wait(20)

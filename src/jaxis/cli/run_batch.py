@@ -36,6 +36,15 @@ def run_batch(
         Path | None,
         typer.Option("--progress-file", metavar="FILE", help="JSON file {total, completed, failed, updated_at}."),
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="Format of the model's reasoning; auto and none as above.")
+    ] = "auto",
     engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen; only its type is used)
     debug: Debug = False,
 ) -> None:
@@ -54,18 +63,29 @@ def run_batch(
     output = output_of(output_path)
     with report_errors(debug=debug), input_file(input_path) as requests:
         from jaxis.inference.source import JSONLSource
+        from jaxis.server.served_model import ServedModel, check_parser_names
 
+        check_parser_names(tool_call_parser, reasoning_parser)
         source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
         with open_llm(model, arguments) as llm:
             from jaxis.inference.journal import run_key
             from jaxis.inference.openai_batch import BatchTask
             from jaxis.inference.run import model_identity, run_to_output
             from jaxis.progress import ProgressDisplay
-            from jaxis.server.served_model import ServedModel
 
             names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
-            key = run_key("requests", model_identity(llm, arguments), names, source.digest)
-            task = BatchTask(ServedModel.of_llm(llm, names), key)
+            key = run_key(
+                "requests", model_identity(llm, arguments), [*names, tool_call_parser, reasoning_parser], source.digest
+            )
+            served = ServedModel.of(
+                names,
+                llm.tokenizer,
+                llm.get_default_sampling_params(),
+                model_type=llm.engine.vllm_config.model_config.hf_config.get("model_type"),
+                tool_parser=tool_call_parser,
+                reasoning_parser=reasoning_parser,
+            )
+            task = BatchTask(served, key)
             summary = run_to_output(
                 llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
             )

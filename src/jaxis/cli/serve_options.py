@@ -36,6 +36,11 @@ class ServerOptions:
         list[str] | None,
         _server("Name for clients; can be given several times (default: MODEL).", metavar="NAME"),
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        _server("Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."),
+    ] = "auto"
+    reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = "auto"
     api_key: Annotated[
         list[str] | None,
         _server(

@@ -26,6 +26,7 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.setup import BuiltEngine
+    from jaxis.engine.structured_output import CompiledGrammar
 
 DEFAULT_MAX_QUEUED = 512
 DEFAULT_STALL_SECONDS = 120.0  # compiling a large model's program for a new shape may take a minute
@@ -77,6 +78,7 @@ class AsyncLLMEngine:
         self.default_sampling_params = built.default_sampling_params
         self.tokenizer = built.engine.tokenizer
         self.max_model_len = built.engine.max_model_len
+        self.model_type = built.engine.vllm_config.model_config.hf_config.get("model_type")
         self.max_sequences = built.engine.vllm_config.scheduler_config.max_num_seqs + max_queued
         self._engine = built.engine
         self._stall_seconds = stall_seconds
@@ -135,6 +137,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         timeout_seconds: float | None = None,
         final_only: bool = False,
+        grammar: CompiledGrammar | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs one request; closing the generator (`contextlib.aclosing`) before its end aborts it.
 
@@ -145,6 +148,7 @@ class AsyncLLMEngine:
           priority: The lower value is served first.
           timeout_seconds: From now to the end of the answer.
           final_only: Yield once, at the end: who needs no stream saves the event loop most of its work.
+          grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
 
         Yields:
           What is new: `outputs` holds the completions that got further, each with its new text and tokens only;
@@ -164,7 +168,9 @@ class AsyncLLMEngine:
         timer = None
         if timeout_seconds is not None:
             timer = self._loop.call_later(timeout_seconds, self._expire, request_id, timeout_seconds)
-        self._commands.put(functools.partial(self._add, stream, request_id, prompt, params, priority, final_only))
+        self._commands.put(
+            functools.partial(self._add, stream, request_id, prompt, params, priority, final_only, grammar)
+        )
         finished = False
         try:
             while not finished:
@@ -287,6 +293,7 @@ class AsyncLLMEngine:
         params: SamplingParams,
         priority: int,
         final_only: bool,
+        grammar: CompiledGrammar | None,
     ) -> None:
         try:
             state = self._engine.add_request(
@@ -296,6 +303,7 @@ class AsyncLLMEngine:
                 prompt=prompt.text,
                 priority=priority,
                 cache_salt=prompt.cache_salt,
+                grammar=grammar,
             )
         except JaxisError as error:
             self._post([(stream, error)])
@@ -329,7 +337,7 @@ class AsyncLLMEngine:
                 del self._trackers[state.request_id]
             elif tracker.final_only:
                 continue
-            result = tracker.take() if state.error is None else EngineError(str(state.error))
+            result = tracker.take() if state.error is None else type(state.error)(str(state.error))
             outbox.append((tracker.stream, result))
         return outbox
 

@@ -15,7 +15,7 @@ class StreamWaker:
     """Wakes the coroutines that read streams, and spends at most a third of the event loop's time on it.
 
     The readers format and send every token, and hold Python's lock while they do: with many streams and a fast model
-    they would take more time than the model. After each round they rest for as long as the round took, twice; what comes
+    they would take more time than the model. After each round they rest for twice as long as it took; what comes
     meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at all. A stream's first
     output and its last never wait.
     """

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 from jaxis.errors import RequestError
-from jaxis.prompts import call_for_template
 
 _ITEM_KEYS = {"type", "content", "text"}
 
@@ -130,12 +129,10 @@ class Message:
         return fields | {"role": str(self.role)}
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it: one text, and calls whose arguments are objects."""
-        fields = {key: value for key, value in self.to_dict().items() if key != "id"}
+        """The message as chat templates take it, with one text."""
+        fields = {"content": None} | {key: value for key, value in self.to_dict().items() if key != "id"}
         if isinstance(self.content, list):
             fields["content"] = "\n".join(item.content for item in self.content)
-        if self.tool_calls is not None:
-            fields["tool_calls"] = [call_for_template(call, "tool_calls") for call in self.tool_calls]
         return fields
 
 

@@ -22,6 +22,7 @@ from jaxis.outputs import RequestOutput
 from jaxis.progress import ProgressDisplay
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
+from jaxis.server.tool_choice import template_messages
 
 ID_KEY = "conversation_id"
 
@@ -194,6 +195,10 @@ class ConversationTask:
         if self._generation.tool_choice == "none":
             tools = None
         messages = [message.for_template() for message in conversation.messages]
+        if self._tokenizer is not None:
+            messages = template_messages(
+                messages, self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
+            )
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
         return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row)
 

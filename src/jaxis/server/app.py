@@ -26,11 +26,21 @@ from jaxis.version import __version__
 def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     """An ASGI application that serves an engine, which it starts and shuts down.
 
+    Raises:
+      ConfigError: There is no such parser.
+
     Args:
       engine: Not started yet.
       config: How to serve it.
     """
-    model = ServedModel(config.served_model_names, engine.tokenizer, engine.default_sampling_params)
+    model = ServedModel.of(
+        config.served_model_names,
+        engine.tokenizer,
+        engine.default_sampling_params,
+        model_type=engine.model_type,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
     tracer = None
     if config.otlp_traces_endpoint is not None:
         from jaxis.server.tracing import TraceContextMiddleware, make_tracer

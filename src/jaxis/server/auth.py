@@ -1,4 +1,6 @@
-"""API keys. With keys set, every route is closed but those that say whether the server is up, and the chat page's files."""
+"""API keys. With keys set, every route is closed but the chat page's files and those that say whether the
+server is up.
+"""
 
 from __future__ import annotations
 

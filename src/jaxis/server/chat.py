@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,14 +11,17 @@ from typing import Any
 from jaxis.engine.output_stream import merge_outputs
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.prompts import TokenizedPrompt
+from jaxis.server.chat_output import ChatOutput, delta_of, message_of
 from jaxis.server.chat_prompt import message_text, template_arguments, tokenize_request
+from jaxis.server.chat_tools import choose_tools
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import ParameterError
 from jaxis.server.generation import GenerationJob, generate
 from jaxis.server.logprobs import LogprobFormatter
+from jaxis.server.output_parser import OutputParser
+from jaxis.server.parser_events import Event
 from jaxis.server.protocol.base import new_id
 from jaxis.server.protocol.chat import (
-    AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -57,12 +61,17 @@ class ChatCompletion:
         self._num_top = request.top_logprobs or 0
         self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
+        self._tools = choose_tools(request, model)
+        params, form_field = chat_sampling_params(request, model.default_sampling_params, self._tools)
+        if self._needs_special_tokens():
+            params = dataclasses.replace(params, skip_special_tokens=False)
         arguments = template_arguments(request, model.tokenizer)
         self.job = GenerationJob(
             request_id=request_id or new_id("chatcmpl"),
             num_prompts=1,
             preprocess=functools.partial(_preprocess, request, model, arguments),
-            params=chat_sampling_params(request, model.default_sampling_params),
+            params=params,
+            form_field=form_field,
             priority=request.priority,
             stream=bool(request.stream),
         )
@@ -82,7 +91,7 @@ class ChatCompletion:
         return ChatCompletionResponse(
             id=self.job.request_id,
             model=self._model.name,
-            choices=[self._choice(completion) for completion in output.outputs],
+            choices=[self._choice(completion, output) for completion in output.outputs],
             usage=usage.usage(),
             prompt_logprobs=output.prompt_logprobs and self._formatter.prompt(output.prompt_logprobs),
         )
@@ -91,18 +100,20 @@ class ChatCompletion:
         """The answer as server-sent events."""
         options = self._request.stream_options
         usage = UsageCounter()
-        begun: set[int] = set()
+        readers: dict[int, ChatOutput] = {}
         async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
                 so_far = usage.usage() if options and options.continuous_usage_stats else None
                 for completion in prompt_output[1].outputs:
-                    if completion.index not in begun:
-                        begun.add(completion.index)
+                    if completion.index not in readers:
+                        readers[completion.index] = self.reader(prompt_output[1])
                         first = ChatDelta(role="assistant", content=self._prefix)
                         yield self._event([ChatChunkChoice(index=completion.index, delta=first)], usage=so_far)
-                    if completion.text or completion.logprobs or completion.finished:
-                        yield self._event([self._chunk_choice(completion)], usage=so_far)
+                    reader = readers[completion.index]
+                    events = reader.read(completion)
+                    if events or completion.logprobs or completion.finished:
+                        yield self._event([self._chunk_choice(completion, events, reader)], usage=so_far)
         if options and options.include_usage:
             yield self._event([], usage=usage.usage())
         yield DONE
@@ -110,25 +121,49 @@ class ChatCompletion:
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
         return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
 
-    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+    def reader(self, output: RequestOutput) -> ChatOutput:
+        """What reads one of the answers; `output` is any with the prompt."""
+        parser = None
+        if self.parses:
+            parser = OutputParser(
+                self._tools.parser, self._model.reasoning_parser, tools=self._tools.tools, prompt=output.prompt or ""
+            )
+        return ChatOutput(
+            parser,
+            include_reasoning=self._request.include_reasoning is not False,
+            parallel_tool_calls=self._request.parallel_tool_calls is not False,
+        )
+
+    @property
+    def parses(self) -> bool:
+        """Whether reasoning or calls of tools are looked for in the text."""
+        return self._tools.parser is not None or self._model.reasoning_parser is not None
+
+    def _needs_special_tokens(self) -> bool:
+        parsers = (self._tools.parser, self._model.reasoning_parser)
+        return any(parser is not None and parser.needs_special_tokens for parser in parsers)
+
+    def _choice(self, completion: CompletionOutput, output: RequestOutput) -> ChatChoice:
+        reader = self.reader(output)
         return ChatChoice(
             index=completion.index,
-            message=AssistantMessage(content=self._prefix + completion.text),
-            logprobs=self._logprobs(completion),
-            finish_reason=completion.finish_reason,
+            message=message_of(reader.read(completion), self._prefix),
+            logprobs=self.logprobs(completion),
+            finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
 
-    def _chunk_choice(self, completion: CompletionOutput) -> ChatChunkChoice:
+    def _chunk_choice(self, completion: CompletionOutput, events: list[Event], reader: ChatOutput) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=completion.index,
-            delta=ChatDelta(content=completion.text or None),
-            logprobs=self._logprobs(completion),
-            finish_reason=completion.finish_reason,
+            delta=delta_of(events),
+            logprobs=self.logprobs(completion),
+            finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
 
-    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+    def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        """A completion's log-probabilities, if they were asked for."""
         if completion.logprobs is None:
             return None
         return self._formatter.chat(completion.logprobs, self._num_top)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxis.prompts import TokenizedPrompt, call_for_template, tokenize_chat
+from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.server.errors import ParameterError
 from jaxis.server.protocol.chat import ChatCompletionRequest, ChatMessage
 from jaxis.server.protocol.tokenize import TokenizeRequest
+from jaxis.server.tool_choice import template_messages
 from jaxis.tokenizer import Tokenizer
 
 # What the request says elsewhere, or must not say: a template is code.
@@ -48,19 +49,25 @@ def tokenize_request(
     Raises:
       RequestError: The template refuses the conversation, or a call's arguments are not JSON.
     """
-    messages = [
-        message_for_template(message, tokenizer, f"messages[{i}]") for i, message in enumerate(request.messages)
-    ]
-    prompt = tokenize_chat(messages, tokenizer, **arguments)
+    prompt = tokenize_chat(messages_for_template(request, tokenizer, arguments), tokenizer, **arguments)
     return TokenizedPrompt(prompt.text, prompt.token_ids, request.cache_salt)
 
 
-def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None, where: str) -> dict[str, Any]:
-    """The message for the template: only what was sent, its parts as one text, and a role that the template knows.
+def messages_for_template(
+    request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None, arguments: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The conversation for the template: only what was sent, parts as one text, and roles that the template knows.
 
     Raises:
       RequestError: A call's arguments are not JSON.
     """
+    messages = [_message_for_template(message, tokenizer) for message in request.messages or ()]
+    if tokenizer is None:
+        return messages
+    return template_messages(messages, tokenizer.choose_chat_template(None, arguments.get("tools")))
+
+
+def _message_for_template(message: ChatMessage, tokenizer: Tokenizer | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message_text(message)}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
@@ -68,10 +75,7 @@ def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None, wher
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
         fields["reasoning_content"] = reasoning
     if message.tool_calls:
-        fields["tool_calls"] = [
-            call_for_template(call.model_dump(exclude={"index"}, exclude_none=True), f"{where}.tool_calls[{i}]")
-            for i, call in enumerate(message.tool_calls)
-        ]
+        fields["tool_calls"] = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls]
         fields["content"] = fields["content"] or None
     templates = tokenizer.chat_templates.values() if tokenizer else ()
     if message.role == "developer" and not any("developer" in template for template in templates):
@@ -84,3 +88,15 @@ def message_text(message: ChatMessage) -> str:
     if isinstance(message.content, list):
         return "\n".join(part.text for part in message.content)
     return message.content or ""
+
+
+def _reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    templates = "".join(tokenizer.chat_templates.values()) if tokenizer else ""
+    if "reasoning_effort" in templates:
+        return {"reasoning_effort": effort}
+    if effort == "none" and "enable_thinking" in templates:
+        return {"enable_thinking": False}
+    raise ParameterError(
+        "reasoning_effort",
+        f"reasoning_effort={effort!r} cannot be honoured: the model's chat template does not read it",
+    )

@@ -28,6 +28,7 @@ class GenerationJob:
       num_prompts: How many prompts `preprocess` will return.
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
+      form_field: The request's field that says the answers' form, for errors about it; None if there is none.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
       operation: What traces call it.
@@ -37,6 +38,7 @@ class GenerationJob:
     num_prompts: int
     preprocess: Callable[[], Sequence[TokenizedPrompt]]
     params: SamplingParams
+    form_field: str | None = None
     priority: int = 0
     stream: bool = False
     operation: Literal["chat", "text_completion"] = "chat"

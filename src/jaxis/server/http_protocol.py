@@ -1,66 +1,88 @@
-"""uvicorn's HTTP protocol on a parser in C, with the limits on headers that it lacks."""
+"""Connections: uvicorn's on a parser in C, without those that a client holds and does nothing with.
+
+uvicorn waits without limit for a request's first line and headers, however long they get, for the rest of a body that
+was answered before it was complete, and for a client to read the end of an answer. Each costs a file descriptor, most
+of them memory too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 32 * 1024
-HEADER_TIMEOUT_SECONDS = 30.0
+_CHECKS_PER_TIMEOUT = 4
 # Written past the application, which has not got the request yet.
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_HEADERS_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose headers do not end: after `MAX_HEADER_BYTES`, or `HEADER_TIMEOUT_SECONDS`.
+    """Ends a connection whose headers are too large, or on which no request is in progress and nothing gets on.
 
-    The parser hands over whole headers only, so the application cannot refuse one that never ends. A body is the
-    application's to limit.
+    The parser hands over whole headers only, so the application cannot refuse one that never ends.
+
+    Args:
+      idle_timeout_seconds: From the connection, or the end of an answer, to the next request with all its headers;
+        begun anew whenever the client has read some of an answer that still waits to be sent.
+      **uvicorn: uvicorn's own arguments.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, idle_timeout_seconds: float, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._check_handle: asyncio.TimerHandle | None = None
+        self._seen_cycle: Any = None
+        self._unsent_bytes = 0
+        self._in_headers = False
         self._num_header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """The event loop's call."""
         super().connection_made(transport)
-        self._await_headers()
+        self._idle_since = time.monotonic()
+        self._check_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The event loop's call."""
-        self._end_headers()
+        if self._check_handle is not None:
+            self._check_handle.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """The event loop's call."""
+        began = not self._in_headers
         super().data_received(data)
-        if self._header_timer is None:
+        # What came together with a request's first byte may be the end of another's body, and is not counted.
+        if not self._in_headers or began:
             return
         self._num_header_bytes += len(data)
         if self._num_header_bytes > MAX_HEADER_BYTES:
-            self.transport.write(_TOO_LARGE)
+            self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()
 
     def on_message_begin(self) -> None:
         """The parser's call, at the first byte of a request."""
         super().on_message_begin()
-        self._await_headers()
+        self._in_headers, self._num_header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         """The parser's call."""
-        self._end_headers()
+        self._in_headers = False
         super().on_headers_complete()
 
-    def _await_headers(self) -> None:
-        self._end_headers()
-        self._num_header_bytes = 0
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self.transport.close)
+    def _check_later(self) -> None:
+        self._check_handle = self.loop.call_later(self._idle_timeout_seconds / _CHECKS_PER_TIMEOUT, self._check)
 
-    def _end_headers(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _check(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if answering or self.cycle is not self._seen_cycle or unsent_bytes < self._unsent_bytes:
+            self._idle_since = time.monotonic()
+        self._seen_cycle, self._unsent_bytes = self.cycle, unsent_bytes
+        if time.monotonic() - self._idle_since >= self._idle_timeout_seconds:
+            self.transport.abort()
+        else:
+            self._check_later()

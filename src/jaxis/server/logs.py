@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_PATH_CHARACTERS = 500
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _logger = logging.getLogger("jaxis.server.access")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
@@ -64,7 +65,7 @@ class RequestLogMiddleware:
             level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 400 else logging.INFO
             fields = {
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": scope["path"][:_MAX_PATH_CHARACTERS],
                 "status": status,
                 "seconds": round(time.monotonic() - start, 4),
                 "client": scope["client"][0] if scope.get("client") else None,

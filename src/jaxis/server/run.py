@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import socket
 
 import uvicorn
@@ -44,13 +46,14 @@ def make_server(
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
         create_app(engine, config),
-        http=LimitedHttpProtocol,
+        # uvicorn calls this as it would call the class.
+        http=functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=math.ceil(config.idle_timeout_seconds),
         timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,

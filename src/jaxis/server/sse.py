@@ -125,12 +125,12 @@ class EventStreamResponse(Response):
             if not isinstance(error, JaxisError):
                 _logger.exception("a stream failed")
             await self._send(send, _error_event(error) + DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, "", more=False)
 
-    async def _send(self, send: Send, event: str) -> None:
+    async def _send(self, send: Send, event: str, *, more: bool = True) -> None:
         # A timeout of its own for every event would cost as much as sending it.
         self._sending_since = time.monotonic()
-        await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": True})
+        await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": more})
         self._sending_since = None
 
     def _check_progress(self) -> None:

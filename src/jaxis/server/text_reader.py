@@ -45,6 +45,20 @@ class TextReader:
         self._recorded = None
         return text
 
+    def rewind(self) -> str:
+        """Goes back to where `record` was called, and returns the text given to it; ends the record."""
+        text, *taken = self._recorded or [""]
+        self._text = "".join(taken) + self._text[self._position :]
+        self._position = 0
+        self._recorded = None
+        return text
+
+    def unread(self, text: str) -> None:
+        """Puts back what was just taken."""
+        self._position -= len(text)
+        if self._recorded is not None:
+            self._recorded.append(self._recorded.pop().removesuffix(text))
+
     def skip(self, count: int) -> str:
         """Takes characters that a reading has shown."""
         text = self._text[self._position : self._position + count]
@@ -77,16 +91,36 @@ class TextReader:
             self.skip(1)
         return character
 
-    def take_if(self, literal: str) -> Reading[bool]:
-        """Takes the literal if it comes next."""
-        while len(self._text) - self._position < len(literal):
-            if self._closed or not literal.startswith(self._text[self._position :]):
+    def comes(self, literal: str) -> Reading[bool]:
+        """Whether the literal comes next."""
+        while len(rest := self._text[self._position : self._position + len(literal)]) < len(literal):
+            if self._closed or not literal.startswith(rest):
                 return False
             yield
-        found = self._text.startswith(literal, self._position)
-        if found:
+        return rest == literal
+
+    def take_if(self, literal: str) -> Reading[bool]:
+        """Takes the literal if it comes next.
+
+        Raises:
+          EndOfTextError: The text ends inside the literal.
+        """
+        if (yield from self.comes(literal)):
             self.skip(len(literal))
-        return found
+            return True
+        rest = self._text[self._position :]
+        if rest and literal.startswith(rest):
+            raise EndOfTextError
+        return False
+
+    def take_while(self, allowed: Callable[[str], bool]) -> Reading[str]:
+        """Takes characters as long as the text of all of them is allowed."""
+        taken = ""
+        while character := (yield from self.peek()):
+            if not allowed(taken + character):
+                break
+            taken += self.skip(1)
+        return taken
 
     def until(self, markers: tuple[str, ...], take: Callable[[str], None]) -> Reading[str | None]:
         """Reads up to the first marker.

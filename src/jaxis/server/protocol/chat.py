@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from jaxis.sampling_params import MAX_LOGPROBS
 from jaxis.server.protocol.base import Answer, GenerationRequest, StrictModel, Usage, is_none
 from jaxis.server.protocol.structured import StructuredFields
-from jaxis.server.protocol.tools import MAX_TOOLS, ChatToolCall, ChatToolCallDelta, NamedToolChoice, Tool
+from jaxis.server.protocol.tools import ChatToolCall, ChatToolCallDelta, NamedToolChoice, Tool
 
 MAX_MESSAGES = 4096
 
@@ -33,7 +33,7 @@ class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ChatToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -75,7 +75,7 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from jaxis.server.protocol.base import StrictModel, TokenId
 from jaxis.server.protocol.chat import MAX_MESSAGES, ChatMessage
-from jaxis.server.protocol.tools import MAX_TOOLS, Tool
+from jaxis.server.protocol.tools import Tool
 
 MAX_TOKEN_IDS = 2**20
 
@@ -26,7 +26,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from jaxis.server.protocol.base import StrictModel, is_none
-
-MAX_TOOLS = 128
 
 
 class FunctionDefinition(StrictModel):
     """A function.
 
     Attributes:
+      name: Letters, digits, `_`, `-` and `.`; at most 64.
       parameters: JSON schema of an object with the arguments; None is a function without.
       strict: Taken, and without effect: with tool_choice "required" or a named function arguments always follow the
         schema, with "auto" they are the model's.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from jaxis.errors import ConfigError
 from jaxis.server.reasoning_parsers.base import ReasoningParser
-from jaxis.server.reasoning_parsers.think import ThinkReasoningParser
+from jaxis.server.reasoning_parsers.harmony import HarmonyReasoningParser
+from jaxis.server.reasoning_parsers.think import MistralReasoningParser, ThinkReasoningParser
 
+# Under the names that other servers use.
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "deepseek_r1": ThinkReasoningParser,
     "glm45": ThinkReasoningParser,
     "kimi_k2": ThinkReasoningParser,
+    "mistral": MistralReasoningParser,
+    "openai_gptoss": HarmonyReasoningParser,
     "qwen3": ThinkReasoningParser,
 }
 

@@ -1,12 +1,11 @@
-"""Reasoning between `<think>` and `</think>`."""
+"""Reasoning between tags at the beginning of the answer."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxis.server.reasoning_parsers.base import ReasoningParser
 from jaxis.server.text_reader import Reading
-
-_OPEN = "<think>"
-_CLOSE = "</think>"
 
 
 class ThinkReasoningParser(ReasoningParser):
@@ -14,20 +13,39 @@ class ThinkReasoningParser(ReasoningParser):
 
     The model opens the reasoning as the first thing it says, or the template does at the end of the prompt; a tag
     anywhere else is content. Reasoning cut by the end of the text is reasoning.
+
+    Attributes:
+      opening: Tag.
+      closing: Tag.
     """
 
+    opening: ClassVar[str] = "<think>"
+    closing: ClassVar[str] = "</think>"
+
     def _read(self) -> Reading[None]:
-        opened = self._prompt.rstrip().endswith(_OPEN)
+        opened = self._prompt.rstrip().endswith(self.opening)
         self._reader.record()
         yield from self._reader.skip_space()
-        if (yield from self._reader.take_if(_OPEN)) or opened:
+        space = self._reader.recorded()
+        begins = yield from self._reader.comes(self.opening)
+        if begins:
+            self._reader.skip(len(self.opening))
+        if begins or opened:
             yield from self._read_reasoning()
             yield from self._reader.skip_space()
         else:
-            self._add_content(self._reader.recorded())
+            self._add_content(space)
         yield from self._reader.until((), self._add_content)
 
     def _read_reasoning(self) -> Reading[None]:
-        markers = (_CLOSE, *self._dropped)
-        while (yield from self._reader.until(markers, self._add_reasoning)) not in (_CLOSE, None):
+        markers = (self.closing, *self._dropped)
+        while (yield from self._reader.until(markers, self._add_reasoning)) not in (self.closing, None):
             pass
+
+
+class MistralReasoningParser(ThinkReasoningParser):
+    """Magistral. The tags are special tokens."""
+
+    needs_special_tokens = True
+    opening = "[THINK]"
+    closing = "[/THINK]"

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from jaxis.server.chat import ChatCompletion
 from jaxis.server.completions import Completion
 from jaxis.server.context import ServerContext, get_context
+from jaxis.server.json_body import StrictJSONRoute
 from jaxis.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from jaxis.server.protocol.completions import CompletionRequest, CompletionResponse
 from jaxis.server.protocol.errors import GENERATION_ERRORS
@@ -26,7 +27,7 @@ _SHOWN_DEFAULTS = (
     "presence_penalty",
     "repetition_penalty",
 )
-router = APIRouter()
+router = APIRouter(route_class=StrictJSONRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 from jaxis.errors import ConfigError
 from jaxis.server.tool_parsers.base import ToolParser
+from jaxis.server.tool_parsers.call_list import CallListToolParser
+from jaxis.server.tool_parsers.deepseek import DeepSeekToolParser
+from jaxis.server.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
+from jaxis.server.tool_parsers.glm import GLMToolParser
+from jaxis.server.tool_parsers.harmony import HarmonyToolParser
 from jaxis.server.tool_parsers.hermes import HermesToolParser
+from jaxis.server.tool_parsers.kimi import KimiToolParser
+from jaxis.server.tool_parsers.llama import LlamaToolParser
+from jaxis.server.tool_parsers.mistral import MistralToolParser
+from jaxis.server.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 
+# Under the names that other servers use.
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "deepseek_v3": DeepSeekToolParser,
+    "deepseek_v31": DeepSeekToolParser,
+    "deepseek_v32": DeepSeekV32ToolParser,
+    "glm45": GLMToolParser,
+    "granite": CallListToolParser,
     "hermes": HermesToolParser,
+    "kimi_k2": KimiToolParser,
+    "llama3_json": LlamaToolParser,
+    "mistral": MistralToolParser,
+    "openai": HarmonyToolParser,
+    "phi4_mini_json": CallListToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
 }
 
 

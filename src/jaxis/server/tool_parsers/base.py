@@ -84,30 +84,36 @@ class ToolParser(ABC):
         markers = self.openers + self.dropped
         while (marker := (yield from self._reader.until(markers, self._add_content))) is not None:
             if marker in self.openers:
-                self._reader.record(marker)
                 yield from self._attempt(marker)
         self._end_content()
 
     def _attempt(self, opener: str) -> Reading[None]:
+        self._reader.record(opener)
         try:
             yield from self._read_call(opener)
         except MalformedCallError:
             self._give_up("malformed")
         except EndOfTextError:
             self._give_up("unfinished")
+        self._reader.recorded()
 
     def _give_up(self, status: ToolCallStatus) -> None:
-        if self._open_call is None or status == "malformed":
-            text = self._reader.recorded()
-        if self._open_call is None:
-            self._add_content(text)
-        elif self._arguments_done:
-            self._end_call()  # nothing is missing but what closes the call
-        else:
+        begun = self._open_call is not None
+        if begun and self._arguments_done:
+            status = "complete"  # nothing is missing but what closes the call
+        if begun:
             self._end_call(status)
-            if status == "malformed":
+        if status == "malformed":
+            if begun:
                 self._after_call = False
-                self._add_content(self._space_before_call + text)
+                self._space = self._space_before_call
+            self._give_back()
+        elif not begun:
+            self._add_content(self._reader.recorded())
+
+    def _give_back(self) -> None:
+        """Makes content of a malformed call: its opener at once, what follows when that has been read again."""
+        self._add_content(self._reader.rewind())
 
     def _advance(self) -> list[Event]:
         next(self._reading, None)
@@ -128,6 +134,21 @@ class ToolParser(ABC):
         if self._space:
             self._events.append(ContentDelta(self._space))
 
+    def _read_name(self) -> Reading[str]:
+        """Reads a function's name, as far as it can be one, and the white space around it.
+
+        Raises:
+          MalformedCallError: Something else comes.
+          EndOfTextError: The text ends in the name or right after it.
+        """
+        yield from self._reader.skip_space()
+        name = yield from self._reader.take_while(lambda text: FUNCTION_NAME.fullmatch(text) is not None)
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        if not name:
+            raise MalformedCallError
+        return name
+
     def _start_call(self, name: str, call_id: str | None = None) -> None:
         if not FUNCTION_NAME.fullmatch(name):
             raise MalformedCallError
@@ -146,7 +167,8 @@ class ToolParser(ABC):
         self._open_call = None
         self._arguments_done = False
         self._after_call = True
-        self._reader.record()
+        if status != "malformed":
+            self._reader.record()  # what comes next stands for itself
 
     def _new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"

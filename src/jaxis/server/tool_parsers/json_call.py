@@ -13,6 +13,7 @@ from jaxis.server.tool_parsers.json_value import (
 )
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("type",)  # may come before the arguments, and says nothing
 
 
 class JSONToolParser(ToolParser):
@@ -48,8 +49,10 @@ class JSONToolParser(ToolParser):
                     self._whole_call(name, call_id, arguments)
             elif key == "id":
                 call_id = yield from read_json_string(self._reader)
-            elif key not in _ARGUMENTS_KEYS:
+            elif key in _OTHER_KEYS:
                 yield from self._skip_value()
+            elif key not in _ARGUMENTS_KEYS:
+                raise MalformedCallError
             elif name is not None:
                 yield from self._read_arguments(name, call_id)
             elif (yield from self._opens_object()):
@@ -82,6 +85,20 @@ class JSONToolParser(ToolParser):
         self._start_call(name, call_id)
         self._add_arguments(arguments)
         self._arguments_done = True
+
+    def _read_call_list(self) -> Reading[None]:
+        """Reads calls in a JSON array; the first one opens it."""
+        yield from expect(self._reader, "[")
+        while True:
+            yield from self._read_call_object()
+            self._end_call()
+            character = yield from self._reader.skip_space()
+            if character not in (",", "]"):
+                return
+            self._reader.skip(1)
+            self._reader.record()
+            if character == "]":
+                return
 
     def _opens_object(self) -> Reading[bool]:
         character = yield from self._reader.skip_space()

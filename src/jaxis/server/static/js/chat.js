@@ -60,6 +60,15 @@ export class Chat extends EventTarget {
     this.run?.controller.abort();
   }
 
+  /** When the page is left: browsers may keep it, and its requests, for the way back. */
+  stopAll() {
+    for (const [id, { message, controller }] of this.runs) {
+      message.finish_reason = "abort";
+      this.store.put(this.store.get(id));
+      controller.abort();
+    }
+  }
+
   setSystemPrompt(text) {
     if (this.conversation === null || this.conversation.systemPrompt === text) return;
     this.conversation.systemPrompt = text;
@@ -195,6 +204,7 @@ export class Chat extends EventTarget {
         announce("Stopped.");
       } else {
         message.error = error.message;
+        announce("The request failed.");
         if (!(error instanceof ApiError)) throw error;
         if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
       }

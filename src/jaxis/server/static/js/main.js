@@ -130,8 +130,10 @@ byId("model").addEventListener("change", showModel);
 byId("open-settings").addEventListener("click", () => settings.open(chat.systemPrompt));
 settings.addEventListener("saved", async () => {
   chat.setSystemPrompt(settings.systemPrompt);
-  if ((await loadModels()) && unauthorized) chat.retryUnauthorized(unauthorized);
+  if (!(await loadModels()) || !unauthorized) return;
+  const request = unauthorized;
   unauthorized = null;
+  chat.retryUnauthorized(request);
 });
 chat.addEventListener("changed", showConversation);
 chat.addEventListener("unauthorized", ({ detail }) => {
@@ -144,9 +146,7 @@ store.addEventListener("changed", ({ detail: id }) => {
 });
 store.addEventListener("failed", () => toast("The browser could not store the conversation: its storage may be full."));
 addEventListener("popstate", openFromAddress);
-addEventListener("pagehide", () => {
-  for (const id of chat.runs.keys()) store.put(store.get(id));
-});
+addEventListener("pagehide", () => chat.stopAll());
 
 setTheme(document.documentElement.dataset.theme ?? "auto");
 if (isTouch) byId("hint").textContent = "";

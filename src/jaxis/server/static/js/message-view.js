@@ -32,7 +32,7 @@ export class MessageView {
     this.reasoning = h("div", { class: "markdown" });
     this.reasoningSummary = h("summary");
     this.reasoningBlock = h("details", { class: "reasoning", hidden: true }, this.reasoningSummary, this.reasoning);
-    this.content = h("div", { class: "markdown" });
+    this.content = h("div", { class: "markdown content" });
     this.tools = h("div", { class: "tool-calls" });
     this.status = h("div", { class: "status" });
     this.body.append(this.reasoningBlock, this.content, this.tools, this.status);

@@ -59,7 +59,10 @@ export class Store extends EventTarget {
   async #write(change, id) {
     if (this.database === null) return;
     try {
-      await settled(change(this.#table("readwrite")));
+      const table = this.#table("readwrite");
+      const request = change(table);
+      table.transaction.commit(); // at once: a page that is being left gets no chance to do it later
+      await settled(request);
       this.channel.postMessage(id);
     } catch (error) {
       this.dispatchEvent(new CustomEvent("failed", { detail: error }));
