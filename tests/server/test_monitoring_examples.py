@@ -96,3 +96,15 @@ def test_the_server_is_where_prometheus_looks_for_it():
     assert job["job_name"] == "jaxis"
     assert config["rule_files"] == ["alerts.yml"]
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
+
+
+def test_what_a_client_makes_up_becomes_no_label(http):
+    for path in ("/nowhere/1", "/nowhere/2", "/v1/models/other"):
+        assert http.request("PROPFIND", path).status_code in (404, 405)
+        assert http.get(path).status_code == 404
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    counts = {tuple(sample.labels.values()): sample.value for sample in families["http_requests"].samples}
+    handlers, methods, _ = map(set, zip(*counts, strict=True))
+    assert handlers <= {"none", "/v1/models/{model:path}", "/metrics"}
+    assert methods <= {"GET", "other"}
+    assert sum(counts.values()) == 6
