@@ -28,7 +28,7 @@ from serving.request_mix import MixItem, request_mix
 from serving.server_process import read_metrics, server_process
 
 # Small enough that requests wait, are refused and lose their cache blocks to each other.
-SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "192")
+SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "112")
 IDLE_SECONDS = 15.0
 SAMPLE_SECONDS = 1.0
 MIB = 2**20
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200, help="how many ask at once")
     parser.add_argument("--seconds", type=float, default=300.0, help="for how long")
-    parser.add_argument("--leave", type=float, default=0.2, help="share of requests whose client disconnects")
+    parser.add_argument("--leave", type=float, default=0.25, help="share of requests whose client loses patience")
     parser.add_argument("--max-growth", type=float, default=0.05, help="of memory, after a quarter of the time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--base-url", help="a server that runs already (default: one is started)")

@@ -64,9 +64,19 @@ def request_mix() -> list[MixItem]:
         _complete("bad words", "Once upon", temperature=0, bad_words=["a time"], max_tokens=30),
         _complete("token ids", list(range(20, 90)), **_SAMPLED, seed=0, n=2, min_tokens=4, max_tokens=50),
         _complete("long", _STORY * 4, temperature=0, ignore_eos=True, max_tokens=150),
+        _chat("JSON", _QUESTIONS[0], temperature=0, response_format={"type": "json_object"}, max_tokens=40),
+        _chat("JSON schema", "Who are you?", **_SAMPLED, seed=2, response_format=_schema_format(), max_tokens=60),
+        _complete("regex", "A number:", **_SAMPLED, seed=8, structured_outputs={"regex": "[1-9][0-9]{2,6}"}, n=2),
+        _complete("choice", "It is", temperature=0, structured_outputs={"choice": ["red", "green", "dark blue"]}),
         _complete("one token", "Hello", temperature=0, max_tokens=1),
     ]
     return items
+
+
+def _schema_format() -> dict[str, Any]:
+    properties = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}, "tall": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
 
 
 def _chat(name: str, question: str, **fields: Any) -> MixItem:

@@ -48,6 +48,10 @@ class ServerMetrics:
             ("model_name", "reason"),
             registry=self._registry,
         )
+        # There from the start: a rate does not see the step from nothing to one.
+        for reason in ("stop", "length", "abort"):
+            self._success.labels(model_name, reason)
+        self._rejected.labels(model_name, "overloaded")
         self._http = Counter(
             "http_requests",
             "Requests by route and by the first digit of their status, as 2xx.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ class ServingClient:
     async def __aenter__(self) -> ServingClient:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            # uvicorn closes a connection after 5 idle seconds: one that is used at that moment would fail.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS),
         )
         return self
@@ -87,7 +89,7 @@ class ServingClient:
                     raise RequestError(f"{response.url}: {await _error_text(response)}: give --model")
                 return (await response.json())["data"][0]["id"]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RequestError(f"{self._root} cannot be reached: {error}") from None
+            raise RequestError(f"{self._root} cannot be reached: {_reason(error)}") from None
         except (ValueError, LookupError, TypeError):
             raise RequestError(f"{self._root}/v1/models lists no model: give --model") from None
 
@@ -114,11 +116,17 @@ class ServingClient:
                 else:
                     result.error = await _error_text(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            result.error = str(error) or type(error).__name__
+            result.error = _reason(error)
         except (ValueError, AttributeError, TypeError):
             result.error = "the stream holds something else than OpenAI's events"
         result.end_time = time.perf_counter()
         return result
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__
 
 
 async def _read_stream(response: aiohttp.ClientResponse, result: RequestResult) -> None:
