@@ -57,9 +57,9 @@ def test_who_speaks_no_tls_or_an_old_one_gets_nothing(tls_server, pem):
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP/1.1 2" not in connection.recv(1000)
     context = verifying(pem / "one.pem")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with socket.create_connection(address, timeout=30) as connection, pytest.raises((ssl.SSLError, OSError)):  # noqa: PT011
+    with socket.create_connection(address, timeout=30) as connection, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(connection, server_hostname="127.0.0.1")
     assert httpx.get(f"{tls_server.url}/health", verify=verifying(pem / "one.pem")).status_code == 200
 

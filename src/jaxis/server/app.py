@@ -16,6 +16,7 @@ from jaxis.server.errors import install_error_handlers
 from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
+from jaxis.server.openapi import install_openapi
 from jaxis.server.routes import health, openai, tokenize
 from jaxis.version import __version__
 
@@ -46,6 +47,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.include_router(openai.router)
     app.include_router(tokenize.router)
     app.include_router(health.router)
+    install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
     # The one added last stands outermost.
     app.add_middleware(
