@@ -18,6 +18,7 @@ from jaxis.server.errors import install_error_handlers
 from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
+from jaxis.server.openapi import install_openapi
 from jaxis.server.routes import health, openai, tokenize
 from jaxis.server.served_model import ServedModel
 from jaxis.version import __version__
@@ -72,6 +73,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     page_paths = chat_page_paths() if config.webui else frozenset()
     if config.webui:
         add_chat_page(app)
+    install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
     # The one added last stands outermost.
     if tracer is not None:
