@@ -25,6 +25,7 @@ class FakeEngine:
     num_preemptions = 0
 
     def __init__(self):
+        self.grammar_compiler = None
         self.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
