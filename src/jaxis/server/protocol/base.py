@@ -92,6 +92,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(BaseModel):
+    """Of the generated tokens, those of reasoning."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(BaseModel):
     """Token counts of an answer."""
 
@@ -99,6 +105,7 @@ class Usage(BaseModel):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails = Field(default_factory=PromptTokensDetails)
+    completion_tokens_details: CompletionTokensDetails = Field(default_factory=CompletionTokensDetails)
 
 
 class Answer(BaseModel):
