@@ -8,9 +8,11 @@ import { newConversation, titleOf } from "./store.js";
 
 const SAVE_INTERVAL_MS = 1000;
 const RENDER_INTERVAL_MS = 50;
+const RENDER_SHARE = 0.2; // of the time, at most: a long code block takes a while
 const AT_END_PIXELS = 48;
 
-/** Fires "changed" when a conversation was opened, created, renamed or its run began or ended, "unauthorized" at a 401. */
+/** Fires "changed" when a conversation was opened, created, renamed or its run began or ended, "unauthorized" at a 401, "lost" when the
+ *  server or its model is not there any more. */
 export class Chat extends EventTarget {
   /** @param {() => string} getModel gives the model to ask for */
   constructor(api, store, settings, getModel) {
@@ -110,7 +112,8 @@ export class Chat extends EventTarget {
       this.views.get(message.id)?.element.remove();
       this.views.delete(message.id);
     }
-    if (removed.length === 0) return;
+    const isNothing = ({ content, reasoning_content, tool_calls }) => !content && !reasoning_content && !tool_calls;
+    if (removed.every(isNothing)) return; // a request that failed, say
     const undo = () => {
       this.runs.get(conversation.id)?.controller.abort();
       conversation.messages = before;
@@ -127,20 +130,26 @@ export class Chat extends EventTarget {
     this.#answer();
   }
 
+  /** Returns whether the edit is done, or there is nothing to do. */
   #edit(message, text) {
     const { conversation } = this;
-    if (this.run || text === message.content || !text.trim()) return;
+    if (text === message.content || !text.trim()) return true;
+    if (this.run) {
+      toast("An answer is being written: stop it first, or wait.", null, 4);
+      return false;
+    }
     const index = conversation.messages.indexOf(message);
     if (message.role === "user") {
       this.#truncate(index);
       this.#append({ id: newId(), role: "user", content: text });
       this.#answer();
-      return;
+      return true;
     }
     conversation.messages[index] = { ...message, content: text };
     delete conversation.messages[index].stats; // they were of another text
     this.store.put(conversation);
     this.open(conversation);
+    return true;
   }
 
   #branch(message) {
@@ -206,6 +215,7 @@ export class Chat extends EventTarget {
         message.error = error.message;
         announce("The request failed.");
         if (!(error instanceof ApiError)) throw error;
+        if (error.status === 0 || error.status === 404) this.dispatchEvent(new Event("lost"));
         if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
       }
     } finally {
@@ -222,16 +232,17 @@ export class Chat extends EventTarget {
   /** What to do with every chunk: shows and saves the message, neither too often. */
   #updater(conversation, run) {
     let frame = null;
-    let rendered = 0;
+    let nextRender = 0;
     let saved = Date.now();
     const show = () => {
       frame = null;
-      if (performance.now() - rendered < RENDER_INTERVAL_MS) {
+      const start = performance.now();
+      if (start < nextRender) {
         frame = requestAnimationFrame(show);
         return;
       }
-      rendered = performance.now();
       if (this.conversation === conversation && this.runs.get(conversation.id) === run) this.#update(run.message);
+      nextRender = start + Math.max(RENDER_INTERVAL_MS, (performance.now() - start) / RENDER_SHARE);
     };
     return (waitSeconds) => {
       run.waitSeconds = waitSeconds;
@@ -257,6 +268,7 @@ export class Chat extends EventTarget {
     const run = this.run?.message === message ? this.run : null;
     this.views.get(message.id)?.update({
       isRunning: run !== null,
+      isBusy: Boolean(this.run),
       waitSeconds: run?.waitSeconds ?? null,
       isLast: this.conversation.messages.at(-1) === message,
       openCalls: this.#openCalls(message),

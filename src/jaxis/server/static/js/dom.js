@@ -54,6 +54,11 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+/** Puts the cursor where messages are written; not where that opens a keyboard over half of the page. */
+export function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) byId("prompt").focus();
+}
+
 /** A note at the bottom for some seconds, with a button if `action` is given: {label, run}. */
 export function toast(text, action = null, seconds = 8) {
   const element = h("div", { class: "toast" }, h("span", {}, text));

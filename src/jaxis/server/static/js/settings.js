@@ -99,7 +99,8 @@ export class Settings extends EventTarget {
   #fault() {
     for (const { name, label, min, max, integer } of PARAMETERS) {
       const input = this.inputs.get(name);
-      if (input.validity.valid) continue;
+      // Not `step`: it counts from the minimum, and far from zero it is not exact.
+      if (input.validity.valid && (!integer || input.value === "" || Number.isSafeInteger(input.valueAsNumber))) continue;
       const kind = integer ? "a whole number" : "a number";
       const limits = [min === undefined ? "" : ` from ${min}`, max === undefined ? "" : ` to ${max}`].join("");
       return { input, text: `${label} must be ${kind}${limits}.` };
@@ -117,9 +118,9 @@ export class Settings extends EventTarget {
   }
 }
 
-function numberInput({ name, min, max, integer, placeholder }) {
-  const limits = integer ? { min: min ?? -Number.MAX_SAFE_INTEGER, max: max ?? Number.MAX_SAFE_INTEGER, step: 1 } : { min, max, step: "any" };
-  return h("input", { type: "number", id: `parameter-${name}`, placeholder: placeholder ?? "default", "aria-describedby": `help-${name}`, ...limits });
+function numberInput({ name, min, max, placeholder }) {
+  const about = { id: `parameter-${name}`, placeholder: placeholder ?? "default", "aria-describedby": `help-${name}` };
+  return h("input", { type: "number", step: "any", min, max, ...about });
 }
 
 function parameterRow({ name, label, help }, input) {

@@ -1,6 +1,6 @@
 // The list of conversations: open, rename, export, delete, import.
 
-import { byId, downloadJson, h, iconButton, toast } from "./dom.js";
+import { byId, downloadJson, focusPrompt, h, iconButton, toast } from "./dom.js";
 import { exportedConversations, importedConversations } from "./store.js";
 
 /** `chat` opens conversations; `store` has them. */
@@ -12,7 +12,7 @@ export class Sidebar {
     byId("new-conversation").addEventListener("click", () => {
       chat.open(null);
       this.close();
-      byId("prompt").focus();
+      focusPrompt();
     });
     byId("export-all").addEventListener("click", () => this.#export(store.list(), "conversations"));
     byId("import").addEventListener("click", () => byId("import-file").click());
@@ -74,7 +74,7 @@ export class Sidebar {
   #select(conversation) {
     this.chat.open(conversation);
     this.close();
-    byId("prompt").focus();
+    focusPrompt();
   }
 
   #rename(conversation, row) {

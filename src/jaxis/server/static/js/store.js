@@ -127,6 +127,7 @@ function importedConversation(row, index) {
   conversation.messages = messages.map((message) => importedMessage(message, where));
   conversation.title = typeof row.title === "string" && row.title ? row.title.slice(0, 200) : titleOf(conversation);
   conversation.isNamed = true;
+  conversation.updatedAt -= index; // in the list they stand as in the file
   for (const name of ["createdAt", "updatedAt"]) if (Number.isFinite(row[name])) conversation[name] = row[name];
   return conversation;
 }
