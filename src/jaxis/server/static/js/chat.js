@@ -2,6 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { byId, copyText, newId, toast } from "./dom.js";
+import { Follower } from "./follow.js";
 import { generate, requestMessages } from "./generation.js";
 import { MessageView } from "./message-view.js";
 import { newConversation, titleOf } from "./store.js";
@@ -9,10 +10,11 @@ import { newConversation, titleOf } from "./store.js";
 const SAVE_INTERVAL_MS = 1000;
 const RENDER_INTERVAL_MS = 50;
 const RENDER_SHARE = 0.2; // of the time, at most: a long code block takes a while
-const AT_END_PIXELS = 48;
 
-/** Fires "changed" when a conversation was opened, created, renamed or its run began or ended, "unauthorized" at a 401, "lost" when the
- *  server or its model is not there any more. */
+/**
+ * Fires "changed" when a conversation was opened, created or renamed, or its run began or ended, "unauthorized" at a 401, and
+ * "lost" when the server or its model is not there any more.
+ */
 export class Chat extends EventTarget {
   /** @param {() => string} getModel gives the model to ask for */
   constructor(api, store, settings, getModel) {
@@ -23,12 +25,8 @@ export class Chat extends EventTarget {
     this.views = new Map(); // message id to its view
     this.log = byId("log");
     this.messages = byId("messages");
-    this.isAtEnd = true;
-    this.log.addEventListener("scroll", () => this.#noteScroll(), { passive: true });
+    this.follower = new Follower(this.log, this.messages, byId("to-end"));
     this.messages.addEventListener("click", copyCode);
-    byId("to-end").addEventListener("click", () => this.scrollToEnd());
-    new ResizeObserver(() => this.#follow()).observe(this.messages);
-    new ResizeObserver(() => this.#follow()).observe(this.log);
   }
 
   get run() {
@@ -46,7 +44,7 @@ export class Chat extends EventTarget {
     this.messages.replaceChildren();
     for (const message of conversation?.messages ?? []) this.#addView(message);
     this.#updateAll();
-    this.scrollToEnd();
+    this.follower.toEnd();
     this.#changed();
   }
 
@@ -75,11 +73,6 @@ export class Chat extends EventTarget {
     if (this.conversation === null || this.conversation.systemPrompt === text) return;
     this.conversation.systemPrompt = text;
     this.store.put(this.conversation);
-  }
-
-  scrollToEnd() {
-    this.isAtEnd = true;
-    this.#follow();
   }
 
   #actions = {
@@ -120,7 +113,10 @@ export class Chat extends EventTarget {
       this.store.put(conversation);
       if (this.conversation === conversation) this.open(conversation);
     };
-    toast(removed.length === 1 ? "A message was replaced." : `${removed.length} messages were replaced.`, { label: "Undo", run: undo });
+    toast(removed.length === 1 ? "A message was replaced." : `${removed.length} messages were replaced.`, {
+      label: "Undo",
+      run: undo,
+    });
   }
 
   #answerAgain(message) {
@@ -176,7 +172,7 @@ export class Chat extends EventTarget {
   #answer() {
     const message = { id: newId(), role: "assistant", content: "" };
     this.#append(message);
-    this.scrollToEnd();
+    this.follower.toEnd();
     this.#runAnswer(message, false);
   }
 
@@ -216,7 +212,8 @@ export class Chat extends EventTarget {
         announce("The request failed.");
         if (!(error instanceof ApiError)) throw error;
         if (error.status === 0 || error.status === 404) this.dispatchEvent(new Event("lost"));
-        if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
+        if (error.status === 401)
+          this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
       }
     } finally {
       this.runs.delete(conversation.id);
@@ -256,11 +253,14 @@ export class Chat extends EventTarget {
 
   /** Tries again what failed for want of the right API key. */
   retryUnauthorized({ message, conversation }) {
-    if (this.conversation === conversation && conversation.messages.at(-1) === message && message.error) this.#runAnswer(message, false);
+    if (this.conversation === conversation && conversation.messages.at(-1) === message && message.error)
+      this.#runAnswer(message, false);
   }
 
   #openCalls(message) {
-    const answered = new Set(this.conversation.messages.filter(({ role }) => role === "tool").map((result) => result.tool_call_id));
+    const answered = new Set(
+      this.conversation.messages.filter(({ role }) => role === "tool").map((result) => result.tool_call_id),
+    );
     return (message.tool_calls ?? []).filter((call) => call && !answered.has(call.id));
   }
 
@@ -284,18 +284,6 @@ export class Chat extends EventTarget {
 
   #changed() {
     this.dispatchEvent(new Event("changed"));
-  }
-
-  #noteScroll() {
-    const { scrollHeight, scrollTop, clientHeight } = this.log;
-    this.isAtEnd = scrollHeight - scrollTop - clientHeight < AT_END_PIXELS;
-    byId("to-end").hidden = this.isAtEnd;
-  }
-
-  /** Stays at the end while the messages grow, if the user was there. */
-  #follow() {
-    if (this.isAtEnd) this.log.scrollTop = this.log.scrollHeight;
-    else this.#noteScroll();
   }
 }
 

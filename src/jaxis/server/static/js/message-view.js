@@ -65,10 +65,22 @@ export class MessageView {
     if (this.message.tool_calls) this.#updateToolCalls(isBusy ? [] : openCalls);
     const empty = !content && !reasoning && !this.message.tool_calls?.length;
     this.status.replaceChildren(
-      ...(waitSeconds !== null ? [h("p", { class: "waiting" }, `The server is busy. Next try in ${waitSeconds} s.`)] : []),
-      ...(isRunning && empty && waitSeconds === null ? [h("p", { class: "pending", "aria-label": "Waiting for the first token" }, h("i"), h("i"), h("i"))] : []),
+      ...(waitSeconds !== null
+        ? [h("p", { class: "waiting" }, `The server is busy. Next try in ${waitSeconds} s.`)]
+        : []),
+      ...(isRunning && empty && waitSeconds === null
+        ? [h("p", { class: "pending", "aria-label": "Waiting for the first token" }, h("i"), h("i"), h("i"))]
+        : []),
       ...(!isRunning && error ? [this.#errorBox(error)] : []),
-      ...(!isRunning && !error && empty ? [h("p", { class: "hint" }, this.message.finish_reason === "abort" ? "Stopped before the first token." : "The answer is empty.")] : []),
+      ...(!isRunning && !error && empty
+        ? [
+            h(
+              "p",
+              { class: "hint" },
+              this.message.finish_reason === "abort" ? "Stopped before the first token." : "The answer is empty.",
+            ),
+          ]
+        : []),
     );
   }
 
@@ -102,7 +114,13 @@ export class MessageView {
       event.preventDefault();
       this.actions.answerTool(this.message, call, area.value);
     };
-    return h("form", { onsubmit }, h("label", { for: id, class: "visually-hidden" }, `Result of ${call.function.name}`), area, h("button", { type: "submit" }, "Send result"));
+    return h(
+      "form",
+      { onsubmit },
+      h("label", { for: id, class: "visually-hidden" }, `Result of ${call.function.name}`),
+      area,
+      h("button", { type: "submit" }, "Send result"),
+    );
   }
 
   #updateFooter({ isRunning, isBusy, isLast }) {
@@ -157,7 +175,12 @@ export class MessageView {
       "form",
       { class: "edit-form", onsubmit, onkeydown },
       area,
-      h("div", { class: "edit-buttons" }, cancel, h("button", { type: "submit", class: "primary" }, isUser ? "Send" : "Save")),
+      h(
+        "div",
+        { class: "edit-buttons" },
+        cancel,
+        h("button", { type: "submit", class: "primary" }, isUser ? "Send" : "Save"),
+      ),
     );
     this.element.classList.add("editing");
     this.body.before(form);

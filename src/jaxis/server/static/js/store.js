@@ -93,14 +93,25 @@ function settled(request) {
 
 export function newConversation(systemPrompt) {
   const now = Date.now();
-  return { id: newId(), title: "New conversation", isNamed: false, createdAt: now, updatedAt: now, systemPrompt, messages: [] };
+  return {
+    id: newId(),
+    title: "New conversation",
+    isNamed: false,
+    createdAt: now,
+    updatedAt: now,
+    systemPrompt,
+    messages: [],
+  };
 }
 
 /** What goes into a file: the system prompt is the first message, so that the messages are the API's. */
 export function exportedConversations(conversations) {
   const exported = conversations.map(({ id, systemPrompt, messages, ...rest }) => ({
     ...rest,
-    messages: [...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []), ...messages.map(({ id, ...message }) => message)],
+    messages: [
+      ...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []),
+      ...messages.map(({ id, ...message }) => message),
+    ],
   }));
   return { format: FORMAT, version: 1, conversations: exported };
 }
@@ -133,7 +144,8 @@ function importedConversation(row, index) {
 }
 
 function importedMessage(message, where) {
-  if (!ROLES.has(message?.role)) throw new Error(`${where} has a message with the role ${JSON.stringify(message?.role)}.`);
+  if (!ROLES.has(message?.role))
+    throw new Error(`${where} has a message with the role ${JSON.stringify(message?.role)}.`);
   const imported = { id: newId(), role: message.role, content: checkedText(message.content ?? "", where) };
   for (const name of ["reasoning_content", "model", "finish_reason", "tool_call_id"]) {
     if (typeof message[name] === "string") imported[name] = message[name];
