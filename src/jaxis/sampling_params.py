@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from jaxis.errors import RequestError
+from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
+# Beyond them a logit of float32 may become infinite, or 0 times infinity.
+REPETITION_PENALTY_BOUNDS = (0.01, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class SamplingParams:
       prompt_logprobs: The same for each prompt token.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
+      structured_outputs: The form that the completion must have; None leaves it free.
     """
 
     n: int = 1
@@ -65,6 +69,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -84,7 +89,7 @@ class SamplingParams:
         self._check_float("min_p", 0.0, 1.0)
         self._check_float("frequency_penalty", -2.0, 2.0)
         self._check_float("presence_penalty", -2.0, 2.0)
-        self._check_float("repetition_penalty", 0.0, low_open=True)
+        self._check_float("repetition_penalty", *REPETITION_PENALTY_BOUNDS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
         for name in ("stop", "bad_words"):
@@ -92,6 +97,7 @@ class SamplingParams:
                 raise RequestError(f"{name}={getattr(self, name)!r} must hold non-empty strings only")
         if self.stop and not self.detokenize:
             raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+        self._check_structured_outputs()
         self._check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
@@ -130,6 +136,15 @@ class SamplingParams:
         if value < low or (low_open and value == low) or (high is not None and value > high):
             bounds = ("more than " if low_open else "at least ") + f"{low:g}"
             raise RequestError(f"{name}={value} must be {bounds}" + (f" and at most {high:g}" if high else ""))
+
+    def _check_structured_outputs(self) -> None:
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputs):
+            kind = type(self.structured_outputs).__name__
+            raise RequestError(f"structured_outputs must be a StructuredOutputs, not {kind}")
+        if self.ignore_eos:
+            raise RequestError("structured_outputs says where the text ends: leave ignore_eos out")
 
     def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
         for token_id in token_ids:

@@ -142,7 +142,7 @@ def install_error_handlers(app: FastAPI) -> None:
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The first fault that pydantic found, in one line; of a union's, the one that got furthest into the value."""
     faults = error.errors()
-    fault = max(faults, key=lambda fault: len(fault["loc"])) if len(faults) > 1 and _same_field(faults) else faults[0]
+    fault = max(faults, key=_how_far) if len(faults) > 1 and _same_field(faults) else faults[0]
     names = [part for part in fault["loc"] if part not in ("body", "query", "path")]
     where = _path(names)
     param = str(names[0]) if names and isinstance(names[0], str) else None
@@ -158,13 +158,18 @@ def _same_field(faults: Any) -> bool:
     return len({fault["loc"][:2] for fault in faults}) == 1
 
 
+def _how_far(fault: Mapping[str, Any]) -> tuple[bool, int]:
+    """A branch that takes the type got further than one that does not."""
+    return not fault["type"].endswith("_type"), len(fault["loc"])
+
+
 def _path(names: list[str | int]) -> str:
-    """("messages", 0, "role") as messages[0].role; pydantic's own names of a union's branches are left out."""
+    """("messages", 0, "role") as messages[0].role; a union's branches, with names of types or classes, are left out."""
     path = ""
     for name in names:
         if isinstance(name, int):
             path += f"[{name}]"
-        elif name.isidentifier() and (not path or name not in _BRANCHES):
+        elif name.isidentifier() and not (path and (name in _BRANCHES or name[0].isupper())):
             path += f".{name}" if path else name
     return path
 

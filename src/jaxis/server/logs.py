@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_PATH_CHARACTERS = 500
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _logger = logging.getLogger("jaxis.server.access")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
@@ -25,11 +26,19 @@ class RequestLogMiddleware:
 
     Args:
       quiet_paths: Their requests are logged at level DEBUG, unless they fail.
+      on_response: Called at the end of each with the route's pattern ("none" if there is no such route), the method
+        and the status.
     """
 
-    def __init__(self, app: ASGIApp, quiet_paths: Set[str] = QUIET_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        quiet_paths: Set[str] = QUIET_PATHS,
+        on_response: Callable[[str, str, int], None] = lambda handler, method, status: None,
+    ) -> None:
         self._app = app
         self._quiet_paths = quiet_paths
+        self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,10 +60,12 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            route = scope.get("route")
+            self._on_response(getattr(route, "path", "none"), scope["method"], status)
             level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 400 else logging.INFO
             fields = {
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": scope["path"][:_MAX_PATH_CHARACTERS],
                 "status": status,
                 "seconds": round(time.monotonic() - start, 4),
                 "client": scope["client"][0] if scope.get("client") else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import socket
 
 import uvicorn
@@ -11,7 +13,7 @@ from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.errors import ConfigError
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.limits import MAX_HEADER_BYTES
+from jaxis.server.http_protocol import LimitedHttpProtocol
 
 _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
 
@@ -39,23 +41,21 @@ def make_server(
     *,
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
-    ssl_keyfile_password: str | None = None,
 ) -> DrainingServer:
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
         create_app(engine, config),
-        http="h11",  # it limits the size of headers
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        # uvicorn calls this as it would call the class.
+        http=functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=math.ceil(config.idle_timeout_seconds),
         timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
-        ssl_keyfile_password=ssl_keyfile_password,
     )
     return DrainingServer(settings, engine, config.drain_seconds)
 

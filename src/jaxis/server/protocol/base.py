@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from jaxis.sampling_params import MAX_LOGPROBS, MAX_N
+from jaxis.sampling_params import MAX_LOGPROBS, MAX_N, REPETITION_PENALTY_BOUNDS
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Stop = str | list[str]
+MAX_ALLOWED_TOKEN_IDS = 2**19  # more than any vocabulary has
 
 
 class StrictModel(BaseModel):
@@ -43,9 +44,9 @@ class SamplingFields(StrictModel):
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=REPETITION_PENALTY_BOUNDS[0], le=REPETITION_PENALTY_BOUNDS[1])
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=128)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 
 from jaxis.errors import RequestError
-from jaxis.server.chat import message_for_template, template_arguments
+from jaxis.server.chat_prompt import messages_for_template, template_arguments
 from jaxis.server.context import ServerContext, get_context
+from jaxis.server.json_body import StrictJSONRoute
 from jaxis.server.protocol.errors import TEXT_ERRORS
 from jaxis.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from jaxis.tokenizer import Tokenizer
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJSONRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
-@router.post("/tokenize", responses=TEXT_ERRORS)
-async def tokenize(body: TokenizeRequest, context: Context) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse, responses=TEXT_ERRORS)
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     """The tokens of a text or of a conversation."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
-    token_ids = await context.preprocess(lambda: _encode(body, tokenizer))
-    texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-    return TokenizeResponse(
-        count=len(token_ids), max_model_len=context.engine.max_model_len, tokens=token_ids, token_strs=texts
-    )
+
+    def answer() -> str:
+        token_ids = _encode(body, tokenizer)
+        texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+        return TokenizeResponse(
+            count=len(token_ids), max_model_len=context.engine.max_model_len, tokens=token_ids, token_strs=texts
+        ).model_dump_json()
+
+    return Response(await context.preprocess(answer), media_type="application/json")
 
 
 @router.post("/detokenize", responses=TEXT_ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeResponse:
     """The text of tokens."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
     text = await context.preprocess(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
@@ -41,8 +46,8 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeRes
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = [message_for_template(message, tokenizer) for message in body.messages]
-    return tokenizer.encode_chat(messages, **template_arguments(body, tokenizer))
+    arguments = template_arguments(body, tokenizer)
+    return tokenizer.encode_chat(messages_for_template(body, tokenizer, arguments), **arguments)
 
 
 def _tokenizer(context: ServerContext) -> Tokenizer:
