@@ -48,7 +48,8 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     answer = subprocess.run(shlex.split(lines[-1]), capture_output=True, text=True, check=True, timeout=60).stdout
     assert json.loads(answer)["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
-    url = lines[2].split()[1]
+    url, page = lines[2].split()[1], lines[3].split()[1]
+    assert "<title>jaxis</title>" in httpx.get(page).text  # without a line in the log
     with httpx.stream(
         "POST",
         f"{url}/completions",

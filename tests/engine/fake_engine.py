@@ -25,7 +25,10 @@ class FakeEngine:
     num_preemptions = 0
 
     def __init__(self):
-        self.vllm_config = types.SimpleNamespace(scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS))
+        self.vllm_config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(hf_config={}),
+            scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
+        )
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}

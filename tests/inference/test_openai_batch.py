@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxis import SamplingParams
+from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import RequestError
 from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, BatchTask
 from jaxis.inference.run import MemorySink, run
@@ -25,7 +26,8 @@ def prepared(served, url=COMPLETIONS_URL, **body):
 @pytest.fixture
 def model():
     """One without a tokenizer."""
-    return ServedModel.of(["model"], None, SamplingParams(temperature=0.3, top_k=7, max_tokens=None))
+    defaults = SamplingParams(temperature=0.3, top_k=7, max_tokens=None)
+    return ServedModel.of(["model"], None, defaults, GrammarCompiler(None, 8, ()))
 
 
 def responses(llm, *lines, names=("model",)):
@@ -33,7 +35,8 @@ def responses(llm, *lines, names=("model",)):
         [{CUSTOM_ID: f"r{i}", "url": COMPLETIONS_URL, **line} for i, line in enumerate(lines)], CUSTOM_ID
     )
     sink = MemorySink(source.num_rows)
-    task = BatchTask(ServedModel.of(names, llm.tokenizer, llm.get_default_sampling_params()), "key")
+    model = ServedModel.of(names, llm.tokenizer, llm.get_default_sampling_params(), llm.engine.grammar_compiler)
+    task = BatchTask(model, "key")
     run(llm.engine, source, task, sink, display=ProgressDisplay(False))
     return json.loads(json.dumps(sink.values))
 
@@ -44,12 +47,12 @@ def test_parameters_reach_the_sampler(model):
         **{"frequency_penalty": 0.1, "presence_penalty": 0.2, "repetition_penalty": 1.1, "min_tokens": 2},
         **{"ignore_eos": True, "allowed_token_ids": [1, 2], "stop_token_ids": [3], "bad_words": ["y"]},
     }
-    _, params = prepared(model, **given, max_tokens=9, logit_bias={"1": 5}, logprobs=2, user=None)
+    _, params, _ = prepared(model, **given, max_tokens=9, logit_bias={"1": 5}, logprobs=2, user=None)
     assert params == SamplingParams(**given, max_tokens=9, logit_bias={1: 5}, logprobs=2)
 
 
 def test_what_is_not_given_is_the_checkpoints(model):
-    prompt, params = prepared(model, temperature=None, stream=False, response_format={"type": "text"})
+    prompt, params, _ = prepared(model, temperature=None, stream=False, response_format={"type": "text"})
     assert prompt.token_ids == [1, 2]
     assert params == SamplingParams(temperature=0.3, top_k=7, max_tokens=16, seed=params.seed)
     assert params.seed is not None  # the row's own

@@ -51,12 +51,12 @@ def built_engine():
 
 
 @contextlib.contextmanager
-def serving(built, **settings):
+def serving(built, ssl_certfile=None, ssl_keyfile=None, **settings):
     """Serves an engine while the block runs."""
     config = ServerConfig(**{"drain_seconds": 1.0} | settings)
     listener = listen("127.0.0.1", 0)
     engine = AsyncLLMEngine(built, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
-    server = make_server(engine, config)
+    server = make_server(engine, config, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     running = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, server, thread)

@@ -17,9 +17,8 @@ from jaxis.server.run import listen
 class ScriptedApi:
     """Answers each chat request with the next of `script`.
 
-    A part of the script is (status, headers, message), which is an error, or a list of chunks: {"delta": ..., "usage": ...,
-    "finish_reason": ...}, a number of seconds to wait, an `asyncio.Event`-like "gate" to wait for `open_gate`, or "break",
-    which ends the connection.
+    A part of the script is (status, headers, message), which is an error, or a list of chunks: {"delta", "usage",
+    "finish_reason"}, or "gate", which waits for `open_gate`, or "break", which ends the stream before its time.
     """
 
     def __init__(self):
@@ -57,8 +56,6 @@ class ScriptedApi:
                 while not self._gate.is_set():
                     await asyncio.sleep(0.01)
                 self._gate.clear()
-            elif isinstance(chunk, float):
-                await asyncio.sleep(chunk)
             else:
                 usage = chunk.get("usage")
                 choice = {"index": 0, "delta": chunk.get("delta", {}), "finish_reason": chunk.get("finish_reason")}

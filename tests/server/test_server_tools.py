@@ -5,25 +5,12 @@ import json
 
 import openai
 import pytest
-import tokenizers
-from starlette.testclient import TestClient
+from scripted_engine import TEMPLATE, ScriptedEngine, connected
+from tool_call_formats import FORMATS
 
-from jaxis import SamplingParams
-from jaxis.engine.async_engine import EngineStats
-from jaxis.outputs import CompletionOutput, RequestOutput
-from jaxis.server.app import create_app
-from jaxis.server.config import ServerConfig
-from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.config import TokenizerConfig
+from jaxis.server.tool_choice import template_messages
+from jaxis.tokenizer.chat_template import render_chat_template
 
-TEMPLATE = """
-{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
-{%- for message in messages %}[{{ message.role }}]
-{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-{%- if message.tool_call_id %}(for {{ message.tool_call_id }}){% endif %}{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}{% endif %}
-"""
 WEATHER = {
     "type": "function",
     "function": {
@@ -40,43 +27,6 @@ CALLS = (
 )
 
 
-class ScriptedEngine:
-    """Says one text, a few characters a step, whatever it is asked."""
-
-    def __init__(self, template=TEMPLATE):
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
-        self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
-        self.default_sampling_params = SamplingParams(max_tokens=None)
-        self.max_model_len, self.model_type = 1000, None
-        self.is_accepting = self.is_making_progress = True
-        self.text, self.finish_reason, self.piece = "", "stop", 3
-        self.prompt = self.params = None
-
-    def start(self):
-        pass
-
-    async def shutdown(self):
-        pass
-
-    def stats(self):
-        return EngineStats()
-
-    def reserve(self, num_sequences):
-        return contextlib.nullcontext()
-
-    async def generate(self, prompt, params, request_id, *, final_only=False, **_):
-        self.prompt, self.params = prompt.text, params
-        size = max(1, len(self.text)) if final_only else self.piece
-        pieces = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
-        for number, piece in enumerate(pieces, 1):
-            last = number == len(pieces)
-            completions = [
-                CompletionOutput(index, piece, [0], finish_reason=self.finish_reason if last else None)
-                for index in range(params.n)
-            ]
-            yield RequestOutput(request_id, prompt.text, [0], None, completions, last)
-
-
 @pytest.fixture
 def engine():
     return ScriptedEngine()
@@ -84,15 +34,9 @@ def engine():
 
 @pytest.fixture
 def connect():
-    """Makes an `openai` client of a server over an engine."""
+    """Makes clients that end with the test."""
     with contextlib.ExitStack() as stack:
-
-        def open_client(engine, **settings):
-            app = create_app(engine, ServerConfig(**settings))
-            http = stack.enter_context(TestClient(app, base_url="http://testserver"))
-            return openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
-
-        yield open_client
+        yield lambda engine, **settings: stack.enter_context(connected(engine, **settings))
 
 
 @pytest.fixture
@@ -158,6 +102,22 @@ def test_calls_come_through_any_split(client, engine, piece):
     )
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_comes_through(connect, engine, name):
+    form = FORMATS[name]
+    arguments = {"city": 'Köln "x"\nNord'}
+    function = {"name": "get_weather", "arguments": json.dumps(arguments)}
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "functions.get_weather:0", "function": function}]}
+    turn |= {"reasoning_content": "hm"} if form.reasoning else {}
+    messages = template_messages([{"role": "user", "content": "?"}, turn], form.template)
+    rendered = render_chat_template(form.template, messages, add_generation_prompt=False)
+    engine.text = rendered.removeprefix("USER")
+    client = connect(engine, tool_call_parser=form.tool, reasoning_parser=form.reasoning or "none")
+    content, reasoning, [(called, given)], reason = both(client, tools=[WEATHER])
+    assert (content, reasoning, called, reason) == (None, "hm" if form.reasoning else None, "get_weather", "tool_calls")
+    assert json.loads(given) == arguments
+
+
 def test_a_call_alone_has_no_content(client, engine):
     engine.text = CALLS
     assert both(client, tools=[WEATHER], parallel_tool_calls=False)[::2] == (
@@ -211,6 +171,14 @@ def test_a_template_may_open_the_reasoning(connect):
     engine = ScriptedEngine(TEMPLATE.replace("[assistant]", "[assistant]<think>"))
     engine.text = "Let me see.</think>Sunny."
     assert both(connect(engine))[:2] == ("Sunny.", "Let me see.")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("[assistant]", "[assistant]<think>")])
+def test_a_form_without_tokens_for_reasoning_holds_from_the_beginning(connect, template):
+    engine = ScriptedEngine(template)
+    engine.text = '{"a": 1}'
+    assert both(connect(engine), response_format={"type": "json_object"}) == ('{"a": 1}', None, [], "stop")
+    assert engine.grammar.new_matcher().token_mask().any()
 
 
 def test_reasoning_effort_is_the_templates(client, connect, engine):

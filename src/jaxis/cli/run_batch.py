@@ -81,6 +81,7 @@ def run_batch(
                 names,
                 llm.tokenizer,
                 llm.get_default_sampling_params(),
+                llm.engine.grammar_compiler,
                 model_type=llm.engine.vllm_config.model_config.hf_config.get("model_type"),
                 tool_parser=tool_call_parser,
                 reasoning_parser=reasoning_parser,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,12 +86,39 @@ class ServerOptions:
             check_endpoint(self.otlp_traces_endpoint)
 
     def check_tls(self) -> None:
-        """Raises ConfigError if TLS is set up by half, or a file is missing."""
+        """Raises ConfigError if TLS is set up by half, or with files that cannot be used."""
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both --ssl-certfile and --ssl-keyfile")
-        for option, path in (("--ssl-certfile", self.ssl_certfile), ("--ssl-keyfile", self.ssl_keyfile)):
-            if path is not None and not path.is_file():
-                raise ConfigError(f"{option}: there is no file {path}")
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return
+        _check_pem("--ssl-certfile", self.ssl_certfile, "CERTIFICATE")
+        _check_pem("--ssl-keyfile", self.ssl_keyfile, "PRIVATE KEY")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.ssl_certfile, self.ssl_keyfile, password=_refuse_encrypted_key
+            )
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise ConfigError(
+                    f"--ssl-keyfile {self.ssl_keyfile} is not the key of the certificate in {self.ssl_certfile}"
+                ) from None
+            raise ConfigError(
+                f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile} cannot be used: "
+                f"{error.reason or error}"
+            ) from None
+
+
+def _check_pem(option: str, path: Path, kind: str) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from None
+    if not re.search(rb"-----BEGIN [A-Z ]*%s-----" % kind.encode(), content):
+        raise ConfigError(f"{option} {path} holds no {kind.lower()} in PEM format")
+
+
+def _refuse_encrypted_key() -> str:
+    raise ConfigError("the key of --ssl-keyfile is encrypted: give one without a passphrase, readable only for you")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

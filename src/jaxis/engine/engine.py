@@ -22,13 +22,14 @@ from jaxis.engine.request_sampling import RequestSampling, request_seed, tokeniz
 from jaxis.engine.runner import DispatchedStep, Runner
 from jaxis.engine.sampler import INVALID_TOKEN_ID
 from jaxis.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from jaxis.engine.structured_output import CompiledGrammar, GrammarCompiler
+from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.engine.delayed_grammar import Grammar
     from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 
@@ -80,7 +81,7 @@ class LLMEngine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        grammar: CompiledGrammar | None = None,
+        grammar: Grammar | None = None,
     ) -> RequestState:
         """Queues a request; `params.n` sequences share its prompt.
 
@@ -309,7 +310,7 @@ class LLMEngine:
         index: int,
         priority: int,
         cache_salt: str | None,
-        grammar: CompiledGrammar | None,
+        grammar: Grammar | None,
     ) -> SequenceState:
         params, prompt_token_ids = state.params, state.prompt_token_ids
         max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens

@@ -12,6 +12,7 @@ from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxis.engine.delayed_grammar import DelayedMatcher
     from jaxis.engine.structured_output import GrammarMatcher
 
 # A temperature below this is greedy, as in vLLM: the quotient would only overflow.
@@ -40,7 +41,7 @@ class RequestSampling:
         seed: int,
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Iterable[Sequence[int]] = (),
-        grammar: GrammarMatcher | None = None,
+        grammar: GrammarMatcher | DelayedMatcher | None = None,
     ) -> None:
         """Prepares a request.
 

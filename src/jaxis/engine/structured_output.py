@@ -189,6 +189,11 @@ class GrammarMatcher:
             self._mask = self._compute_mask()
         return self._mask
 
+    @property
+    def free_mask(self) -> np.ndarray:
+        """Every token but those that end a completion, in the form of `token_mask`."""
+        return pack_token_ids(range(self._vocab_size), self._vocab_size) & ~self._ends
+
     def _compute_mask(self) -> np.ndarray:
         num_words = -(-self._vocab_size // 32)
         if self.error is not None:

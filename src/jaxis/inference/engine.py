@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
@@ -189,7 +190,7 @@ class ConversationTask:
         self._template = template_arguments(engine.model_params, generation, self._tokenizer)
         self._key = key
 
-    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         conversation = Conversation.from_dict(row.value)
         tools = conversation.tools or self._generation.tools
         if self._generation.tool_choice == "none":
@@ -200,7 +201,7 @@ class ConversationTask:
                 messages, self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
             )
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
-        return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row)
+        return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row), None
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         [completion] = output.outputs

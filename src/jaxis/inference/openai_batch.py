@@ -11,6 +11,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import RequestError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.run import with_row_seed
@@ -51,12 +52,13 @@ class BatchTask:
         self._model = model
         self._key = key
 
-    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         job = self._work(row).job
         if job.num_prompts > 1:
             raise RequestError(f"prompt holds {job.num_prompts} prompts: give each a line of its own in a batch")
         [prompt] = job.preprocess()
-        return prompt, with_row_seed(job.params, self._key, row)
+        grammar = job.compile_grammar(prompt) if job.compile_grammar else None
+        return prompt, with_row_seed(job.params, self._key, row), grammar
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         work = self._work(row)

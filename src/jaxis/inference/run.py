@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Journal, RowResult
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 class RowTask(Protocol):
     """What is done with each row."""
 
-    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
-        """Prompt and parameters; whatever it raises fails the row."""
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
+        """Prompt, parameters, and the compiled form; None leaves compiling to the engine.
+
+        Whatever it raises fails the row.
+        """
         ...
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jaxis.server.errors import install_error_handlers
 from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
+from jaxis.server.openapi import install_openapi
 from jaxis.server.routes import health, openai, tokenize
 from jaxis.server.served_model import ServedModel
 from jaxis.version import __version__
@@ -37,6 +38,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         config.served_model_names,
         engine.tokenizer,
         engine.default_sampling_params,
+        engine.grammar_compiler,
         model_type=engine.model_type,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
@@ -56,7 +58,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await engine.shutdown()
-            context.workers.shutdown(wait=False, cancel_futures=True)
+            context.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
 
@@ -71,6 +73,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     page_paths = chat_page_paths() if config.webui else frozenset()
     if config.webui:
         add_chat_page(app)
+    install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
     # The one added last stands outermost.
     if tracer is not None:

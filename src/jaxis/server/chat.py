@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from jaxis.engine.delayed_grammar import DelayedGrammar, Grammar
 from jaxis.engine.output_stream import merge_outputs
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -30,6 +31,7 @@ from jaxis.server.protocol.chat import (
     ChatDelta,
     ChatLogprobs,
 )
+from jaxis.server.reasoning_gate import reasoning_tokens
 from jaxis.server.sampling import chat_sampling_params, check_stream_options
 from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
@@ -62,7 +64,7 @@ class ChatCompletion:
         self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
         self._tools = choose_tools(request, model)
-        params, form_field = chat_sampling_params(request, model.default_sampling_params, self._tools)
+        params, self._form = chat_sampling_params(request, model.default_sampling_params, self._tools)
         if self._needs_special_tokens():
             params = dataclasses.replace(params, skip_special_tokens=False)
         arguments = template_arguments(request, model.tokenizer)
@@ -71,7 +73,7 @@ class ChatCompletion:
             num_prompts=1,
             preprocess=functools.partial(_preprocess, request, model, arguments),
             params=params,
-            form_field=form_field,
+            compile_grammar=self._compile_grammar if self._form else None,
             priority=request.priority,
             stream=bool(request.stream),
         )
@@ -123,11 +125,12 @@ class ChatCompletion:
 
     def reader(self, output: RequestOutput) -> ChatOutput:
         """What reads one of the answers; `output` is any with the prompt."""
+        reasoning_parser, prompt = self._model.reasoning_parser, output.prompt or ""
+        if self._form is not None and reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer) is None:
+            reasoning_parser = None  # the form holds from the first token on
         parser = None
-        if self.parses:
-            parser = OutputParser(
-                self._tools.parser, self._model.reasoning_parser, tools=self._tools.tools, prompt=output.prompt or ""
-            )
+        if self._tools.parser is not None or reasoning_parser is not None:
+            parser = OutputParser(self._tools.parser, reasoning_parser, tools=self._tools.tools, prompt=prompt)
         return ChatOutput(
             parser,
             include_reasoning=self._request.include_reasoning is not False,
@@ -138,6 +141,12 @@ class ChatCompletion:
     def parses(self) -> bool:
         """Whether reasoning or calls of tools are looked for in the text."""
         return self._tools.parser is not None or self._model.reasoning_parser is not None
+
+    def _compile_grammar(self, prompt: TokenizedPrompt) -> Grammar:
+        assert self._form is not None
+        grammar = self._form.compile(self._model.grammar_compiler)
+        reasoning = reasoning_tokens(self._model.reasoning_parser, prompt.text or "", self._model.tokenizer)
+        return grammar if reasoning is None else DelayedGrammar(grammar, reasoning)
 
     def _needs_special_tokens(self) -> bool:
         parsers = (self._tools.parser, self._model.reasoning_parser)

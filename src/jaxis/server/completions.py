@@ -49,7 +49,7 @@ class Completion:
         prompts = request.prompts()
         self._request = request
         self._model = model
-        self._params, form_field = completion_sampling_params(request, model.default_sampling_params)
+        self._params, form = completion_sampling_params(request, model.default_sampling_params)
         self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}  # of a choice: characters so far
         self._prompt_logprobs: dict[int, list] = {}  # of a prompt
@@ -58,7 +58,7 @@ class Completion:
             num_prompts=len(prompts),
             preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
             params=self._params,
-            form_field=form_field,
+            compile_grammar=form and (lambda prompt: form.compile(model.grammar_compiler)),
             priority=request.priority,
             stream=bool(request.stream),
             operation="text_completion",

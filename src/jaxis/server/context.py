@@ -33,6 +33,7 @@ class ServerContext:
       metrics: Counts what happens.
       tracer: Writes a trace of each request; None writes none.
       workers: Threads for templates and tokenizers, which would hold up the event loop.
+      compilers: Threads for forms of answers, which take longer and would hold up those.
     """
 
     engine: AsyncLLMEngine
@@ -41,14 +42,24 @@ class ServerContext:
     metrics: ServerMetrics
     tracer: RequestTracer | None = None
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "jaxis-preprocess"))
+    compilers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "jaxis-compile"))
 
     def trace(self, operation: str, request_id: str, request: RequestObserver) -> AbstractContextManager[None]:
         """Traces a request, which lasts as long as the block, if there is a tracer."""
         return self.tracer.request(operation, request_id, request) if self.tracer else nullcontext()
 
     async def preprocess(self, function: Callable[[], Result]) -> Result:
-        """Runs a function in a thread."""
+        """Runs a function that takes milliseconds in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+
+    async def compile(self, function: Callable[[], Result]) -> Result:
+        """Runs a function that may take seconds in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.compilers, function)
+
+    def close(self) -> None:
+        """Ends the threads; what waits for one is cancelled."""
+        for executor in (self.workers, self.compilers):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 async def get_context(request: Request) -> ServerContext:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import DeadlineExceededError, OverloadedError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -28,7 +29,7 @@ class GenerationJob:
       num_prompts: How many prompts `preprocess` will return.
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
-      form_field: The request's field that says the answers' form, for errors about it; None if there is none.
+      compile_grammar: Compiles the form of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
       operation: What traces call it.
@@ -38,7 +39,7 @@ class GenerationJob:
     num_prompts: int
     preprocess: Callable[[], Sequence[TokenizedPrompt]]
     params: SamplingParams
-    form_field: str | None = None
+    compile_grammar: Callable[[TokenizedPrompt], Grammar] | None = None
     priority: int = 0
     stream: bool = False
     operation: Literal["chat", "text_completion"] = "chat"
@@ -56,10 +57,13 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
                 prompts = await context.preprocess(job.preprocess)
+                grammars: list[Grammar | None] = [None] * len(prompts)
+                if (compile_grammar := job.compile_grammar) is not None:
+                    grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
             time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
-                _generate_one(context, job, prompt, f"{job.request_id}-{index}", arrival, time_left)
-                for index, prompt in enumerate(prompts)
+                _generate_one(context, job, prompt, grammar, f"{job.request_id}-{index}", arrival, time_left)
+                for index, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
             ]
             async with aclosing(_merge(streams)) as outputs:
                 async for output in outputs:
@@ -77,6 +81,7 @@ async def _generate_one(
     context: ServerContext,
     job: GenerationJob,
     prompt: TokenizedPrompt,
+    grammar: Grammar | None,
     request_id: str,
     arrival: float,
     timeout: float | None,
@@ -93,6 +98,7 @@ async def _generate_one(
             priority=job.priority,
             timeout_seconds=timeout,
             final_only=not job.stream,
+            grammar=grammar,
         )
         async with aclosing(outputs):
             async for output in outputs:

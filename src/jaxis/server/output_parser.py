@@ -11,7 +11,7 @@ from jaxis.server.tool_parsers.tools import FunctionTool
 
 
 class OutputParser:
-    """Parses one answer.
+    """Parses one answer. The text must have its special tokens if either parser needs them.
 
     Args:
       tool_parser: None leaves calls in the content.
@@ -29,8 +29,8 @@ class OutputParser:
         prompt: str = "",
     ) -> None:
         self._tools = tool_parser(tools) if tool_parser else None
-        dropped = tool_parser.dropped if tool_parser else ()
-        self._reasoning = reasoning_parser(prompt, dropped) if reasoning_parser else None
+        tool_dropped = tool_parser.dropped if tool_parser else ()
+        self._reasoning = reasoning_parser(prompt, tool_dropped) if reasoning_parser else None
 
     def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes more of the text; returns what has become certain."""

@@ -16,7 +16,8 @@ _TOOL_MARKS = (
     ("<|tool_call|>", "phi4_mini_json"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3_json"),
-    ("<|python_start|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+    ("<|/tool|>", "phi4_mini_json"),
 )
 _REASONING_MARKS = (
     ("<|channel|>", "openai_gptoss"),

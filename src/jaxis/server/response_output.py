@@ -41,9 +41,11 @@ class ResponseOutput:
         self._open: OutputItem | None = None
         self._text = ""  # of the open item: its text, reasoning, or arguments
         self._logprobs: list[ChatPositionLogprobs] = []
+        self._waiting_logprobs: list[ChatPositionLogprobs] = []  # of tokens whose text has not come yet, or has none
 
     def add(self, events: Iterable[Event], logprobs: list[ChatPositionLogprobs] | None = None) -> list[ResponseEvent]:
-        """Takes in what a step brought; `logprobs` are its tokens', for the text."""
+        """Takes in what a step brought; `logprobs` are its tokens', and go with the text that comes next."""
+        self._waiting_logprobs += logprobs or []
         told: list[ResponseEvent] = []
         for event in events:
             match event:
@@ -54,11 +56,8 @@ class ResponseOutput:
                 case ContentDelta(text):
                     if not isinstance(self._open, OutputMessage):
                         told += self._begin(OutputMessage(id=new_id("msg"), status="in_progress", content=[]))
-                    told.append(
-                        self._grow("response.output_text.delta", text, content_index=0, logprobs=logprobs or [])
-                    )
-                    self._logprobs += logprobs or []
-                    logprobs = None
+                    new_logprobs = self._take_logprobs()
+                    told.append(self._grow("response.output_text.delta", text, content_index=0, logprobs=new_logprobs))
                 case ToolCallStart(_, call_id, name):
                     item = FunctionCallItem(
                         id=new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress"
@@ -101,6 +100,7 @@ class ResponseOutput:
             item.arguments = self._text
             told = [("response.function_call_arguments.done", {**place, "name": item.name, "arguments": self._text})]
         else:
+            self._take_logprobs()
             part = self._part()
             item.content = [part]
             place["content_index"] = 0
@@ -112,6 +112,11 @@ class ResponseOutput:
         item.status = status
         self._open = None
         return [*told, ("response.output_item.done", {"output_index": place["output_index"], "item": item})]
+
+    def _take_logprobs(self) -> list[ChatPositionLogprobs]:
+        taken, self._waiting_logprobs = self._waiting_logprobs, []
+        self._logprobs += taken
+        return taken
 
     def _part(self) -> ReasoningText | OutputText:
         if isinstance(self._open, ReasoningItem):

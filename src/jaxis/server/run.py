@@ -41,7 +41,6 @@ def make_server(
     *,
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
-    ssl_keyfile_password: str | None = None,
 ) -> DrainingServer:
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
@@ -57,7 +56,6 @@ def make_server(
         timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
-        ssl_keyfile_password=ssl_keyfile_password,
     )
     return DrainingServer(settings, engine, config.drain_seconds)
 

@@ -11,8 +11,7 @@ from jaxis.server.errors import ParameterError
 from jaxis.server.protocol.base import GenerationRequest, SamplingFields
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
-from jaxis.server.structured_outputs import make_structured_outputs, structured_outputs
-from jaxis.structured_outputs import StructuredOutputs
+from jaxis.server.structured_outputs import AnswerForm, answer_form
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -21,8 +20,8 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 def chat_sampling_params(
     request: ChatCompletionRequest, defaults: SamplingParams, tools: ChatTools
-) -> tuple[SamplingParams, str | None]:
-    """What a chat request asks for, over the model's defaults, and the field that says the answer's form, if one does.
+) -> tuple[SamplingParams, AnswerForm | None]:
+    """What a chat request asks for, over the model's defaults, and the answer's form; None if that is free.
 
     Raises:
       RequestError: It cannot be honoured; the field is named.
@@ -36,20 +35,19 @@ def chat_sampling_params(
     more: dict[str, Any] = {"max_tokens": request.max_completion_tokens or request.max_tokens}
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
-    form = structured_outputs(request)
-    if form is not None and tools.parser is not None:
+    form = answer_form(request)
+    if form is not None and tools.tools:
         raise ParameterError(
-            form[0].partition(".")[0],
-            f'{form[0]} leaves no room for calls of tools: leave it out, or send tool_choice "none"',
+            form.param, f'{form.field} leaves no room for calls of tools: leave it out, or send tool_choice "none"'
         )
     if tools.json_schema is not None:
-        form = "tools", make_structured_outputs("tools", {"json_schema": dict(tools.json_schema)})
-    return _sampling_params(request, defaults, more, form)
+        form = AnswerForm.of("tools", {"json_schema": dict(tools.json_schema)})
+    return _sampling_params(request, defaults, more, form), form
 
 
 def completion_sampling_params(
     request: CompletionRequest, defaults: SamplingParams
-) -> tuple[SamplingParams, str | None]:
+) -> tuple[SamplingParams, AnswerForm | None]:
     """The same for a completion request.
 
     Raises:
@@ -63,7 +61,8 @@ def completion_sampling_params(
     more: dict[str, Any] = {"max_tokens": max(1, max_tokens), "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None:
         more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    return _sampling_params(request, defaults, more, structured_outputs(request))
+    form = answer_form(request)
+    return _sampling_params(request, defaults, more, form), form
 
 
 def check_stream_options(request: GenerationRequest) -> None:
@@ -73,8 +72,8 @@ def check_stream_options(request: GenerationRequest) -> None:
 
 
 def _sampling_params(
-    request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], form: tuple[str, StructuredOutputs] | None
-) -> tuple[SamplingParams, str | None]:
+    request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], form: AnswerForm | None
+) -> SamplingParams:
     settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
     if request.logit_bias is not None:
         settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
@@ -84,8 +83,8 @@ def _sampling_params(
     if max_tokens is not None and "min_tokens" not in settings:
         settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit outdoes the model's default
     if form is not None:
-        settings["structured_outputs"] = form[1]
-    return dataclasses.replace(defaults, **settings), form and form[0]
+        settings["structured_outputs"] = form.structured_outputs
+    return dataclasses.replace(defaults, **settings)
 
 
 def _bias_token_id(key: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.errors import ModelNotFoundError
@@ -11,6 +12,9 @@ from jaxis.server.parser_detection import detect_parsers
 from jaxis.server.reasoning_parsers import ReasoningParser, get_reasoning_parser
 from jaxis.server.tool_parsers import ToolParser, get_tool_parser
 from jaxis.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxis.engine.structured_output import GrammarCompiler
 
 # What may stand for the name of a parser.
 AUTO, NONE = "auto", "none"
@@ -32,6 +36,7 @@ class ServedModel:
       names: The names under which requests may ask for it; answers carry the first.
       tokenizer: None reads and writes token ids only.
       default_sampling_params: For what a request leaves out.
+      grammar_compiler: The engine's, for the forms of answers.
       tool_parser: Of the model's tool calls; None leaves them in the text.
       tool_format_known: False where `AUTO` found no format of tool calls.
       reasoning_parser: Of the model's reasoning; None leaves it in the text.
@@ -40,6 +45,7 @@ class ServedModel:
     names: tuple[str, ...]
     tokenizer: Tokenizer | None
     default_sampling_params: SamplingParams
+    grammar_compiler: GrammarCompiler
     tool_parser: type[ToolParser] | None = None
     tool_format_known: bool = True
     reasoning_parser: type[ReasoningParser] | None = None
@@ -50,6 +56,7 @@ class ServedModel:
         names: Sequence[str],
         tokenizer: Tokenizer | None,
         default_sampling_params: SamplingParams,
+        grammar_compiler: GrammarCompiler,
         *,
         model_type: str | None = None,
         tool_parser: str = AUTO,
@@ -68,6 +75,7 @@ class ServedModel:
             names=tuple(names),
             tokenizer=tokenizer,
             default_sampling_params=default_sampling_params,
+            grammar_compiler=grammar_compiler,
             tool_parser=get_tool_parser(tool) if tool else None,
             tool_format_known=tool is not None or tool_parser == NONE,
             reasoning_parser=get_reasoning_parser(reasoning) if reasoning else None,

@@ -103,13 +103,14 @@ class TextReader:
         """Takes the literal if it comes next.
 
         Raises:
-          EndOfTextError: The text ends inside the literal.
+          EndOfTextError: The text ends inside the literal; what there is of it is taken.
         """
         if (yield from self.comes(literal)):
             self.skip(len(literal))
             return True
         rest = self._text[self._position :]
         if rest and literal.startswith(rest):
+            self.skip(len(rest))
             raise EndOfTextError
         return False
 

@@ -26,8 +26,7 @@ class ToolPlan:
     Attributes:
       mode: What was chosen.
       tools: What the model may call.
-      json_schema: What its whole answer must follow, if it must call; for `StructuredOutputs`. The model then writes
-        JSON from its first token on: no reasoning comes before.
+      json_schema: What its answer must follow, if it must call: all of it that comes after reasoning.
       parser: Reads such an answer; None leaves it to the model's own parser.
     """
 

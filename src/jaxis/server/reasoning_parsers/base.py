@@ -16,17 +16,24 @@ class ReasoningParser(ABC):
     Attributes:
       needs_special_tokens: The format's markers are special tokens: the text must be made with
         `skip_special_tokens=False`.
+      opening: What opens the reasoning; empty if there always is some.
+      closings: What may close it; after it comes the content.
+      dropped: Special tokens that mean nothing here, such as those that end a turn.
 
     Args:
       prompt: The rendered prompt, of which only the end counts: a template may open the reasoning.
-      dropped: Special tokens to leave out of the reasoning, where the text has them for the sake of the tool parser.
+      tool_dropped: Special tokens to leave out of the reasoning too, where the text has them for the sake of the tool
+        parser, which leaves them out of the content.
     """
 
     needs_special_tokens: ClassVar[bool] = False
+    opening: ClassVar[str] = ""
+    closings: ClassVar[tuple[str, ...]] = ()
+    dropped: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, prompt: str = "", dropped: Sequence[str] = ()) -> None:
+    def __init__(self, prompt: str = "", tool_dropped: Sequence[str] = ()) -> None:
         self._prompt = prompt
-        self._dropped = tuple(dropped)
+        self._tool_dropped = tuple(tool_dropped)
         self._reader = TextReader()
         self._events: list[Event] = []
         self._space = ""  # white space held back: no reasoning if that ends here

@@ -11,6 +11,7 @@ class HarmonyReasoningParser(ReasoningParser):
     """Takes out the headers of all messages but calls, which the tool parser reads."""
 
     needs_special_tokens = True
+    closings = ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")
 
     def _read(self) -> Reading[None]:
         markers = OPENERS + ENDS

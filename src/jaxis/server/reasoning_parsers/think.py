@@ -13,14 +13,10 @@ class ThinkReasoningParser(ReasoningParser):
 
     The model opens the reasoning as the first thing it says, or the template does at the end of the prompt; a tag
     anywhere else is content. Reasoning cut by the end of the text is reasoning.
-
-    Attributes:
-      opening: Tag.
-      closing: Tag.
     """
 
     opening: ClassVar[str] = "<think>"
-    closing: ClassVar[str] = "</think>"
+    closings: ClassVar[tuple[str, ...]] = ("</think>",)
 
     def _read(self) -> Reading[None]:
         opened = self._prompt.rstrip().endswith(self.opening)
@@ -35,11 +31,12 @@ class ThinkReasoningParser(ReasoningParser):
             yield from self._reader.skip_space()
         else:
             self._add_content(space)
-        yield from self._reader.until((), self._add_content)
+        while (yield from self._reader.until(self.dropped, self._add_content)) is not None:
+            pass
 
     def _read_reasoning(self) -> Reading[None]:
-        markers = (self.closing, *self._dropped)
-        while (yield from self._reader.until(markers, self._add_reasoning)) not in (self.closing, None):
+        markers = (*self.closings, *self.dropped, *self._tool_dropped)
+        while (yield from self._reader.until(markers, self._add_reasoning)) not in (*self.closings, None):
             pass
 
 
@@ -47,5 +44,6 @@ class MistralReasoningParser(ThinkReasoningParser):
     """Magistral. The tags are special tokens."""
 
     needs_special_tokens = True
+    dropped = ("</s>",)
     opening = "[THINK]"
-    closing = "[/THINK]"
+    closings = ("[/THINK]",)

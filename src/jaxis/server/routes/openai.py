@@ -12,7 +12,7 @@ from jaxis.server.context import ServerContext, get_context
 from jaxis.server.json_body import StrictJSONRoute
 from jaxis.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from jaxis.server.protocol.completions import CompletionRequest, CompletionResponse
-from jaxis.server.protocol.errors import GENERATION_ERRORS
+from jaxis.server.protocol.errors import GENERATION_RESPONSES, LOOKUP_ERRORS
 from jaxis.server.protocol.models import ModelCard, ModelList
 from jaxis.server.protocol.responses import ResponseObject, ResponseRequest
 from jaxis.server.responses import ResponseRun
@@ -31,31 +31,31 @@ router = APIRouter(route_class=StrictJSONRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=GENERATION_ERRORS)
+@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=GENERATION_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, context: Context) -> Response:
     """Answers a conversation."""
     return await _respond(ChatCompletion(body, context.model), body.stream, request, context)
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_ERRORS)
+@router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Goes on with a prompt, or with each of a batch."""
     return await _respond(Completion(body, context.model), body.stream, request, context)
 
 
-@router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_ERRORS)
+@router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
     """Answers a text or a conversation; nothing is stored."""
     return await _respond(ResponseRun(body, context.model), body.stream, request, context)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=LOOKUP_ERRORS)
 async def list_models(context: Context) -> ModelList:
     """The names under which the model is served."""
     return ModelList(data=[_card(name, context) for name in context.model.names])
 
 
-@router.get("/v1/models/{model:path}", responses={404: GENERATION_ERRORS[404]})
+@router.get("/v1/models/{model:path}", responses=LOOKUP_ERRORS)
 async def retrieve_model(model: str, context: Context) -> ModelCard:
     """One of them."""
     context.model.check_name(model)

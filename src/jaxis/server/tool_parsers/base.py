@@ -20,6 +20,9 @@ from jaxis.server.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.server.tool_parsers.json_value import MalformedCallError
 from jaxis.server.tool_parsers.tools import FUNCTION_NAME, FunctionTool
 
+# A long text is read in pieces: going back costs a copy of the piece, and not of all that is left.
+_PIECE_LENGTH = 4096
+
 
 class ToolParser(ABC):
     """Finds the calls in one answer's text. One parser serves one answer.
@@ -63,13 +66,16 @@ class ToolParser(ABC):
         Returns:
           What has become certain.
         """
-        self._reader.feed(delta_text)
-        return self._advance()
+        for begin in range(0, len(delta_text), _PIECE_LENGTH):
+            self._reader.feed(delta_text[begin : begin + _PIECE_LENGTH])
+            next(self._reading, None)
+        return self._new_events()
 
     def finish(self) -> list[Event]:
         """Ends the text; the parser takes no more. Returns what was held back."""
         self._reader.close()
-        return self._advance()
+        next(self._reading, None)
+        return self._new_events()
 
     @abstractmethod
     def _read_call(self, opener: str) -> Reading[None]:
@@ -107,16 +113,19 @@ class ToolParser(ABC):
             if begun:
                 self._after_call = False
                 self._space = self._space_before_call
-            self._give_back()
+            self._give_back(begun)
         elif not begun:
             self._add_content(self._reader.recorded())
 
-    def _give_back(self) -> None:
-        """Makes content of a malformed call: its opener at once, what follows when that has been read again."""
-        self._add_content(self._reader.rewind())
+    def _give_back(self, begun: bool) -> None:
+        """Makes content of a malformed call.
 
-    def _advance(self) -> list[Event]:
-        next(self._reading, None)
+        If nothing but its opener was right, what follows is read again: it may hold another one. A call that had begun
+        is not: hostile text could make each of its parts be read once for every opener before it.
+        """
+        self._add_content(self._reader.recorded() if begun else self._reader.rewind())
+
+    def _new_events(self) -> list[Event]:
         events, self._events = self._events, []
         return merge_deltas(events)
 

@@ -37,9 +37,9 @@ class DeepSeekToolParser(JSONToolParser):
 
     def _read_up_to(self, end: str) -> Reading[str]:
         pieces: list[str] = []
-        marker = yield from self._reader.until((end, _CLOSE), pieces.append)
+        marker = yield from self._reader.until((end, _CLOSE, *self.openers), pieces.append)
         if marker is None:
             raise EndOfTextError
-        if marker == _CLOSE:
+        if marker != end:
             raise MalformedCallError
         return "".join(pieces).strip()

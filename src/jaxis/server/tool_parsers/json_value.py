@@ -55,6 +55,8 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
     scanner = _ValueScanner()
     pieces: list[str] = []
     while not scanner.done:
+        if scanner.malformed:
+            raise MalformedCallError
         try:
             text = yield from reader.available()
         except EndOfTextError:
@@ -121,6 +123,7 @@ class _ValueScanner:
 
     def __init__(self) -> None:
         self.done = False
+        self.malformed = False
         self.begun_literal = False  # a number, or true, false, null: ends before what cannot be a part of it
         self._begun = False
         self._depth = 0
@@ -131,7 +134,7 @@ class _ValueScanner:
         """Takes a part of the text: what it is in the value, and how many characters were taken."""
         out: list[str] = []
         at = 0
-        while at < len(text) and not self.done:
+        while at < len(text) and not self.done and not self.malformed:
             at += self._scan_string(text, at, out) if self._in_string else self._scan_outside(text, at, out)
         return "".join(out), at
 
@@ -160,8 +163,7 @@ class _ValueScanner:
         self._begun = True
         if character in "{[":
             self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise MalformedCallError
+            self.malformed = self._depth > MAX_DEPTH
         elif character in "}]":
             self._depth -= 1
             self.done = self._depth == 0
@@ -171,7 +173,8 @@ class _ValueScanner:
             out.append(match[0])
             return len(match[0])
         else:
-            raise MalformedCallError
+            self.malformed = True
+            return 0
         out.append(character)
         return 1
 

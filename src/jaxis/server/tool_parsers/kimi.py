@@ -22,12 +22,12 @@ class KimiToolParser(JSONToolParser):
 
     def _read_call(self, opener: str) -> Reading[None]:
         pieces: list[str] = []
-        marker = yield from self._reader.until((_ARGUMENTS, _CLOSE), pieces.append)
+        marker = yield from self._reader.until((_ARGUMENTS, _CLOSE, opener), pieces.append)
         if marker is None:
             raise EndOfTextError
         call_id = "".join(pieces).strip()
         match = _ID.fullmatch(call_id)
-        if marker == _CLOSE or match is None:
+        if marker != _ARGUMENTS or match is None:
             raise MalformedCallError
         yield from self._read_arguments(match[1], call_id)
         yield from self._reader.skip_space()

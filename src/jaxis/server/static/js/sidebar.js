@@ -80,8 +80,10 @@ export class Sidebar {
   #rename(conversation, row) {
     const input = h("input", { type: "text", "aria-label": "Name of the conversation", maxlength: 200 });
     input.value = conversation.title;
+    let isDone = false;
     const finish = (isKept) => {
-      if (!input.isConnected) return;
+      if (isDone) return;
+      isDone = true; // before the field goes, which takes the focus from it and calls this once more
       input.remove();
       const title = input.value.trim();
       if (isKept && title) {

@@ -1,0 +1,77 @@
+"""The OpenAPI document is true: data made from it, right and wrong, gets answers that it describes, and no 5xx."""
+
+import contextlib
+
+import hypothesis
+import pytest
+
+schemathesis = pytest.importorskip("schemathesis")
+KEY = {"Authorization": "Bearer secret"}
+ROUTES = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+}
+
+
+@pytest.fixture
+def document(serve):
+    """The document of a server with a key, and its address."""
+    server = serve(api_keys=("secret",))
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=KEY)
+    return document, server
+
+
+def test_document_lists_routes_errors_streams_and_the_key(document):
+    schema = document[0].raw_schema
+    assert schema["paths"].keys() >= ROUTES
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            assert "422" not in responses
+            if path in ("/health", "/ready"):
+                assert operation["security"] == []
+            else:
+                assert responses["401"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
+            if path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+                assert {"400", "404", "429", "503"} <= responses.keys()
+                assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert schema["security"] == [{"api_key": []}]
+
+
+@pytest.mark.parametrize("max_examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_answers_are_as_documented(document, max_examples):
+    schema, server = document
+    settings = hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    # A schema cannot say everything: that top_logprobs needs logprobs, for one.
+    excluded = [schemathesis.checks.positive_data_acceptance]
+    statuses = set()
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        for mode in schemathesis.GenerationMode:
+
+            @settings
+            @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+            def call(case):
+                response = case.call_and_validate(headers=KEY, timeout=60, excluded_checks=excluded)
+                statuses.add(response.status_code)
+
+            with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing can be wrong about a plain GET
+                call()
+    assert {200, 400} <= statuses <= {200, 400, 401, 404, 405, 413, 431}
+    server.wait_until_idle()
