@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.server.protocol.base import PromptTokensDetails, SamplingFields, StrictModel
+from jaxis.server.protocol.base import OnlyFalse, PromptTokensDetails, SamplingFields, StrictModel
 from jaxis.server.protocol.chat import MAX_MESSAGES, TextFormat
 
 
@@ -65,8 +65,8 @@ class ResponseRequest(SamplingFields):
     prompt_logprobs: None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    store: Literal[False] | None = None
+    background: OnlyFalse | None = None
+    store: OnlyFalse | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
