@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from jaxis.engine.setup import BuiltEngine
 
 DEFAULT_MAX_QUEUED = 512
-DEFAULT_STALL_SECONDS = 120.0  # compiling a large model's program for a new shape may take a minute
+DEFAULT_STALL_SECONDS = 120.0
+COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
 JOIN_SECONDS = 10.0
 
 Outbox = list[tuple[OutputStream, RequestOutput | Exception]]
@@ -63,7 +64,8 @@ class AsyncLLMEngine:
     Args:
       built: The engine; nobody else may use it from `start` to `shutdown`.
       max_queued: Most sequences to hold beyond those that can run at once.
-      stall_seconds: How long a step may take before `is_making_progress` is False.
+      stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
+        a program to compile.
     """
 
     def __init__(
@@ -182,11 +184,18 @@ class AsyncLLMEngine:
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the thread is alive and, if it has something to do, has lately completed a step."""
+        """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one."""
         if self._closed is not None or not self._thread.is_alive():
             return False
-        busy_since = self._busy_since
-        return busy_since is None or time.monotonic() - busy_since < self._stall_seconds
+        since, limit = self._busy_since, self._stall_seconds
+        if since is None:
+            return True
+        compile_wait = self._engine.last_compile_wait
+        if compile_wait is not None and compile_wait.ended is None:
+            since, limit = compile_wait.started, max(limit, COMPILE_STALL_SECONDS)
+        elif compile_wait is not None:
+            since = max(since, compile_wait.ended)
+        return time.monotonic() - since < limit
 
     @property
     def is_accepting(self) -> bool:
