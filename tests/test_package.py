@@ -107,6 +107,15 @@ def test_the_wheel_holds_the_embedded_model(wheel, wheel_names):
         assert archive.read("jaxis/assets/tiny/model.safetensors") == weights.read_bytes()
 
 
+def test_the_wheel_holds_the_chat_page_and_its_libraries_licences(wheel_names):
+    page = ROOT / "src" / "jaxis" / "server" / "static"
+    files = {path.relative_to(ROOT / "src").as_posix() for path in page.rglob("*") if path.is_file()}
+    assert "jaxis/server/static/index.html" in files
+    assert files <= wheel_names
+    licences = {PurePosixPath(name).name for name in wheel_names if ".dist-info/licenses/" in name}
+    assert {"LICENSE", "LICENSE-marked.txt", "LICENSE-dompurify.txt", "LICENSE-highlight.txt"} <= licences
+
+
 def test_the_wheel_holds_nothing_but_the_package(wheel_names):
     assert {PurePosixPath(name).parts[0] for name in wheel_names} == {"jaxis", f"jaxis-{jaxis.__version__}.dist-info"}
     assert not [name for name in wheel_names if name.endswith(JUNK) or "__pycache__" in name]
@@ -123,7 +132,7 @@ def test_the_wheel_requires_no_torch_unless_an_extra_asks_for_it(metadata):
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert any(line.startswith("jax>=") for line in required)
     assert not [line for line in required if line.lower().startswith(("torch", "transformers", "vllm"))]
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda", "tpu", "test", "verify", "bench"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cuda", "tpu", "otel", "test", "verify", "bench"}
 
 
 def test_the_wheel_states_version_licence_and_python(metadata):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxis.models.registry import register_model
     from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
     from jaxis.sampling_params import SamplingParams
+    from jaxis.structured_outputs import StructuredOutputs
 
 # XLA logs lines that alarm and mean nothing when it reloads a program from its disk cache. Set before JAX is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,6 +22,7 @@ _EXPORTS = {
     "LLM": "jaxis.llm",
     "StreamOutput": "jaxis.llm",
     "SamplingParams": "jaxis.sampling_params",
+    "StructuredOutputs": "jaxis.structured_outputs",
     "RequestOutput": "jaxis.outputs",
     "CompletionOutput": "jaxis.outputs",
     "Logprob": "jaxis.outputs",
@@ -34,6 +36,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StreamOutput",
+    "StructuredOutputs",
     "__version__",
     "register_model",
 ]

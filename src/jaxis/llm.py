@@ -187,7 +187,8 @@ class LLM:
           One output a prompt, in their order.
 
         Raises:
-          RequestError: A prompt or parameter that cannot be honoured; nothing was generated.
+          RequestError: A prompt or parameter that cannot be honoured; nothing was generated. Or a completion met the
+            limits of its `structured_outputs`.
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
         prompt_list = as_prompt_list(prompts)
@@ -322,7 +323,7 @@ class LLM:
                         if number is None or not state.finished:
                             continue
                         if state.error is not None:
-                            raise EngineError(f"{_name(number, len(requests))}: {state.error}")
+                            raise type(state.error)(f"{_name(number, len(requests))}: {state.error}")
                         num_finished += 1
                         num_tokens += sum(len(sequence.request.output_token_ids) for sequence in state.sequences)
                     update(num_finished, num_tokens)
@@ -342,7 +343,7 @@ class LLM:
             [sequence] = state.sequences
             while not finished:
                 if state.error is not None:
-                    raise EngineError(str(state.error))
+                    raise type(state.error)(str(state.error))
                 new = sequence.tokens_since(num_sent)
                 finished = state.finished
                 if not new.token_ids and not finished:

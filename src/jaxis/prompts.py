@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,3 +112,25 @@ def tokenize_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **te
         raise RequestError("chat needs a tokenizer with a chat template, and the checkpoint has none")
     text = tokenizer.apply_chat_template(messages, **template)
     return TokenizedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+
+def call_for_template(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An assistant's tool call with its arguments as an object: templates write the JSON themselves.
+
+    Args:
+      call: In OpenAI's form, {"function": {"name", "arguments"}}, the arguments an object or JSON text.
+      where: The call's name in an error.
+
+    Raises:
+      RequestError: The arguments are no JSON object.
+    """
+    function = dict(call["function"])
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"{where} has arguments for {function['name']!r} that are no JSON object: correct them")
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from jaxis.errors import RequestError
+from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -43,6 +44,7 @@ class SamplingParams:
       prompt_logprobs: The same for each prompt token.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
+      structured_outputs: The form that the completion must have; None leaves it free.
     """
 
     n: int = 1
@@ -67,6 +69,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -94,6 +97,7 @@ class SamplingParams:
                 raise RequestError(f"{name}={getattr(self, name)!r} must hold non-empty strings only")
         if self.stop and not self.detokenize:
             raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+        self._check_structured_outputs()
         self._check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
@@ -132,6 +136,15 @@ class SamplingParams:
         if value < low or (low_open and value == low) or (high is not None and value > high):
             bounds = ("more than " if low_open else "at least ") + f"{low:g}"
             raise RequestError(f"{name}={value} must be {bounds}" + (f" and at most {high:g}" if high else ""))
+
+    def _check_structured_outputs(self) -> None:
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputs):
+            kind = type(self.structured_outputs).__name__
+            raise RequestError(f"structured_outputs must be a StructuredOutputs, not {kind}")
+        if self.ignore_eos:
+            raise RequestError("structured_outputs says where the text ends: leave ignore_eos out")
 
     def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
         for token_id in token_ids:

@@ -48,7 +48,8 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     answer = subprocess.run(shlex.split(lines[-1]), capture_output=True, text=True, check=True, timeout=60).stdout
     assert json.loads(answer)["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
-    url = lines[2].split()[1]
+    url, page = lines[2].split()[1], lines[3].split()[1]
+    assert "<title>jaxis</title>" in httpx.get(page).text  # without a line in the log
     with httpx.stream(
         "POST",
         f"{url}/completions",
@@ -71,6 +72,22 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
         ("/v1/completions", 200),
     ]
     assert log[-1] == "stopped\n"
+
+
+def test_sigkill_closes_connections_and_the_same_address_serves_again(start):
+    process, lines = start()
+    url = lines[2].split()[1]
+    body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as response:
+        events = response.iter_lines()
+        assert next(events).startswith("data: {")
+        process.kill()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(events)
+    process.wait()
+    _, lines = start("--port", url.split(":")[2].split("/")[0])
+    assert lines[2].split()[1] == url
+    assert httpx.post(f"{url}/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,10 @@ class FakeEngine:
     last_compile_wait = None
 
     def __init__(self):
-        self.vllm_config = types.SimpleNamespace(scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS))
+        self.vllm_config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(hf_config={}),
+            scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
+        )
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}
@@ -40,7 +43,7 @@ class FakeEngine:
         blocks = types.SimpleNamespace(usage=0.0, prefix_cache_queries=0, prefix_cache_hits=0)
         return types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
 
-    def add_request(self, request_id, prompt_token_ids, params, *, prompt, priority, cache_salt):
+    def add_request(self, request_id, prompt_token_ids, params, *, prompt, priority, cache_salt, grammar):
         if not prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if prompt_token_ids == [13]:

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxis import SamplingParams
+from jaxis import SamplingParams, StructuredOutputs
 from jaxis.errors import RequestError
 
 PROMPT = "the cat reads"
@@ -248,3 +248,11 @@ def test_skip_special_tokens(llm):
     params = {"temperature": 0.0, "max_tokens": 2, "logit_bias": {special: 100.0}}
     assert complete(llm, **params).text == ""
     assert complete(llm, **params, skip_special_tokens=False).text == "<|im_start|>" * 2
+
+
+def test_structured_outputs(llm, greedy):
+    """More of it: test_structured_output_at_work.py."""
+    completion = complete(llm, **GREEDY, structured_outputs=StructuredOutputs(choice=["the mat", "the bird"]))
+    assert completion.text in ("the mat", "the bird")
+    assert completion.finish_reason == "stop"
+    assert not greedy.text.startswith("the ")

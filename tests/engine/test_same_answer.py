@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxis import SamplingParams
+from jaxis import SamplingParams, StructuredOutputs
 from leak_check import no_blocks_leaked
 
 PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 9, 30, 47, 100])]
@@ -26,6 +26,10 @@ MIXED_PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=15, logit_bias={7: 2.5, 9: -4.0}),
     SamplingParams(temperature=0.0, max_tokens=15, bad_words=["the", "cat reads", " garden"]),
     SamplingParams(temperature=1.0, seed=6, max_tokens=15, n=3),
+    SamplingParams(temperature=0.0, max_tokens=18, structured_outputs=StructuredOutputs(regex="([a-e ]{2,5}[0-9]+)+")),
+    SamplingParams(
+        temperature=1.0, seed=7, n=2, max_tokens=18, top_p=0.9, structured_outputs=StructuredOutputs(json_object=True)
+    ),
 ]
 # Every kind with another prompt in each round, so that every kind runs beside every other.
 MIXED = [
@@ -34,8 +38,9 @@ MIXED = [
 SIMPLE_PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24),
     SamplingParams(temperature=1.0, seed=8, max_tokens=24),
+    SamplingParams(temperature=1.0, seed=9, max_tokens=24, structured_outputs=StructuredOutputs(regex="[ -~]{20,}")),
 ]
-SIMPLE = [(PROMPTS[i % 5], SIMPLE_PARAMS[i % 2]) for i in range(10)]
+SIMPLE = [(PROMPTS[i % 5], SIMPLE_PARAMS[i % 3]) for i in range(10)]
 
 
 def run(llm, requests):

@@ -20,7 +20,7 @@ def prompt_of(index):
 
 
 def prepare(row):
-    return TokenizedPrompt(None, prompt_of(row.index)), GREEDY
+    return TokenizedPrompt(None, prompt_of(row.index)), GREEDY, None
 
 
 def run_all(engine, num_rows, prepare=prepare):
@@ -74,7 +74,7 @@ def test_a_row_that_cannot_be_prepared_or_queued_fails_alone(batching_llm):
             raise RequestError("no such template")
         if row.index == 2:
             raise KeyError("surprise")
-        return TokenizedPrompt(None, [] if row.index == 3 else prompt_of(row.index)), GREEDY
+        return TokenizedPrompt(None, [] if row.index == 3 else prompt_of(row.index)), GREEDY, None
 
     outputs = run_all(batching_llm.engine, 5, prepare_some)
     assert outputs[1] == RowFailure("no such template", "RequestError", False)

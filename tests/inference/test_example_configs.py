@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxis import sampling_params
-from jaxis.errors import ConfigError
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.inference.sampling import to_llm_arguments
 from jaxis.models.registry import _BUILT_IN
@@ -14,7 +12,6 @@ from jaxis.models.registry import _BUILT_IN
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
 CONFIGS = sorted(EXAMPLES.rglob("*.yaml"))
 TASKS = {"chat", "completion", "guided_json", "quantized"}
-HAS_STRUCTURED_OUTPUTS = hasattr(sampling_params, "StructuredOutputs")
 
 
 def test_every_family_and_every_task_has_one():
@@ -25,10 +22,6 @@ def test_every_family_and_every_task_has_one():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_it_is_read_and_everything_in_it_has_an_effect(path):
-    if path.stem == "guided_json" and not HAS_STRUCTURED_OUTPUTS:
-        with pytest.raises(ConfigError, match="guided_decoding cannot be honoured"):
-            InferenceConfig.from_yaml(path)
-        return
     config = InferenceConfig.from_yaml(path)
     assert config.notes() == []
     assert to_llm_arguments(config.model)["dtype"] == ("bfloat16" if path.parent.name == "families" else "auto")
@@ -38,8 +31,6 @@ def test_it_is_read_and_everything_in_it_has_an_effect(path):
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_tasks_run(task, tmp_path):
-    if task == "guided_json" and not HAS_STRUCTURED_OUTPUTS:
-        pytest.skip("no structured output yet")
     config = InferenceConfig.from_yaml(EXAMPLES / f"{task}.yaml")
     paths = {"input_path": EXAMPLES / "conversations.jsonl", "output_path": tmp_path / "out.jsonl"}
     with JAXInferenceEngine(config.model, show_progress=False) as engine:

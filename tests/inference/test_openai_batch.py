@@ -5,87 +5,84 @@ import json
 import pytest
 
 from jaxis import SamplingParams
+from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import RequestError
-from jaxis.inference.openai_batch import CUSTOM_ID, BatchTask
-from jaxis.inference.openai_request import CHAT_URL, COMPLETIONS_URL, parse_request
+from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, BatchTask
 from jaxis.inference.run import MemorySink, run
-from jaxis.inference.source import ListSource
+from jaxis.inference.source import ListSource, Row
 from jaxis.progress import ProgressDisplay
+from jaxis.server.served_model import ServedModel
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def chat(**body):
-    return parse_request(CHAT_URL, {"messages": MESSAGES, **body})
+def prepared(served, url=COMPLETIONS_URL, **body):
+    """Prompt and parameters of one request."""
+    required = {"prompt": [1, 2]} if url == COMPLETIONS_URL else {"messages": MESSAGES}
+    row = Row(0, {CUSTOM_ID: "r0", "url": url, "body": {**required, **body}}, "r0")
+    return BatchTask(served, "key").prepare(row)
 
 
-def responses(llm, *lines):
+@pytest.fixture
+def model():
+    """One without a tokenizer."""
+    defaults = SamplingParams(temperature=0.3, top_k=7, max_tokens=None)
+    return ServedModel.of(["model"], None, defaults, GrammarCompiler(None, 8, ()))
+
+
+def responses(llm, *lines, names=("model",)):
     source = ListSource(
         [{CUSTOM_ID: f"r{i}", "url": COMPLETIONS_URL, **line} for i, line in enumerate(lines)], CUSTOM_ID
     )
     sink = MemorySink(source.num_rows)
-    run(llm.engine, source, BatchTask(llm, ["model"], "key"), sink, display=ProgressDisplay(False))
+    model = ServedModel.of(names, llm.tokenizer, llm.get_default_sampling_params(), llm.engine.grammar_compiler)
+    task = BatchTask(model, "key")
+    run(llm.engine, source, task, sink, display=ProgressDisplay(False))
     return json.loads(json.dumps(sink.values))
 
 
-def test_parameters_reach_the_sampler():
+def test_parameters_reach_the_sampler(model):
     given = {
         **{"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 4, "stop": "x"},
         **{"frequency_penalty": 0.1, "presence_penalty": 0.2, "repetition_penalty": 1.1, "min_tokens": 2},
         **{"ignore_eos": True, "allowed_token_ids": [1, 2], "stop_token_ids": [3], "bad_words": ["y"]},
     }
-    params = chat(
-        **given, max_completion_tokens=9, logit_bias={"1": 5}, logprobs=True, top_logprobs=2, user=None
-    ).sampling_params(SamplingParams(temperature=1.0))
-    expected = SamplingParams(**given, max_tokens=9, logit_bias={1: 5}, logprobs=2)
-    assert params == expected
+    _, params, _ = prepared(model, **given, max_tokens=9, logit_bias={"1": 5}, logprobs=2, user=None)
+    assert params == SamplingParams(**given, max_tokens=9, logit_bias={1: 5}, logprobs=2)
 
 
-def test_what_is_not_given_is_the_checkpoints():
-    defaults = SamplingParams(temperature=0.3, top_k=7, max_tokens=None)
-    assert chat(temperature=None, stream=False, response_format={"type": "text"}).sampling_params(defaults) == defaults
-    request = parse_request(COMPLETIONS_URL, {"prompt": [1, 2]})
-    assert request.prompt == [1, 2]
-    assert request.sampling_params(defaults) == SamplingParams(temperature=0.3, top_k=7, max_tokens=16)
-
-
-def test_template_arguments_are_passed_on():
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    request = chat(tools=tools, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
-    assert request.template_arguments == {"tools": tools, "enable_thinking": False, "reasoning_effort": "low"}
-    assert chat(tools=tools, tool_choice="none").template_arguments == {}
+def test_what_is_not_given_is_the_checkpoints(model):
+    prompt, params, _ = prepared(model, temperature=None, stream=False, response_format={"type": "text"})
+    assert prompt.token_ids == [1, 2]
+    assert params == SamplingParams(temperature=0.3, top_k=7, max_tokens=16, seed=params.seed)
+    assert params.seed is not None  # the row's own
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("url", "body", "named"),
     [
-        ({"stream": True}, "body.stream=True"),
-        ({"response_format": {"type": "json_object"}}, "body.response_format"),
-        ({"best_of": 3}, "body.best_of"),
-        ({"tempature": 1}, "body.tempature"),
-        ({"tool_choice": "required"}, "body.tool_choice"),
-        ({"logprobs": 3}, "body.logprobs=3"),
-        ({"top_logprobs": 3}, "body.top_logprobs"),
-        ({"logit_bias": [1]}, "logit_bias"),
-        ({"model": 3}, "body.model=3"),
-        ({"messages": "hello"}, "body.messages"),
-        ({"messages": [{"role": "user", "content": 1}]}, r"body.messages\[0\].content"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
-        ({"prompt": "x"}, "body.prompt"),
+        (CHAT_URL, {"stream": True}, "stream=true"),
+        (CHAT_URL, {"priority": 1}, "priority"),
+        (COMPLETIONS_URL, {"best_of": 3}, "best_of"),
+        (CHAT_URL, {"tempature": 1}, "tempature"),
+        (CHAT_URL, {"logprobs": 3}, "logprobs"),
+        (CHAT_URL, {"top_logprobs": 3}, "top_logprobs"),
+        (CHAT_URL, {"logit_bias": [1]}, "logit_bias"),
+        (CHAT_URL, {"model": 3}, "model"),
+        (CHAT_URL, {"model": "gpt"}, "--served-model-name"),
+        (CHAT_URL, {"messages": "hello"}, "messages"),
+        (CHAT_URL, {"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content"),
+        (CHAT_URL, {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        (CHAT_URL, {"prompt": "x"}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": None}, "prompt"),
+        (COMPLETIONS_URL, {"prompt": [[1], [2]]}, "2 prompts"),
+        (COMPLETIONS_URL, {"prompt": "x"}, "no tokenizer"),
+        ("/v1/embeddings", {}, "url="),
     ],
 )
-def test_what_cannot_be_honoured_is_named(body, named):
+def test_what_cannot_be_honoured_is_named(model, url, body, named):
     with pytest.raises(RequestError, match=named):
-        chat(**body)
-
-
-def test_prompts_are_one_text_or_one_list_of_ids():
-    assert parse_request(COMPLETIONS_URL, {"prompt": ["a"]}).prompt == "a"
-    for prompt in (None, [], ["a", "b"], [[1], [2]], 3, [True]):
-        with pytest.raises(RequestError, match="must be one text"):
-            parse_request(COMPLETIONS_URL, {"prompt": prompt})
-    with pytest.raises(RequestError, match="url="):
-        parse_request("/v1/embeddings", {})
+        prepared(model, url, **body)
 
 
 def test_completions_are_those_of_llm_generate(batching_llm):

@@ -10,6 +10,7 @@ import time
 import httpx
 import openai
 import pytest
+from chromium import EXECUTABLE, Chromium
 
 from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.engine.setup import EngineArgs, build_engine
@@ -90,3 +91,20 @@ def http(server):
 def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    if EXECUTABLE is None:
+        pytest.skip("no Chromium is installed")
+    chromium = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A browser's tab with storage of its own; what goes wrong in the page fails the test."""
+    tab = browser.new_tab()
+    yield tab
+    tab.close()

@@ -36,12 +36,21 @@ def run_batch(
         Path | None,
         typer.Option("--progress-file", metavar="FILE", help="JSON file {total, completed, failed, updated_at}."),
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="Format of the model's reasoning; auto and none as above.")
+    ] = "auto",
     engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen; only its type is used)
     debug: Debug = False,
 ) -> None:
     """Answer an OpenAI batch file.
 
-    Each line holds custom_id, url (/v1/chat/completions or /v1/completions) and body.
+    Each line holds custom_id, url (/v1/chat/completions, /v1/completions or /v1/responses) and body.
     Responses stand in the order of the requests; one that failed has its error in it.
     A run that was interrupted goes on where it stopped when it is started again.
 
@@ -54,7 +63,9 @@ def run_batch(
     output = output_of(output_path)
     with report_errors(debug=debug), input_file(input_path) as requests:
         from jaxis.inference.source import JSONLSource
+        from jaxis.server.served_model import ServedModel, check_parser_names
 
+        check_parser_names(tool_call_parser, reasoning_parser)
         source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
         with open_llm(model, arguments) as llm:
             from jaxis.inference.journal import run_key
@@ -63,8 +74,19 @@ def run_batch(
             from jaxis.progress import ProgressDisplay
 
             names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
-            key = run_key("requests", model_identity(llm, arguments), names, source.digest)
-            task = BatchTask(llm, names, key)
+            key = run_key(
+                "requests", model_identity(llm, arguments), [*names, tool_call_parser, reasoning_parser], source.digest
+            )
+            served = ServedModel.of(
+                names,
+                llm.tokenizer,
+                llm.get_default_sampling_params(),
+                llm.engine.grammar_compiler,
+                model_type=llm.engine.vllm_config.model_config.hf_config.get("model_type"),
+                tool_parser=tool_call_parser,
+                reasoning_parser=reasoning_parser,
+            )
+            task = BatchTask(served, key)
             summary = run_to_output(
                 llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
             )

@@ -54,6 +54,7 @@ def serve(
     with report_errors(debug=debug):
         config = _server_config(model, server, limits)
         server.check_tls()
+        server.check_tracing()
         from jaxis.server.run import listen
 
         # Before a minute of loading, not after it.
@@ -111,6 +112,8 @@ def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, 
         f"{blocks.num_blocks * blocks.block_size} tokens in the KV cache",
         f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
     ]
+    if config.webui:
+        lines.append(f"chat:   {url}/")
     if not host.startswith(_LOOPBACK) and not config.api_keys:
         lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
     return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
@@ -130,15 +133,21 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
     from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
+    from jaxis.server.served_model import check_parser_names
 
+    check_parser_names(server.tool_call_parser, server.reasoning_parser)
     name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).is_dir() else model
     return ServerConfig(
         served_model_names=tuple(server.served_model_name or [name]),
         api_keys=server.api_keys(),
+        tool_call_parser=server.tool_call_parser,
+        reasoning_parser=server.reasoning_parser,
         max_queued=limits.max_queued,
         max_body_bytes=limits.max_body_bytes(),
         request_timeout_seconds=limits.request_timeout or None,
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
+        webui=server.webui,
         allowed_origins=tuple(server.allowed_origins or ()),
+        otlp_traces_endpoint=server.otlp_traces_endpoint,
     )

@@ -38,6 +38,11 @@ class ServerOptions:
         list[str] | None,
         _server("Name for clients; can be given several times (default: MODEL).", metavar="NAME"),
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        _server("Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."),
+    ] = "auto"
+    reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = "auto"
     api_key: Annotated[
         list[str] | None,
         _server(
@@ -51,9 +56,13 @@ class ServerOptions:
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
     ] = None
+    webui: Annotated[bool, _server("Serve the chat page at /.")] = True
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
     log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"
+    otlp_traces_endpoint: Annotated[
+        str | None, _server("OpenTelemetry collector for traces, such as http://localhost:4318.", metavar="URL")
+    ] = None
 
     def api_keys(self) -> tuple[str, ...]:
         """All keys.
@@ -68,6 +77,13 @@ class ServerOptions:
         if not all(key.strip() for key in given):
             raise ConfigError(f"--api-key (or {API_KEY_VARIABLE}) is empty: give a key, or leave it out")
         return (*given, *(read_api_keys(self.api_key_file) if self.api_key_file else ()))
+
+    def check_tracing(self) -> None:
+        """Raises ConfigError if traces are wanted and cannot be: OpenTelemetry is missing, or there is no address."""
+        if self.otlp_traces_endpoint is not None:
+            from jaxis.server.tracing import check_endpoint
+
+            check_endpoint(self.otlp_traces_endpoint)
 
     def check_tls(self) -> None:
         """Raises ConfigError if TLS is set up by half, or with files that cannot be used."""

@@ -186,6 +186,8 @@ class BlockManager:
         Where an equal block is registered already (two requests computed the same prefix side by side), the first one
         stays and this one remains the request's own.
         """
+        if request.num_computed_tokens // self.block_size <= request.num_registered_blocks:
+            return  # nearly every decode
         if not self.enable_prefix_caching:
             return
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size

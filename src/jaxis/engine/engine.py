@@ -2,7 +2,7 @@
 
 A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
 devices need not wait for the host; a request that needs its own newest token to sample the next (penalties) makes the
-engine wait.
+engine wait, and so does structured output.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from jaxis.engine.request_sampling import RequestSampling, request_seed, tokeniz
 from jaxis.engine.runner import DispatchedStep, Runner
 from jaxis.engine.sampler import INVALID_TOKEN_ID
 from jaxis.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.engine.delayed_grammar import Grammar
     from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 
@@ -41,6 +43,7 @@ class LLMEngine:
       eos_token_ids: Tokens that end a sequence.
       scheduler: Decides what runs.
       runner: Runs it.
+      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
       num_preemptions: Times that a request lost its blocks to another, since the start.
     """
 
@@ -60,6 +63,7 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids
         self.runner = Runner(vllm_config, model, mesh, on_compile=on_compile)
         self.max_model_len = self.runner.max_model_len
+        self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
         self._num_requests = 0
         self._requests: dict[str, RequestState] = {}
@@ -83,6 +87,7 @@ class LLMEngine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        grammar: Grammar | None = None,
     ) -> RequestState:
         """Queues a request; `params.n` sequences share its prompt.
 
@@ -93,6 +98,7 @@ class LLMEngine:
           prompt: The prompt's text, to be returned.
           priority: The lower value is served first.
           cache_salt: Only requests with the same salt share prefix-cache blocks.
+          grammar: `params.structured_outputs`, compiled; without it that happens here, which may take seconds.
 
         Returns:
           The request, which steps carry on.
@@ -106,11 +112,15 @@ class LLMEngine:
                 raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
+        if params.structured_outputs is None:
+            grammar = None
+        elif grammar is None:
+            grammar = self.grammar_compiler.compile(params.structured_outputs)
         state = RequestState(request_id, prompt, prompt_token_ids, params)
         self._num_requests += 1
         for index in range(params.n):
             sequence_id = request_id if params.n == 1 else f"{request_id}/{index}"
-            state.sequences.append(self._new_sequence(state, sequence_id, index, priority, cache_salt))
+            state.sequences.append(self._new_sequence(state, sequence_id, index, priority, cache_salt, grammar))
         added = []
         try:
             for sequence in state.sequences:
@@ -141,7 +151,7 @@ class LLMEngine:
     def step(self) -> list[RequestState]:
         """Runs one step; returns the requests that got new tokens, those that it ended among them.
 
-        A request whose logits are not finite ends with its `error` set.
+        A request whose logits are not finite, or whose form cannot be continued, ends with its `error` set.
 
         Raises:
           EngineError: The step failed. Every unfinished request is lost, with its `error` set; the engine takes new
@@ -263,7 +273,7 @@ class LLMEngine:
         for request, token_id in self.scheduler.update(step.output, token_ids):
             sequence = self._sequences[request.request_id]
             stop = sequence.add_token(token_id, logprobs, row_of[request.request_id])
-            if stop is not None and not request.status.finished:
+            if not request.status.finished and (stop is not None or sequence.sampling.grammar_is_complete):
                 self.scheduler.finish_request(request.request_id, RequestStatus.FINISHED_STOPPED, stop)
             if request.status.finished:
                 sequence.finish(stop)
@@ -275,12 +285,14 @@ class LLMEngine:
         return list(touched.values())
 
     def _fail(self, sequence: SequenceState) -> RequestState:
-        """Ends the request of a sequence whose logits are not finite."""
-        # What made them so may stand in its keys and values.
-        self.scheduler.block_manager.forget_prefix(sequence.request)
+        """Ends the request of a sequence that has no token to choose from."""
         state = sequence.parent
+        fault = sequence.sampling.fault()
+        if fault is None:
+            # What made its logits so may stand in its keys and values.
+            self.scheduler.block_manager.forget_prefix(sequence.request)
         self.abort_request(state.request_id)
-        state.error = EngineError(
+        state.error = fault or EngineError(
             "the model's logits are not finite: its weights are damaged, or its numbers exceed the dtype's range "
             "(float16 has the smallest; try float32)"
         )
@@ -298,7 +310,13 @@ class LLMEngine:
         self._sampling.pop(sequence.request.request_id, None)
 
     def _new_sequence(
-        self, state: RequestState, sequence_id: str, index: int, priority: int, cache_salt: str | None
+        self,
+        state: RequestState,
+        sequence_id: str,
+        index: int,
+        priority: int,
+        cache_salt: str | None,
+        grammar: Grammar | None,
     ) -> SequenceState:
         params, prompt_token_ids = state.params, state.prompt_token_ids
         max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
@@ -321,6 +339,7 @@ class LLMEngine:
             seed=request_seed(params, engine_seed=seed, request_number=self._num_requests, completion_index=index),
             eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
             bad_words_token_ids=self._bad_words(params),
+            grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
         )
         return SequenceState(state, request, sampling, index, self.tokenizer)
 

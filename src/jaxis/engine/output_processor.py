@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jaxis.engine.request import Request
 from jaxis.engine.request_sampling import RequestSampling
 from jaxis.engine.sampler import TokenLogprobs
-from jaxis.errors import EngineError
+from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
@@ -37,11 +37,17 @@ class RequestState:
         self.params = params
         self.sequences: list[SequenceState] = []
         self.prompt_logprobs: dict[int, dict[int, Logprob]] = {}
-        self.error: EngineError | None = None
+        self.error: JaxisError | None = None
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or all(sequence.request.status.finished for sequence in self.sequences)
+        if self.error is not None:
+            return True
+        # A loop: asked several times for every token, `all` with its generator would show.
+        for sequence in self.sequences:  # noqa: SIM110
+            if not sequence.request.status.finished:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """The request as it stands."""

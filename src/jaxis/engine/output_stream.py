@@ -70,19 +70,25 @@ class OutputStream:
 
     Attributes:
       ended: No more will come: the request has finished, or failed.
+      begun: The coroutine has had something.
     """
 
     def __init__(self) -> None:
         self.ended = False
+        self.begun = False
         self._pending: list[RequestOutput] = []
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Takes in what a step brought; nothing if the stream has ended."""
+        """Takes in what a step brought, for `wake` to tell of; nothing if the stream has ended."""
         if not self.ended:
             self._pending.append(output)
             self.ended = output.finished
+
+    def wake(self) -> None:
+        """Lets the coroutine have what was put."""
+        if self._pending:
             self._arrived.set()
 
     def fail(self, error: Exception) -> None:
@@ -103,6 +109,7 @@ class OutputStream:
             raise self._error
         output = merge_outputs(self._pending)
         self._pending = []
+        self.begun = True
         if self._error is None:
             self._arrived.clear()
         return output

@@ -10,30 +10,23 @@ from jaxis.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands; the three FINISHED states are final."""
+    """Where a request stands; the three FINISHED states are final.
 
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    PREEMPTED = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH = enum.auto()
-    FINISHED_ABORTED = enum.auto()
+    Attributes:
+      finish_reason: One of "stop", "length" and "abort"; None while unfinished.
+      finished: Whether there is one.
+    """
 
-    @property
-    def finished(self) -> bool:
-        return self in _FINISH_REASONS
+    WAITING = enum.auto(), None
+    RUNNING = enum.auto(), None
+    PREEMPTED = enum.auto(), None
+    FINISHED_STOPPED = enum.auto(), "stop"
+    FINISHED_LENGTH = enum.auto(), "length"
+    FINISHED_ABORTED = enum.auto(), "abort"
 
-    @property
-    def finish_reason(self) -> str | None:
-        """One of "stop", "length" and "abort"; None while unfinished."""
-        return _FINISH_REASONS.get(self)
-
-
-_FINISH_REASONS = {
-    RequestStatus.FINISHED_STOPPED: "stop",
-    RequestStatus.FINISHED_LENGTH: "length",
-    RequestStatus.FINISHED_ABORTED: "abort",
-}
+    def __init__(self, _: object, finish_reason: str | None) -> None:
+        self.finish_reason = finish_reason
+        self.finished = finish_reason is not None
 
 
 @dataclass(slots=True)

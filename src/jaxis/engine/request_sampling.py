@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxis.engine.delayed_grammar import DelayedMatcher
+    from jaxis.engine.structured_output import GrammarMatcher
 
 # A temperature below this is greedy, as in vLLM: the quotient would only overflow.
 MIN_TEMPERATURE = 1e-5
@@ -22,6 +27,7 @@ class RequestSampling:
       output_token_ids: The request's own list, which grows as tokens are generated.
       seed: 64-bit seed of its random numbers.
       allowed_ids: int32, the tokens it may generate; empty allows all.
+      grammar: Where the output stands in the form that it must have; None leaves it free.
       takes_argmax: Whether every token is simply the most likely one, with nothing else asked for.
     """
 
@@ -35,6 +41,7 @@ class RequestSampling:
         seed: int,
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Iterable[Sequence[int]] = (),
+        grammar: GrammarMatcher | DelayedMatcher | None = None,
     ) -> None:
         """Prepares a request.
 
@@ -46,6 +53,7 @@ class RequestSampling:
           seed: From `request_seed`.
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
           bad_words_token_ids: From `tokenize_bad_words`.
+          grammar: Of a request with `structured_outputs`.
 
         Raises:
           RequestError: A token id is not below V, or the parameters together leave no token to generate.
@@ -54,6 +62,7 @@ class RequestSampling:
         self.params = params
         self.output_token_ids = output_token_ids
         self.seed = seed & 0xFFFFFFFFFFFFFFFF
+        self.grammar = grammar
         self.allowed_ids = np.unique(np.asarray(params.allowed_token_ids or [], np.int32))
         self._vocab_size = vocab_size
         self._bias = dict(params.logit_bias or {})
@@ -67,6 +76,7 @@ class RequestSampling:
         prompt = prompt_token_ids if params.repetition_penalty != 1.0 else []
         self._history = _TokenCounts(prompt, vocab_size) if params.has_penalties else None
         changes_logits = bool(self._bias or self._held_back or bad_words or self.allowed_ids.size or self._history)
+        changes_logits = changes_logits or grammar is not None
         self.takes_argmax = params.temperature < MIN_TEMPERATURE and params.logprobs is None and not changes_logits
 
     def history(self) -> tuple[np.ndarray, np.ndarray]:
@@ -79,12 +89,42 @@ class RequestSampling:
     @property
     def needs_newest_token(self) -> bool:
         """Whether the next token cannot be sampled before the last one is known here."""
-        return self._history is not None or bool(self._bad_sequences)
+        return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
+
+    def token_mask(self) -> np.ndarray | None:
+        """Tokens that the form permits next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None permits all."""
+        if self.grammar is None:
+            return None
+        self.grammar.follow(self.output_token_ids)
+        return self.grammar.token_mask()
+
+    @property
+    def grammar_is_complete(self) -> bool:
+        """Whether the output has its form, and nothing can follow."""
+        if self.grammar is None:
+            return False
+        self.grammar.follow(self.output_token_ids)
+        return self.grammar.is_complete
+
+    def fault(self) -> RequestError | None:
+        """Why no token can come next, where the request itself is to blame for that."""
+        if self.grammar is None:
+            return None
+        where = "structured_outputs cannot be honoured"
+        mask = self.token_mask()
+        if self.grammar.error is not None:
+            return RequestError(f"{where}: after {len(self.output_token_ids)} tokens: {self.grammar.error}")
+        if not mask.any():
+            return RequestError(f"{where}: no token of the model continues it after {len(self.output_token_ids)}")
+        if self._all_banned(set()):
+            return RequestError(f"{where}: allowed_token_ids has none of the tokens that may come next")
+        return None
 
     def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """What to add to which tokens' logits for the next token: ids int32 [W] and float32 [W], -inf for a ban.
 
-        Bad words of several tokens give way where nothing else could be generated.
+        Bad words of several tokens give way where nothing else could be generated, and every ban where the form
+        permits nothing else.
 
         Args:
           num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
@@ -95,6 +135,8 @@ class RequestSampling:
         completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1])}
         if completing and not self._all_banned(bans | completing):
             bans |= completing
+        if self.grammar is not None and bans and self._all_banned(bans):
+            bans = set()
         if not bans and not self._bias:
             return _NO_IDS, _NO_BIAS
         bias = self._bias | dict.fromkeys(bans, -np.inf)
@@ -104,11 +146,18 @@ class RequestSampling:
         return tuple(self.output_token_ids[-len(token_ids) :]) == token_ids
 
     def _all_banned(self, bans: set[int]) -> bool:
+        mask = self.token_mask()
+        if mask is not None:
+            if self.allowed_ids.size:
+                mask = mask & pack_token_ids(self.allowed_ids, self._vocab_size)
+            return not (mask & ~pack_token_ids(bans, self._vocab_size)).any()
         if self.allowed_ids.size:
             return bans.issuperset(self.allowed_ids.tolist())
         return len(bans) >= self._vocab_size
 
     def _check_satisfiable(self) -> None:
+        if self.grammar is not None:
+            return  # bans give way to it
         where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
         if self._banned and self._all_banned(self._banned):
             raise RequestError(f"bad_words={self.params.bad_words!r} ban every token of {where}: allow another token")
@@ -149,6 +198,14 @@ class _TokenCounts:
             self._ids[i] = token_id
             self._counts[i] += 1
         self._num_followed = len(output_token_ids)
+
+
+def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
+    """A mask with the bits of these tokens set, bit i % 32 of word i / 32 for token i: int32 [ceil(V / 32)]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    ids = np.fromiter(token_ids, np.int64, len(token_ids))
+    bits[ids[ids < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 _NO_IDS = np.empty(0, np.int32)

@@ -1,7 +1,8 @@
 """Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
 
-The order is vLLM's. Log-probabilities are those of the logits as the model gave them. Then come allowed tokens,
-biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw.
+The order is vLLM's. Log-probabilities are those of the logits as the model gave them. Then come what a
+form permits, allowed tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and
+a draw.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays
-from jaxis.kernels.sampling import TokenFilters, argmax, logsumexp, sample_categorical, token_ranks, top_tokens
+from jaxis.kernels.sampling import (
+    TokenFilters,
+    argmax,
+    logsumexp,
+    mask_tokens,
+    sample_categorical,
+    token_ranks,
+    top_tokens,
+)
 
 # Sampled where a row's logits hold a NaN or an infinity, or no token that is allowed.
 INVALID_TOKEN_ID = -1
@@ -88,9 +97,11 @@ def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int
 
 
 def adjust_logits(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:
-    """Applies allowed tokens, biases and bans, and penalties: float32 [R, V] -> [R, V], -inf where banned."""
+    """Applies masks, allowed tokens, biases and bans, and penalties: float32 [R, V] -> [R, V], -inf where banned."""
     rows, vocab_size = logits.shape
     row = jnp.arange(rows)[:, None]
+    if features.mask_width:
+        logits = mask_tokens(logits, arrays.token_mask)
     if features.allowed_width:
         ids = arrays.allowed_ids
         allowed = logits.at[row, ids].get(mode="fill", fill_value=-jnp.inf)

@@ -30,6 +30,7 @@ class SamplerFeatures:
       history_width: Token ids a row that penalties look at; 0 without penalties.
       bias_width: Biased or banned token ids a row; 0 without.
       allowed_width: Allowed token ids a row; 0 without.
+      mask_width: Words of a token mask a row; 0 without structured output.
       num_logprobs: Most likely tokens to return a row (0: only the sampled one's log-probability); None for none.
     """
 
@@ -38,6 +39,7 @@ class SamplerFeatures:
     history_width: int = 0
     bias_width: int = 0
     allowed_width: int = 0
+    mask_width: int = 0
     num_logprobs: int | None = None
 
 
@@ -61,6 +63,7 @@ class SamplingArrays(NamedTuple):
       bias_ids: int32 [R, bias_width].
       bias: float32 [R, bias_width], added to those tokens' logits; -inf bans.
       allowed_ids: int32 [R, allowed_width]; a row that starts with V allows all.
+      token_mask: int32 [R, mask_width]; bit i % 32 of word i / 32 is 0 where the row's form forbids token i.
     """
 
     temperature: jax.Array | np.ndarray
@@ -77,6 +80,7 @@ class SamplingArrays(NamedTuple):
     bias_ids: jax.Array | np.ndarray
     bias: jax.Array | np.ndarray
     allowed_ids: jax.Array | np.ndarray
+    token_mask: jax.Array | np.ndarray
 
     def pack(self) -> np.ndarray:
         """All arrays as one int32 vector, floats by their bits; `unpack` is the inverse."""
@@ -124,6 +128,7 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
         (features.bias_width, jnp.int32),
         (features.bias_width, jnp.float32),
         (features.allowed_width, jnp.int32),
+        (features.mask_width, jnp.int32),
     ]
 
 
@@ -186,6 +191,7 @@ def build_sampling_arrays(
         bias_ids=_pad([ids for ids, _ in biases], num_rows, vocab_size, np.int32),
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
         allowed_ids=_pad(allowed, num_rows, vocab_size, np.int32),
+        token_mask=_token_mask(requests, num_rows, vocab_size),
     )
     wants_logprobs = any(request.params.logprobs is not None for request in requests)
     features = SamplerFeatures(
@@ -194,10 +200,21 @@ def build_sampling_arrays(
         history_width=arrays.history_ids.shape[1],
         bias_width=arrays.bias_ids.shape[1],
         allowed_width=arrays.allowed_ids.shape[1],
+        mask_width=arrays.token_mask.shape[1],
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
         num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
     )
     return arrays, features
+
+
+def _token_mask(requests: Sequence[RequestSampling], num_rows: int, vocab_size: int) -> np.ndarray:
+    if all(request.grammar is None for request in requests):
+        return np.empty((num_rows, 0), np.int32)
+    packed = np.full((num_rows, -(-vocab_size // 32)), -1, np.int32)
+    for row, request in zip(packed, requests, strict=False):
+        if request.grammar is not None:
+            row[:] = request.token_mask()
+    return packed
 
 
 def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) -> np.ndarray:

@@ -18,6 +18,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.request import Request, RequestStatus
@@ -25,8 +26,7 @@ from jaxis.engine.waiting_queue import WaitingQueue
 from jaxis.errors import ConfigError, RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's part of a step.
 
     Attributes:
@@ -234,10 +234,14 @@ class Scheduler:
         while index < len(self._running):
             request = self._running[index]
             index += 1
-            if not _is_decode(request):
+            start, stop = request.num_computed_tokens, request.num_tokens_with_inflight
+            if start + 1 != stop or start < request.num_prompt_tokens:
                 prefilling.append(request)
-            elif _can_run(request) and self._allocate_or_preempt(request):
-                _schedule_tokens(request, 1, decodes)
+            # Where no other token may be sampled, the request ends with the token in flight.
+            elif stop < request.max_total_tokens and self._allocate_or_preempt(request):
+                decodes.append(ScheduledRequest(request, start, 1, True))
+                request.num_computed_tokens = stop
+                request.num_inflight_tokens += 1
         return prefilling
 
     def _allocate_or_preempt(self, request: Request) -> bool:
@@ -287,11 +291,6 @@ def _is_decode(request: Request) -> bool:
     return (
         num_computed_tokens >= request.num_prompt_tokens and num_computed_tokens + 1 == request.num_tokens_with_inflight
     )
-
-
-def _can_run(request: Request) -> bool:
-    """Whether another token may be sampled; if not, the request ends with the token in flight."""
-    return request.num_tokens_with_inflight < request.max_total_tokens
 
 
 def _chunk_end(request: Request, budget: int) -> int:

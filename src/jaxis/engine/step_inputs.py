@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxis.engine.scheduler import SchedulerOutput
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.attention_span import AttentionSpan
+from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 
 NOT_IN_FLIGHT = -1
 
@@ -93,34 +93,60 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
       inflight_rows: For each request whose input token the host does not know yet, the row of the step before that
         sampled it.
     """
+    entries = output.scheduled
+    num_requests = len(entries)
+    starts = np.fromiter((entry.start for entry in entries), np.int32, num_requests)
+    counts = np.fromiter((entry.num_tokens for entry in entries), np.int32, num_requests)
+    stops, row_stops = starts + counts, np.cumsum(counts, dtype=np.int32)
+    num_tokens = int(row_stops[-1])
+
     packed = np.zeros(shape.packed_size, np.int32)
     fields = _split(packed, shape)
-    fields["inflight_rows"][:] = NOT_IN_FLIGHT
-    tables = [
-        (span, fields[f"block_tables_{i}"].reshape(shape.num_requests, -1), fields[f"first_blocks_{i}"])
-        for i, span in enumerate(shape.spans)
-    ]
-    row = 0
-    for i, entry in enumerate(output.scheduled):
-        request, stop = entry.request, entry.start + entry.num_tokens
-        rows = slice(row, row + entry.num_tokens)
-        if stop <= request.num_tokens:
-            fields["input_ids"][rows] = request.token_ids(entry.start, stop)
-        else:
-            fields["inflight_rows"][i] = inflight_rows[request.request_id]
-        fields["positions"][rows] = np.arange(entry.start, stop)
-        for (span, packed_ids, first_blocks), table in zip(tables, request.block_tables, strict=True):
-            first = first_blocks[i] = span.first_visible(entry.start) // shape.block_size
-            block_ids = table.block_ids[first - table.first : -(-stop // shape.block_size) - table.first]
-            packed_ids[i, : len(block_ids)] = block_ids
-        fields["seq_lens"][i] = stop
-        row += entry.num_tokens
-        fields["query_start_loc"][i + 1] = row
-        fields["logits_rows"][i] = row - 1
-    num_requests = len(output.scheduled)
-    fields["query_start_loc"][num_requests + 1 :] = row
+    fields["seq_lens"][:num_requests] = stops
+    fields["query_start_loc"][1 : num_requests + 1] = row_stops
+    fields["query_start_loc"][num_requests + 1 :] = num_tokens
+    fields["logits_rows"][:num_requests] = row_stops - 1
+    fields["positions"][:num_tokens] = np.arange(num_tokens) + np.repeat(stops - row_stops, counts)
     fields["request_distribution"][:] = output.num_decodes, num_requests, num_requests
+    _pack_tokens(output, fields["input_ids"], fields["inflight_rows"], inflight_rows)
+    for i, span in enumerate(shape.spans):
+        _pack_block_tables(output, shape, i, span, fields)
     return packed
+
+
+def _pack_tokens(
+    output: SchedulerOutput, input_ids: np.ndarray, packed_rows: np.ndarray, inflight_rows: Mapping[str, int]
+) -> None:
+    token_ids: list[int] = []
+    rows = []
+    for entry in output.scheduled:
+        request, stop = entry.request, entry.start + entry.num_tokens
+        if stop <= request.num_tokens:
+            token_ids += request.token_ids(entry.start, stop)
+            rows.append(NOT_IN_FLIGHT)
+        else:
+            token_ids.append(0)
+            rows.append(inflight_rows[request.request_id])
+    input_ids[: len(token_ids)] = token_ids
+    packed_rows[: len(rows)] = rows
+    packed_rows[len(rows) :] = NOT_IN_FLIGHT
+
+
+def _pack_block_tables(
+    output: SchedulerOutput, shape: StepShape, index: int, span: AttentionSpan, fields: Mapping[str, np.ndarray]
+) -> None:
+    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_requests, -1)
+    first_blocks = fields[f"first_blocks_{index}"]
+    block_size, sees_all = shape.block_size, span == FULL_CONTEXT
+    for i, entry in enumerate(output.scheduled):
+        table = entry.request.block_tables[index]
+        num_blocks = -(-(entry.start + entry.num_tokens) // block_size)
+        if sees_all:
+            block_ids = table.block_ids[:num_blocks]
+        else:
+            first = first_blocks[i] = span.first_visible(entry.start) // block_size
+            block_ids = table.block_ids[first - table.first : num_blocks - table.first]
+        packed_ids[i, : len(block_ids)] = block_ids
 
 
 def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> StepInputs:

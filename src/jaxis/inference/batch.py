@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.output_processor import RequestState
 from jaxis.errors import EngineError, JaxisError
@@ -49,7 +50,7 @@ class RowFailure:
         return asdict(self)
 
 
-Prepare = Callable[[Row], tuple[TokenizedPrompt, SamplingParams]]
+Prepare = Callable[[Row], tuple[TokenizedPrompt, SamplingParams, Grammar | None]]
 Finished = tuple[Row, RequestOutput | RowFailure]
 
 
@@ -126,10 +127,15 @@ class _Batch:
             self._done.append((row, RowFailure.of(row.error)))
             return
         try:
-            prompt, params = self._prepare(row)
+            prompt, params, grammar = self._prepare(row)
             with interrupt_deferred():
                 state = self._engine.add_request(
-                    f"row-{row.index}", prompt.token_ids, params, prompt=prompt.text, cache_salt=prompt.cache_salt
+                    f"row-{row.index}",
+                    prompt.token_ids,
+                    params,
+                    prompt=prompt.text,
+                    cache_salt=prompt.cache_salt,
+                    grammar=grammar,
                 )
                 self._running[state.request_id] = (row, state)
         except Exception as error:  # a row may hold whatever a template or tokenizer stumbles over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -130,12 +129,10 @@ class Message:
         return fields | {"role": str(self.role)}
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it: one text, and calls whose arguments are objects."""
-        fields = {key: value for key, value in self.to_dict().items() if key != "id"}
+        """The message as chat templates take it, with one text."""
+        fields = {"content": None} | {key: value for key, value in self.to_dict().items() if key != "id"}
         if isinstance(self.content, list):
             fields["content"] = "\n".join(item.content for item in self.content)
-        if self.tool_calls is not None:
-            fields["tool_calls"] = [_with_parsed_arguments(call) for call in self.tool_calls]
         return fields
 
 
@@ -217,14 +214,3 @@ def _is_tool_call(call: object) -> bool:
         and isinstance(function.get("name"), str)
         and isinstance(function.get("arguments"), str | Mapping)
     )
-
-
-def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates write arguments as JSON themselves; a string would be quoted a second time."""
-    function = dict(call["function"])
-    if isinstance(function["arguments"], str):
-        try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            raise RequestError(f"the arguments of the call of {function['name']!r} are not JSON") from None
-    return {**call, "function": function}

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
@@ -22,6 +23,7 @@ from jaxis.outputs import RequestOutput
 from jaxis.progress import ProgressDisplay
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
+from jaxis.server.tool_choice import template_messages
 
 ID_KEY = "conversation_id"
 
@@ -188,14 +190,18 @@ class ConversationTask:
         self._template = template_arguments(engine.model_params, generation, self._tokenizer)
         self._key = key
 
-    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         conversation = Conversation.from_dict(row.value)
         tools = conversation.tools or self._generation.tools
         if self._generation.tool_choice == "none":
             tools = None
         messages = [message.for_template() for message in conversation.messages]
+        if self._tokenizer is not None:
+            messages = template_messages(
+                messages, self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
+            )
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
-        return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row)
+        return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row), None
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         [completion] = output.outputs

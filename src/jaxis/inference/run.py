@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
+from jaxis.errors import EngineError
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Journal, RowResult
 from jaxis.inference.progress import shown_progress
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
 class RowTask(Protocol):
     """What is done with each row."""
 
-    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams]:
-        """Prompt and parameters; whatever it raises fails the row."""
+    def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
+        """Prompt, parameters, and the compiled form; None leaves compiling to the engine.
+
+        Whatever it raises fails the row.
+        """
         ...
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
@@ -85,10 +90,17 @@ class StreamSink:
         if not results:
             return
         self._waiting.append(results)
-        for line in self._waiting.lines_from(self._num_written):
-            self._stream.write(line)
-            self._num_written += 1
-        self._stream.flush()
+        try:
+            for line in self._waiting.lines_from(self._num_written):
+                self._stream.write(line)
+                self._num_written += 1
+            self._stream.flush()
+        except BrokenPipeError:
+            raise  # who reads has seen enough
+        except OSError as error:
+            raise EngineError(
+                f"the output cannot be written: {error.strerror}; with a file as output, a run goes on where it stopped"
+            ) from None
 
     def close(self) -> None:
         self._waiting.close()

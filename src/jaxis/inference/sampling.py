@@ -6,9 +6,9 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from jaxis import sampling_params
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
+from jaxis.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from jaxis.inference.params import GenerationParams, GuidedDecodingParams, ModelParams
@@ -149,12 +149,16 @@ def _template_source(asked: str, names: list[str]) -> str:
         return file.read()
 
 
-def _structured_outputs(guided: GuidedDecodingParams) -> Any:
-    structured_outputs = getattr(sampling_params, "StructuredOutputs", None)
-    if structured_outputs is None:
-        raise ConfigError("generation.guided_decoding cannot be honoured: this jaxis has no structured output yet")
+def _structured_outputs(guided: GuidedDecodingParams) -> StructuredOutputs | None:
     given = {"json_schema": guided.json, "regex": guided.regex, "choice": guided.choice}
-    return structured_outputs(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    try:
+        return StructuredOutputs(**given)
+    except RequestError as error:
+        message = str(error).replace("structured_outputs.json_schema", "structured_outputs.json")
+        raise ConfigError(message.replace("structured_outputs", "generation.guided_decoding")) from None
 
 
 def _integer(name: str, value: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,26 +10,46 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jaxis.engine.async_engine import AsyncLLMEngine
-from jaxis.server.auth import ApiKeyMiddleware
+from jaxis.server.auth import OPEN_PATHS, ApiKeyMiddleware
+from jaxis.server.chat_page import add_chat_page, chat_page_paths
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import install_error_handlers
 from jaxis.server.limits import RequestLimitMiddleware
-from jaxis.server.logs import RequestLogMiddleware
+from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
 from jaxis.server.openapi import install_openapi
 from jaxis.server.routes import health, openai, tokenize
+from jaxis.server.served_model import ServedModel
 from jaxis.version import __version__
 
 
 def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     """An ASGI application that serves an engine, which it starts and shuts down.
 
+    Raises:
+      ConfigError: There is no such parser.
+
     Args:
       engine: Not started yet.
       config: How to serve it.
     """
-    context = ServerContext(engine, config, ServerMetrics(config.served_model_names[0], engine.stats))
+    model = ServedModel.of(
+        config.served_model_names,
+        engine.tokenizer,
+        engine.default_sampling_params,
+        engine.grammar_compiler,
+        model_type=engine.model_type,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        from jaxis.server.tracing import TraceContextMiddleware, make_tracer
+
+        tracer = make_tracer(config.otlp_traces_endpoint, model.name)
+    metrics = ServerMetrics(model.name, engine.stats)
+    context = ServerContext(engine, model, config, metrics, tracer)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -37,7 +58,9 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             yield
         finally:
             await engine.shutdown()
-            context.workers.shutdown(wait=False, cancel_futures=True)
+            context.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
 
     # The pages of documentation load scripts from elsewhere: there is only the OpenAPI document.
     app = FastAPI(
@@ -47,14 +70,19 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.include_router(openai.router)
     app.include_router(tokenize.router)
     app.include_router(health.router)
+    page_paths = chat_page_paths() if config.webui else frozenset()
+    if config.webui:
+        add_chat_page(app)
     install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
     # The one added last stands outermost.
+    if tracer is not None:
+        app.add_middleware(TraceContextMiddleware)
     app.add_middleware(
         RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
     if config.api_keys:
-        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys)
+        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=OPEN_PATHS | page_paths)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -63,5 +91,5 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(RequestLogMiddleware)
+    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
     return app

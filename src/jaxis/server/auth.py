@@ -1,10 +1,12 @@
-"""API keys. With keys set, every route is closed but those that say whether the server is up."""
+"""API keys. With keys set, every route is closed but the chat page's files and those that say whether the
+server is up.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -20,16 +22,20 @@ class ApiKeyMiddleware:
     """Lets through what brings `Authorization: Bearer KEY` with one of the keys.
 
     Every key is compared, each in a time that does not depend on where it differs.
+
+    Args:
+      open_paths: Exact paths that need no key.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], open_paths: Set[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = [_digest(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] == "lifespan"
-            or (scope["type"] == "http" and scope["path"] in OPEN_PATHS)
+            or (scope["type"] == "http" and scope["path"] in self._open_paths)
             or self._is_authorized(Headers(scope=scope).get("authorization", ""))
         ):
             await self._app(scope, receive, send)

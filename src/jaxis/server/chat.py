@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from jaxis.engine.delayed_grammar import DelayedGrammar, Grammar
 from jaxis.engine.output_stream import merge_outputs
 from jaxis.outputs import CompletionOutput, RequestOutput
-from jaxis.prompts import TokenizedPrompt, tokenize_chat
+from jaxis.prompts import TokenizedPrompt
+from jaxis.server.chat_output import ChatOutput, delta_of, message_of
+from jaxis.server.chat_prompt import message_text, template_arguments, tokenize_request
+from jaxis.server.chat_tools import choose_tools
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import ParameterError
 from jaxis.server.generation import GenerationJob, generate
 from jaxis.server.logprobs import LogprobFormatter
+from jaxis.server.output_parser import OutputParser
+from jaxis.server.parser_events import Event
 from jaxis.server.protocol.base import new_id
 from jaxis.server.protocol.chat import (
-    AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -24,18 +30,12 @@ from jaxis.server.protocol.chat import (
     ChatCompletionResponse,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
 )
-from jaxis.server.protocol.tokenize import TokenizeRequest
+from jaxis.server.reasoning_gate import reasoning_tokens
 from jaxis.server.sampling import chat_sampling_params, check_stream_options
+from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
 from jaxis.server.usage import UsageCounter
-from jaxis.tokenizer import Tokenizer
-
-# What the request says elsewhere, or must not say: a template is code.
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "tokenizer", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
 
 
 class ChatCompletion:
@@ -44,136 +44,139 @@ class ChatCompletion:
     Attributes:
       job: What it wants generated.
 
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
     Raises:
       RequestError: A field cannot be honoured.
     """
 
-    def __init__(self, request: ChatCompletionRequest, context: ServerContext) -> None:
-        context.check_model(request.model)
+    def __init__(self, request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
+        model.check_name(request.model)
         check_stream_options(request)
         if request.echo and not request.continue_final_message:
             raise ParameterError("echo", "echo needs continue_final_message=true: add it, or leave echo out")
-        tokenizer = context.engine.tokenizer
-        params = chat_sampling_params(request, context.engine.default_sampling_params)
         self._request = request
-        self._context = context
+        self._model = model
         self._num_top = request.top_logprobs or 0
-        self._formatter = LogprobFormatter(tokenizer, bool(request.return_tokens_as_token_ids))
-        self._prefix = _text(request.messages[-1]) if request.echo else ""
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._prefix = message_text(request.messages[-1]) if request.echo else ""
+        self._tools = choose_tools(request, model)
+        params, self._form = chat_sampling_params(request, model.default_sampling_params, self._tools)
+        if self._needs_special_tokens():
+            params = dataclasses.replace(params, skip_special_tokens=False)
+        arguments = template_arguments(request, model.tokenizer)
         self.job = GenerationJob(
-            request_id=new_id("chatcmpl"),
+            request_id=request_id or new_id("chatcmpl"),
             num_prompts=1,
-            preprocess=functools.partial(_preprocess, request, tokenizer, template_arguments(request, tokenizer)),
+            preprocess=functools.partial(_preprocess, request, model, arguments),
             params=params,
+            compile_grammar=self._compile_grammar if self._form else None,
             priority=request.priority,
             stream=bool(request.stream),
         )
 
-    async def run(self) -> ChatCompletionResponse:
+    async def run(self, context: ServerContext) -> ChatCompletionResponse:
         """The whole answer."""
-        usage = UsageCounter()
         outputs: list[RequestOutput] = []
-        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
-            async for prompt_output in prompt_outputs:
-                usage.add(prompt_output)
-                outputs.append(prompt_output[1])
-        output = merge_outputs(outputs)
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for _, output in prompt_outputs:
+                outputs.append(output)
+        return self.response(merge_outputs(outputs))
+
+    def response(self, output: RequestOutput) -> ChatCompletionResponse:
+        """The whole answer from the whole output."""
+        usage = UsageCounter()
+        usage.add((0, output))
         return ChatCompletionResponse(
             id=self.job.request_id,
-            model=self._context.model_name,
-            choices=[self._choice(completion) for completion in output.outputs],
+            model=self._model.name,
+            choices=[self._choice(completion, output) for completion in output.outputs],
             usage=usage.usage(),
             prompt_logprobs=output.prompt_logprobs and self._formatter.prompt(output.prompt_logprobs),
         )
 
-    async def stream(self) -> AsyncGenerator[str, None]:
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
         options = self._request.stream_options
         usage = UsageCounter()
-        begun: set[int] = set()
-        async with aclosing(generate(self._context, self.job)) as prompt_outputs:
+        readers: dict[int, ChatOutput] = {}
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
                 so_far = usage.usage() if options and options.continuous_usage_stats else None
                 for completion in prompt_output[1].outputs:
-                    if completion.index not in begun:
-                        begun.add(completion.index)
+                    if completion.index not in readers:
+                        readers[completion.index] = self.reader(prompt_output[1])
                         first = ChatDelta(role="assistant", content=self._prefix)
                         yield self._event([ChatChunkChoice(index=completion.index, delta=first)], usage=so_far)
-                    if completion.text or completion.logprobs or completion.finished:
-                        yield self._event([self._chunk_choice(completion)], usage=so_far)
+                    reader = readers[completion.index]
+                    events = reader.read(completion)
+                    if events or completion.logprobs or completion.finished:
+                        yield self._event([self._chunk_choice(completion, events, reader)], usage=so_far)
         if options and options.include_usage:
             yield self._event([], usage=usage.usage())
         yield DONE
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
-        return sse_event(
-            ChatCompletionChunk(id=self.job.request_id, model=self._context.model_name, choices=choices, **more)
+        return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
+
+    def reader(self, output: RequestOutput) -> ChatOutput:
+        """What reads one of the answers; `output` is any with the prompt."""
+        reasoning_parser, prompt = self._model.reasoning_parser, output.prompt or ""
+        if self._form is not None and reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer) is None:
+            reasoning_parser = None  # the form holds from the first token on
+        parser = None
+        if self._tools.parser is not None or reasoning_parser is not None:
+            parser = OutputParser(self._tools.parser, reasoning_parser, tools=self._tools.tools, prompt=prompt)
+        return ChatOutput(
+            parser,
+            include_reasoning=self._request.include_reasoning is not False,
+            parallel_tool_calls=self._request.parallel_tool_calls is not False,
         )
 
-    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+    @property
+    def parses(self) -> bool:
+        """Whether reasoning or calls of tools are looked for in the text."""
+        return self._tools.parser is not None or self._model.reasoning_parser is not None
+
+    def _compile_grammar(self, prompt: TokenizedPrompt) -> Grammar:
+        assert self._form is not None
+        grammar = self._form.compile(self._model.grammar_compiler)
+        reasoning = reasoning_tokens(self._model.reasoning_parser, prompt.text or "", self._model.tokenizer)
+        return grammar if reasoning is None else DelayedGrammar(grammar, reasoning)
+
+    def _needs_special_tokens(self) -> bool:
+        parsers = (self._tools.parser, self._model.reasoning_parser)
+        return any(parser is not None and parser.needs_special_tokens for parser in parsers)
+
+    def _choice(self, completion: CompletionOutput, output: RequestOutput) -> ChatChoice:
+        reader = self.reader(output)
         return ChatChoice(
             index=completion.index,
-            message=AssistantMessage(content=self._prefix + completion.text),
-            logprobs=self._logprobs(completion),
-            finish_reason=completion.finish_reason,
+            message=message_of(reader.read(completion), self._prefix),
+            logprobs=self.logprobs(completion),
+            finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
 
-    def _chunk_choice(self, completion: CompletionOutput) -> ChatChunkChoice:
+    def _chunk_choice(self, completion: CompletionOutput, events: list[Event], reader: ChatOutput) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=completion.index,
-            delta=ChatDelta(content=completion.text or None),
-            logprobs=self._logprobs(completion),
-            finish_reason=completion.finish_reason,
+            delta=delta_of(events),
+            logprobs=self.logprobs(completion),
+            finish_reason=reader.finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
 
-    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+    def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        """A completion's log-probabilities, if they were asked for."""
         if completion.logprobs is None:
             return None
         return self._formatter.chat(completion.logprobs, self._num_top)
 
 
-def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Arguments of `Tokenizer.apply_chat_template`.
-
-    Raises:
-      ParameterError: chat_template_kwargs holds a name that is not the template's.
-    """
-    kwargs = request.chat_template_kwargs or {}
-    reserved = _RESERVED_TEMPLATE_KWARGS | set(tokenizer.special_tokens if tokenizer else ())
-    if refused := sorted(reserved & set(kwargs)):
-        raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must not set {refused[0]!r}: leave it out")
-    generation_prompt = request.add_generation_prompt
-    return {
-        **kwargs,
-        "add_generation_prompt": not request.continue_final_message if generation_prompt is None else generation_prompt,
-        "continue_final_message": request.continue_final_message,
-    }
-
-
-def _preprocess(
-    request: ChatCompletionRequest, tokenizer: Tokenizer | None, template: dict[str, Any]
-) -> list[TokenizedPrompt]:
-    prompt = tokenize_chat(
-        [message_for_template(message, tokenizer) for message in request.messages], tokenizer, **template
-    )
-    return [TokenizedPrompt(prompt.text, prompt.token_ids, request.cache_salt)]
-
-
-def message_for_template(message: ChatMessage, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The message for the template: only what was sent, its parts as one text, and a role that the template knows."""
-    fields = message.model_dump(exclude_none=True, exclude={"annotations", "content"})
-    if message.content is not None:
-        fields["content"] = _text(message)  # which every template takes; few take parts
-    templates = tokenizer.chat_templates.values() if tokenizer else ()
-    if message.role == "developer" and not any("developer" in template for template in templates):
-        fields["role"] = "system"  # what OpenAI's newer name stands for
-    return fields
-
-
-def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, list):
-        return "\n".join(part.text for part in message.content)
-    return message.content or ""
+def _preprocess(request: ChatCompletionRequest, model: ServedModel, arguments: dict[str, Any]) -> list[TokenizedPrompt]:
+    return [tokenize_request(request, model.tokenizer, arguments)]

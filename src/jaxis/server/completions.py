@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxis.server.protocol.completions import (
     CompletionResponse,
 )
 from jaxis.server.sampling import check_stream_options, completion_sampling_params
+from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
 from jaxis.server.usage import UsageCounter
 from jaxis.tokenizer import Tokenizer
@@ -30,52 +31,62 @@ from jaxis.tokenizer import Tokenizer
 class Completion:
     """One request for completions, checked and ready to run.
 
+    Attributes:
+      job: What it wants generated.
+
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
     Raises:
       RequestError: A field cannot be honoured.
     """
 
-    def __init__(self, request: CompletionRequest, context: ServerContext) -> None:
-        context.check_model(request.model)
+    def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
+        model.check_name(request.model)
         check_stream_options(request)
         prompts = request.prompts()
-        tokenizer = context.engine.tokenizer
         self._request = request
-        self._context = context
-        self._params = completion_sampling_params(request, context.engine.default_sampling_params)
-        self._formatter = LogprobFormatter(tokenizer, bool(request.return_tokens_as_token_ids))
+        self._model = model
+        self._params, form = completion_sampling_params(request, model.default_sampling_params)
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}  # of a choice: characters so far
         self._prompt_logprobs: dict[int, list] = {}  # of a prompt
-        self._job = GenerationJob(
-            request_id=new_id("cmpl"),
+        self.job = GenerationJob(
+            request_id=request_id or new_id("cmpl"),
             num_prompts=len(prompts),
-            preprocess=functools.partial(_tokenize, prompts, tokenizer, request),
+            preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
             params=self._params,
+            compile_grammar=form and (lambda prompt: form.compile(model.grammar_compiler)),
             priority=request.priority,
             stream=bool(request.stream),
+            operation="text_completion",
         )
 
-    async def run(self) -> CompletionResponse:
+    async def run(self, context: ServerContext) -> CompletionResponse:
         """The whole answer."""
-        usage = UsageCounter()
-        outputs: list[list[RequestOutput]] = [[] for _ in range(self._job.num_prompts)]
-        async with aclosing(generate(self._context, self._job)) as prompt_outputs:
-            async for prompt_output in prompt_outputs:
-                self._trim(prompt_output[1])
-                usage.add(prompt_output)
-                outputs[prompt_output[0]].append(prompt_output[1])
-        choices = []
-        for index, prompt_outputs_of_one in enumerate(outputs):
-            output = merge_outputs(prompt_outputs_of_one)
-            choices += [self._choice(index, output, completion) for completion in output.outputs]
-        return CompletionResponse(
-            id=self._job.request_id, model=self._context.model_name, choices=choices, usage=usage.usage()
-        )
+        outputs: list[list[RequestOutput]] = [[] for _ in range(self.job.num_prompts)]
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for index, output in prompt_outputs:
+                outputs[index].append(output)
+        return self.response([merge_outputs(of_prompt) for of_prompt in outputs])
 
-    async def stream(self) -> AsyncGenerator[str, None]:
+    def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        """The whole answer from the whole output of each prompt."""
+        usage = UsageCounter()
+        choices = []
+        for index, output in enumerate(outputs):
+            self._trim(output)
+            usage.add((index, output))
+            choices += [self._choice(index, output, completion) for completion in output.outputs]
+        return CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage.usage())
+
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
         options = self._request.stream_options
         usage = UsageCounter()
-        async with aclosing(generate(self._context, self._job)) as prompt_outputs:
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 index, output = prompt_output
                 self._trim(output)
@@ -90,7 +101,7 @@ class Completion:
 
     def _event(self, choices: list[CompletionChoice], usage: Any) -> str:
         return sse_event(
-            CompletionResponse(id=self._job.request_id, model=self._context.model_name, choices=choices, usage=usage)
+            CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage)
         )
 
     def _trim(self, output: RequestOutput) -> None:
@@ -137,7 +148,7 @@ class Completion:
         return logprobs
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        tokenizer = self._context.engine.tokenizer
+        tokenizer = self._model.tokenizer
         if output.prompt is not None or tokenizer is None:
             return output.prompt or ""
         return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

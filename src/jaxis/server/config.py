@@ -16,6 +16,8 @@ class ServerConfig:
     Attributes:
       served_model_names: The names under which requests may ask for the model; answers carry the first.
       api_keys: If not empty, every request must bring one of them.
+      tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
+        chat template, "none" leaves them in the text.
       max_queued: Most completions to hold beyond those that run.
       max_body_bytes: Of a request.
       body_timeout_seconds: Longest pause while a request's body comes in.
@@ -24,11 +26,15 @@ class ServerConfig:
       write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
       stall_seconds: How long a step may take before /health fails.
       drain_seconds: How long running requests get to end after SIGTERM.
+      webui: Serve the chat page at /.
       allowed_origins: Origins that browsers' scripts may call from; "*" is all.
+      otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 
     served_model_names: tuple[str, ...] = (EMBEDDED_MODEL_NAME,)
     api_keys: tuple[str, ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     max_queued: int = DEFAULT_MAX_QUEUED
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_seconds: float = 30.0
@@ -37,4 +43,6 @@ class ServerConfig:
     write_timeout_seconds: float = 60.0
     stall_seconds: float = DEFAULT_STALL_SECONDS
     drain_seconds: float = 30.0
+    webui: bool = True
     allowed_origins: tuple[str, ...] = ()
+    otlp_traces_endpoint: str | None = None

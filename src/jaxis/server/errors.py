@@ -164,12 +164,12 @@ def _how_far(fault: Mapping[str, Any]) -> tuple[bool, int]:
 
 
 def _path(names: list[str | int]) -> str:
-    """("messages", 0, "role") as messages[0].role; pydantic's own names of a union's branches are left out."""
+    """("messages", 0, "role") as messages[0].role; a union's branches, with names of types or classes, are left out."""
     path = ""
     for name in names:
         if isinstance(name, int):
             path += f"[{name}]"
-        elif name.isidentifier() and (not path or name not in _BRANCHES):
+        elif name.isidentifier() and not (path and (name in _BRANCHES or name[0].isupper())):
             path += f".{name}" if path else name
     return path
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal
 
+from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import DeadlineExceededError, OverloadedError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -27,16 +29,20 @@ class GenerationJob:
       num_prompts: How many prompts `preprocess` will return.
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
+      compile_grammar: Compiles the form of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
+      operation: What traces call it.
     """
 
     request_id: str
     num_prompts: int
     preprocess: Callable[[], Sequence[TokenizedPrompt]]
     params: SamplingParams
+    compile_grammar: Callable[[TokenizedPrompt], Grammar] | None = None
     priority: int = 0
     stream: bool = False
+    operation: Literal["chat", "text_completion"] = "chat"
 
 
 async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator[PromptOutput, None]:
@@ -51,10 +57,13 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
                 prompts = await context.preprocess(job.preprocess)
+                grammars: list[Grammar | None] = [None] * len(prompts)
+                if (compile_grammar := job.compile_grammar) is not None:
+                    grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
             time_left = None if timeout is None else max(0.0, timeout - (time.monotonic() - arrival))
             streams = [
-                _generate_one(context, job, prompt, f"{job.request_id}-{index}", time_left)
-                for index, prompt in enumerate(prompts)
+                _generate_one(context, job, prompt, grammar, f"{job.request_id}-{index}", arrival, time_left)
+                for index, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
             ]
             async with aclosing(_merge(streams)) as outputs:
                 async for output in outputs:
@@ -69,10 +78,19 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
 
 
 async def _generate_one(
-    context: ServerContext, job: GenerationJob, prompt: TokenizedPrompt, request_id: str, timeout: float | None
+    context: ServerContext,
+    job: GenerationJob,
+    prompt: TokenizedPrompt,
+    grammar: Grammar | None,
+    request_id: str,
+    arrival: float,
+    timeout: float | None,
 ) -> AsyncGenerator[RequestOutput, None]:
     engine = context.engine
-    with context.metrics.request(job.params) as request:
+    with (
+        context.metrics.request(job.params, arrival) as request,
+        context.trace(job.operation, request_id, request),
+    ):
         outputs = engine.generate(
             prompt,
             job.params,
@@ -80,6 +98,7 @@ async def _generate_one(
             priority=job.priority,
             timeout_seconds=timeout,
             final_only=not job.stream,
+            grammar=grammar,
         )
         async with aclosing(outputs):
             async for output in outputs:

@@ -1,4 +1,4 @@
-"""Limits on what comes in: the size of a request's headers and body, and how long it may dawdle."""
+"""Limits on a request's body: its size, and how long it may dawdle."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxis.server.errors import ApiError
 
-MAX_HEADER_BYTES = 32 * 1024
 MIN_BODY_BYTES_PER_SECOND = 1024
 
 
 class RequestLimitMiddleware:
-    """Refuses headers that are too large, a body that is, by what it announces or by what has come, and one that stops
-    coming or drips in.
+    """Refuses a body that is too large, by what it announces or by what has come, and one that stops or drips in.
 
     Args:
       max_body_bytes: Most bytes of a body.
@@ -33,11 +31,6 @@ class RequestLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        address_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-        if address_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            message = f"the headers are larger than the {MAX_HEADER_BYTES} bytes that this server takes"
-            await ApiError(431, message).response()(scope, receive, send)
             return
         headers = Headers(scope=scope)
         if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may believe the other one

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
@@ -15,16 +16,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH_CHARACTERS = 500
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _logger = logging.getLogger("jaxis.server.access")
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, the client's own `X-Request-Id` if it sends a decent one, and logs its end."""
+    """Gives every request an id, the client's own `X-Request-Id` if it sends a decent one, and logs its end.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+      quiet_paths: Their requests are logged at level DEBUG, unless they fail.
+      on_response: Called at the end of each with the route's pattern ("none" if there is no such route), the method
+        and the status.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        quiet_paths: Set[str] = QUIET_PATHS,
+        on_response: Callable[[str, str, int], None] = lambda handler, method, status: None,
+    ) -> None:
         self._app = app
+        self._quiet_paths = quiet_paths
+        self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +60,9 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            level = logging.DEBUG if scope["path"] in _QUIET_PATHS and status < 400 else logging.INFO
+            route = scope.get("route")
+            self._on_response(getattr(route, "path", "none"), scope["method"], status)
+            level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 400 else logging.INFO
             fields = {
                 "method": scope["method"],
                 "path": scope["path"][:_MAX_PATH_CHARACTERS],

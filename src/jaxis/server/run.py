@@ -13,8 +13,7 @@ from jaxis.engine.async_engine import AsyncLLMEngine
 from jaxis.errors import ConfigError
 from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
-from jaxis.server.http_protocol import TimedH11Protocol
-from jaxis.server.limits import MAX_HEADER_BYTES
+from jaxis.server.http_protocol import LimitedHttpProtocol
 
 _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
 
@@ -46,9 +45,8 @@ def make_server(
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     settings = uvicorn.Config(
         create_app(engine, config),
-        # h11 limits the size of headers. uvicorn calls this as it would call the class.
-        http=functools.partial(TimedH11Protocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        # uvicorn calls this as it would call the class.
+        http=functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,

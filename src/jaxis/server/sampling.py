@@ -6,18 +6,22 @@ import dataclasses
 from typing import Any
 
 from jaxis.sampling_params import SamplingParams
+from jaxis.server.chat_tools import ChatTools
 from jaxis.server.errors import ParameterError
 from jaxis.server.protocol.base import GenerationRequest, SamplingFields
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
+from jaxis.server.structured_outputs import AnswerForm, answer_form
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
-def chat_sampling_params(request: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """What a chat request asks for, over the model's defaults.
+def chat_sampling_params(
+    request: ChatCompletionRequest, defaults: SamplingParams, tools: ChatTools
+) -> tuple[SamplingParams, AnswerForm | None]:
+    """What a chat request asks for, over the model's defaults, and the answer's form; None if that is free.
 
     Raises:
       RequestError: It cannot be honoured; the field is named.
@@ -31,11 +35,20 @@ def chat_sampling_params(request: ChatCompletionRequest, defaults: SamplingParam
     more: dict[str, Any] = {"max_tokens": request.max_completion_tokens or request.max_tokens}
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
-    return _sampling_params(request, defaults, more)
+    form = answer_form(request)
+    if form is not None and tools.tools:
+        raise ParameterError(
+            form.param, f'{form.field} leaves no room for calls of tools: leave it out, or send tool_choice "none"'
+        )
+    if tools.json_schema is not None:
+        form = AnswerForm.of("tools", {"json_schema": dict(tools.json_schema)})
+    return _sampling_params(request, defaults, more, form), form
 
 
-def completion_sampling_params(request: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """What a completion request asks for, over the model's defaults.
+def completion_sampling_params(
+    request: CompletionRequest, defaults: SamplingParams
+) -> tuple[SamplingParams, AnswerForm | None]:
+    """The same for a completion request.
 
     Raises:
       RequestError: It cannot be honoured; the field is named.
@@ -48,7 +61,8 @@ def completion_sampling_params(request: CompletionRequest, defaults: SamplingPar
     more: dict[str, Any] = {"max_tokens": max(1, max_tokens), "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None:
         more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    return _sampling_params(request, defaults, more)
+    form = answer_form(request)
+    return _sampling_params(request, defaults, more, form), form
 
 
 def check_stream_options(request: GenerationRequest) -> None:
@@ -57,7 +71,9 @@ def check_stream_options(request: GenerationRequest) -> None:
         raise ParameterError("stream_options", "stream_options needs stream=true: add it, or leave the options out")
 
 
-def _sampling_params(request: SamplingFields, defaults: SamplingParams, more: dict[str, Any]) -> SamplingParams:
+def _sampling_params(
+    request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], form: AnswerForm | None
+) -> SamplingParams:
     settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
     if request.logit_bias is not None:
         settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
@@ -66,6 +82,8 @@ def _sampling_params(request: SamplingFields, defaults: SamplingParams, more: di
     min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
     if max_tokens is not None and "min_tokens" not in settings:
         settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit outdoes the model's default
+    if form is not None:
+        settings["structured_outputs"] = form.structured_outputs
     return dataclasses.replace(defaults, **settings)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -32,16 +33,26 @@ def sse_event(data: BaseModel) -> str:
     return f"data: {data.model_dump_json()}\n\n"
 
 
-async def run_until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
+async def run_until_disconnect(
+    receive: Receive, work: Awaitable[Result], *, check: Callable[[], None] | None = None, check_seconds: float = 1.0
+) -> Result:
     """Runs some work, and cancels it as soon as the client disconnects: Starlette does not.
+
+    Args:
+      receive: Tells of the disconnect.
+      work: What to run.
+      check: Called every `check_seconds` meanwhile; an error that it raises ends the work.
+      check_seconds: See `check`.
 
     Raises:
       ClientDisconnectedError: The client has gone.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
+    timeout = None if check is None else check_seconds
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait({task, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
+            check()
         if task.done():
             return task.result()
         raise ClientDisconnectedError
@@ -89,11 +100,15 @@ class EventStreamResponse(Response):
         self._first = first
         self._events = events
         self._write_timeout = write_timeout
+        self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                await run_until_disconnect(receive, self._send_all(send))
+                sending = self._send_all(send)
+                await run_until_disconnect(
+                    receive, sending, check=self._check_progress, check_seconds=self._write_timeout / 4
+                )
             except ClientDisconnectedError:
                 _logger.debug("a client left its stream")
             except TimeoutError:
@@ -106,8 +121,6 @@ class EventStreamResponse(Response):
         try:
             async for event in self._events:
                 await self._send(send, event)
-        except TimeoutError:
-            raise
         except Exception as error:  # too late for a status: the stream says it
             if not isinstance(error, JaxisError):
                 _logger.exception("a stream failed")
@@ -115,8 +128,14 @@ class EventStreamResponse(Response):
         await self._send(send, "", more=False)
 
     async def _send(self, send: Send, event: str, *, more: bool = True) -> None:
-        async with asyncio.timeout(self._write_timeout):
-            await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": more})
+        # A timeout of its own for every event would cost as much as sending it.
+        self._sending_since = time.monotonic()
+        await send({"type": "http.response.body", "body": event.encode("utf-8"), "more_body": more})
+        self._sending_since = None
+
+    def _check_progress(self) -> None:
+        if self._sending_since is not None and time.monotonic() - self._sending_since > self._write_timeout:
+            raise TimeoutError
 
 
 def _error_event(error: Exception) -> str:

@@ -44,7 +44,7 @@ def render_chat_template(
     Args:
       template: Jinja source.
       messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts;
-        keys whose value is None are as good as absent.
+        keys whose value is None are as good as absent, but for a content of None beside tool_calls.
       tools: JSON schemas of the functions the model may call.
       add_generation_prompt: End with what opens the assistant's answer.
       continue_final_message: End inside the last message, without what closes it.
@@ -87,6 +87,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             raise RequestError(f'{where} needs a "role" that is a string, such as "user"')
         _check_content(message.get("content"), f"{where}.content")
         plain = _plain({key: value for key, value in message.items() if value is not None}, where)
+        if plain.get("tool_calls") and "content" in message:
+            plain.setdefault("content", None)  # some templates tell calls from text by it
         reasoning = next((plain[name] for name in _REASONING_NAMES if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

@@ -64,8 +64,8 @@ class IncrementalDetokenizer:
           The stop string that has been hit, or None.
         """
         if self.stop_hit is None:
-            text = self._utf8.decode(b"".join(self._bytes_of(token_id) for token_id in new_token_ids))
-            if may_stop:
+            text = self._utf8.decode(b"".join([self._bytes_of(token_id) for token_id in new_token_ids]))
+            if may_stop and self._stop:
                 self._append(text)
             else:
                 self._decided.append(text)

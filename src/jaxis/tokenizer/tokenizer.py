@@ -193,13 +193,30 @@ class Tokenizer:
           RequestError: No template, messages of the wrong form, or an error that the template raises.
         """
         return render_chat_template(
-            self._choose_template(chat_template, tools),
+            self.choose_chat_template(chat_template, tools),
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **{**self.special_tokens, **template_kwargs},
         )
+
+    def choose_chat_template(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The template that `apply_chat_template` renders with these arguments.
+
+        Raises:
+          RequestError: There is none.
+        """
+        if asked is not None:
+            return self.chat_templates.get(asked, asked)
+        if not self.chat_templates:
+            raise RequestError("this checkpoint has no chat template; pass chat_template=..., or send a plain prompt")
+        name = "tool_use" if tools is not None and "tool_use" in self.chat_templates else DEFAULT_TEMPLATE
+        if name not in self.chat_templates:
+            raise RequestError(
+                f"this checkpoint has no default chat template; choose chat_template from {sorted(self.chat_templates)}"
+            )
+        return self.chat_templates[name]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Renders a conversation (arguments as for apply_chat_template) and encodes it.
@@ -211,18 +228,6 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
-
-    def _choose_template(self, asked: str | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        if asked is not None:
-            return self.chat_templates.get(asked, asked)
-        if not self.chat_templates:
-            raise RequestError("this checkpoint has no chat template; pass chat_template=..., or send a plain prompt")
-        name = "tool_use" if tools is not None and "tool_use" in self.chat_templates else DEFAULT_TEMPLATE
-        if name not in self.chat_templates:
-            raise RequestError(
-                f"this checkpoint has no default chat template; choose chat_template from {sorted(self.chat_templates)}"
-            )
-        return self.chat_templates[name]
 
     def _find_token_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

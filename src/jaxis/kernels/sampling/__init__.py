@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from jaxis.kernels.sampling import cpu, tiles
 from jaxis.kernels.sampling.categorical import sample_categorical
 from jaxis.kernels.sampling.filters import TokenFilters
 
-__all__ = ["TokenFilters", "argmax", "logsumexp", "sample_categorical", "token_ranks", "top_tokens"]
+__all__ = ["TokenFilters", "argmax", "logsumexp", "mask_tokens", "sample_categorical", "token_ranks", "top_tokens"]
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -26,6 +27,20 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def logsumexp(logits: jax.Array) -> jax.Array:
     """The logarithm of the sum of exponentials of each row: float32 [R, V] -> [R]."""
     return (cpu if cpu.supports(logits) else tiles).logsumexp(logits)
+
+
+def mask_tokens(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """Bans the tokens whose bit is 0.
+
+    Args:
+      logits: float32 [R, V].
+      mask: int32 [R, ceil(V / 32)]; bit i % 32 of word i / 32 is token i's.
+
+    Returns:
+      float32 [R, V], -inf where banned.
+    """
+    bits = mask[:, :, None] >> jnp.arange(32, dtype=jnp.int32) & 1
+    return jnp.where(bits.reshape(mask.shape[0], -1)[:, : logits.shape[1]] != 0, logits, -jnp.inf)
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

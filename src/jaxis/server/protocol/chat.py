@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import MAX_LOGPROBS
 from jaxis.server.protocol.base import Answer, GenerationRequest, StrictModel, Usage, is_none
+from jaxis.server.protocol.structured import StructuredFields
+from jaxis.server.protocol.tools import ChatToolCall, ChatToolCallDelta, NamedToolChoice, Tool
 
 MAX_MESSAGES = 4096
 
@@ -20,27 +22,28 @@ class TextPart(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One turn. Assistant messages may come back as the server sent them."""
+    """One turn. Assistant messages may come back as the server sent them.
+
+    Attributes:
+      tool_calls: Of an assistant: the calls that it made.
+      tool_call_id: Of a tool: the call that it answers.
+      reasoning_content, reasoning: Of an assistant: its reasoning, under either of the names in use.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
 
 
-class TextFormat(StrictModel):
-    """Free text."""
-
-    type: Literal["text"]
-
-
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, StructuredFields):
     """A conversation to answer.
 
     Attributes:
@@ -54,6 +57,12 @@ class ChatCompletionRequest(GenerationRequest):
       continue_final_message: Go on with the last message in place of answering it.
       chat_template_kwargs: More variables for the chat template.
       echo: With `continue_final_message`: put the message before what is added to it.
+      tools: Functions that the model may call.
+      tool_choice: Whether it may ("auto", the default where there are tools), must ("required"), must not ("none"),
+        or which one it must call.
+      parallel_tool_calls: False keeps the first call of an answer only.
+      reasoning_effort: A variable of the chat template; refused where that does not read it.
+      include_reasoning: False leaves the reasoning out of the answer.
       modalities: Only ["text"].
     """
 
@@ -66,7 +75,11 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
-    response_format: TextFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    include_reasoning: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
 
@@ -97,6 +110,8 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
+    reasoning_content: str | None = Field(None, exclude_if=is_none)
+    tool_calls: list[ChatToolCall] | None = Field(None, exclude_if=is_none)
 
 
 class ChatChoice(BaseModel):
@@ -123,6 +138,8 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = Field(None, exclude_if=is_none)
     content: str | None = Field(None, exclude_if=is_none)
+    reasoning_content: str | None = Field(None, exclude_if=is_none)
+    tool_calls: list[ChatToolCallDelta] | None = Field(None, exclude_if=is_none)
 
 
 class ChatChunkChoice(BaseModel):

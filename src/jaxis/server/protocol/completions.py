@@ -8,12 +8,13 @@ from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import MAX_LOGPROBS
 from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, is_none
+from jaxis.server.protocol.structured import StructuredFields
 
 MAX_PROMPTS = 4096
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, StructuredFields):
     """A prompt, or a batch of them, to go on with.
 
     Attributes:

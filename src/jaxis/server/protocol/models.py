@@ -14,6 +14,7 @@ class ModelCard(BaseModel):
     Attributes:
       root: The first of its names.
       max_model_len: Most tokens of a request, prompt and answer together.
+      default_parameters: Sampling parameters of a request that leaves them out.
     """
 
     id: str
@@ -22,6 +23,7 @@ class ModelCard(BaseModel):
     owned_by: str = "jaxis"
     root: str
     max_model_len: int
+    default_parameters: dict[str, float]
 
 
 class ModelList(BaseModel):

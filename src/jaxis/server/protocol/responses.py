@@ -1,4 +1,4 @@
-"""/v1/responses: text only, and nothing is stored."""
+"""/v1/responses: text and functions only, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -7,34 +7,48 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from jaxis.sampling_params import MAX_LOGPROBS
 from jaxis.server.protocol.base import OnlyFalse, PromptTokensDetails, SamplingFields, StrictModel
-from jaxis.server.protocol.chat import MAX_MESSAGES, TextFormat
+from jaxis.server.protocol.chat import MAX_MESSAGES
+from jaxis.server.protocol.response_items import InputItem, OutputItem, chat_messages
+from jaxis.server.protocol.structured import JsonObjectFormat, TextFormat
+from jaxis.server.protocol.tools import FunctionDefinition
 
 
-class InputText(StrictModel):
-    """Text of a user, or of an answer that comes back as the server sent it."""
+class TextSchemaFormat(StrictModel):
+    """JSON that follows a schema; name, description and strict are as in `JsonSchema`."""
 
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = Field(None, max_length=0)
-    logprobs: list[Any] | None = Field(None, max_length=0)
-
-
-class InputMessage(StrictModel):
-    """One turn."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: str | None = None
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
 
 
 class TextOptions(StrictModel):
-    """Only free text."""
+    """The form of the text."""
 
-    format: TextFormat | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | TextSchemaFormat, Field(discriminator="type")] | None = None
+
+
+class ReasoningOptions(StrictModel):
+    """How much to reason: a variable of the chat template."""
+
+    effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    summary: None = None
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class NamedFunction(StrictModel):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class ResponseRequest(SamplingFields):
@@ -46,18 +60,29 @@ class ResponseRequest(SamplingFields):
       max_output_tokens: Most tokens to generate.
       metadata: Comes back with the answer.
       store: Only false has a meaning: nothing is ever stored. OpenAI's clients leave it out.
+      text: The form of the answer.
+      tools, tool_choice, parallel_tool_calls: As in a chat request.
+      reasoning: How much to reason.
+      include: Log-probabilities. Reasoning needs no encryption to be sent back: it comes as it is.
+      top_logprobs: With log-probabilities: of this many most likely tokens for each token.
       user, safety_identifier, prompt_cache_key, service_tier: Taken, and without effect.
     """
 
     model: str | None = None
     input: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
+        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
     )
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     stream: bool | None = None
     text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
@@ -72,32 +97,34 @@ class ResponseRequest(SamplingFields):
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as a chat request has it."""
-        turns = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        messages = [{"role": turn.role, "content": _text(turn.content)} for turn in turns]
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return "message.output_text.logprobs" in (self.include or [])
+
+    def chat_fields(self) -> dict[str, Any]:
+        """What a chat request has under other names, or in another form."""
+        is_text = isinstance(self.input, str)
+        messages = [{"role": "user", "content": self.input}] if is_text else chat_messages(self.input)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        return messages
-
-
-class OutputText(BaseModel):
-    """The answer's text."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] = []
-
-
-class OutputMessage(BaseModel):
-    """The model's turn."""
-
-    type: Literal["message"] = "message"
-    id: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
+        fields: dict[str, Any] = {"messages": messages, "max_completion_tokens": self.max_output_tokens}
+        if self.tools is not None:
+            functions = [tool.model_dump(exclude={"type"}, exclude_unset=True) for tool in self.tools]
+            fields["tools"] = [{"type": "function", "function": function} for function in functions]
+        choice = self.tool_choice
+        is_named = isinstance(choice, NamedFunction)
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if is_named else choice
+        if self.text is not None and self.text.format is not None:
+            form = self.text.format.model_dump(by_alias=True, exclude_unset=True)
+            if form["type"] == "json_schema":
+                form = {"type": form.pop("type"), "json_schema": form}
+            fields["response_format"] = form
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.wants_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return fields
 
 
 class OutputTokensDetails(BaseModel):
@@ -135,18 +162,16 @@ class ResponseObject(BaseModel):
     max_output_tokens: int | None = None
     metadata: dict[str, str] = {}
     model: str
-    output: list[OutputMessage] = []
+    output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: None = None
+    reasoning: ReasoningOptions = ReasoningOptions()
     store: Literal[False] = False
     temperature: float
     text: dict[str, Any] = {"format": {"type": "text"}}
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[Any] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
+    tools: list[FunctionTool] = []
+    top_logprobs: int | None = None
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
-
-
-def _text(content: str | list[InputText]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)

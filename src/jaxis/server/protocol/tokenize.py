@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from jaxis.server.protocol.base import StrictModel, TokenId
 from jaxis.server.protocol.chat import MAX_MESSAGES, ChatMessage
+from jaxis.server.protocol.tools import Tool
 
 MAX_TOKEN_IDS = 2**20
 
@@ -18,13 +19,14 @@ class TokenizeRequest(StrictModel):
     Attributes:
       prompt, messages: One of them.
       add_special_tokens: With `prompt`: add the beginning-of-sequence token; a template writes its own.
-      add_generation_prompt, continue_final_message, chat_template_kwargs: With `messages`, as in a chat request.
+      tools, add_generation_prompt, continue_final_message, chat_template_kwargs: With `messages`, as in a chat request.
       return_token_strs: Return each token's text too.
     """
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

@@ -18,6 +18,15 @@ from jaxis.server.protocol.responses import ResponseObject, ResponseRequest
 from jaxis.server.responses import ResponseRun
 from jaxis.server.sse import respond, respond_stream
 
+_SHOWN_DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 router = APIRouter(route_class=StrictJSONRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
@@ -25,31 +34,31 @@ Context = Annotated[ServerContext, Depends(get_context)]
 @router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=GENERATION_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, context: Context) -> Response:
     """Answers a conversation."""
-    return await _respond(ChatCompletion(body, context), body.stream, request, context)
+    return await _respond(ChatCompletion(body, context.model), body.stream, request, context)
 
 
 @router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Goes on with a prompt, or with each of a batch."""
-    return await _respond(Completion(body, context), body.stream, request, context)
+    return await _respond(Completion(body, context.model), body.stream, request, context)
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
     """Answers a text or a conversation; nothing is stored."""
-    return await _respond(ResponseRun(body, context), body.stream, request, context)
+    return await _respond(ResponseRun(body, context.model), body.stream, request, context)
 
 
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
 async def list_models(context: Context) -> ModelList:
     """The names under which the model is served."""
-    return ModelList(data=[_card(name, context) for name in context.config.served_model_names])
+    return ModelList(data=[_card(name, context) for name in context.model.names])
 
 
 @router.get("/v1/models/{model:path}", responses=LOOKUP_ERRORS)
 async def retrieve_model(model: str, context: Context) -> ModelCard:
     """One of them."""
-    context.check_model(model)
+    context.model.check_name(model)
     return _card(model, context)
 
 
@@ -57,9 +66,15 @@ async def _respond(
     work: ChatCompletion | Completion | ResponseRun, stream: bool | None, request: Request, context: ServerContext
 ) -> Response:
     if stream:
-        return await respond_stream(request, work.stream(), context.config.write_timeout_seconds)
-    return await respond(request, work.run())
+        return await respond_stream(request, work.stream(context), context.config.write_timeout_seconds)
+    return await respond(request, work.run(context))
 
 
 def _card(name: str, context: ServerContext) -> ModelCard:
-    return ModelCard(id=name, root=context.model_name, max_model_len=context.engine.max_model_len)
+    defaults = context.engine.default_sampling_params
+    return ModelCard(
+        id=name,
+        root=context.model.name,
+        max_model_len=context.engine.max_model_len,
+        default_parameters={parameter: getattr(defaults, parameter) for parameter in _SHOWN_DEFAULTS},
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from jaxis.errors import RequestError
-from jaxis.server.chat import message_for_template, template_arguments
+from jaxis.server.chat_prompt import messages_for_template, template_arguments
 from jaxis.server.context import ServerContext, get_context
 from jaxis.server.json_body import StrictJSONRoute
 from jaxis.server.protocol.errors import TEXT_ERRORS
@@ -21,7 +21,7 @@ Context = Annotated[ServerContext, Depends(get_context)]
 @router.post("/tokenize", response_model=TokenizeResponse, responses=TEXT_ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     """The tokens of a text or of a conversation."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
 
     def answer() -> str:
@@ -37,7 +37,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
 @router.post("/detokenize", responses=TEXT_ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeResponse:
     """The text of tokens."""
-    context.check_model(body.model)
+    context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
     text = await context.preprocess(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
@@ -46,8 +46,8 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> DetokenizeRes
 def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = [message_for_template(message, tokenizer) for message in body.messages]
-    return tokenizer.encode_chat(messages, **template_arguments(body, tokenizer))
+    arguments = template_arguments(body, tokenizer)
+    return tokenizer.encode_chat(messages_for_template(body, tokenizer, arguments), **arguments)
 
 
 def _tokenizer(context: ServerContext) -> Tokenizer:

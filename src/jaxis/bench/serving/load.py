@@ -1,0 +1,81 @@
+"""Sends requests at given times, whatever becomes of those before, or as places become free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxis.bench.serving.client import RequestResult, ServingClient
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a load brought.
+
+    Attributes:
+      results: Of each request, in the order in which they were to be sent.
+      duration_seconds: From the first request's time to the last byte.
+      cpu_seconds: Processor time of this process meanwhile.
+    """
+
+    results: list[RequestResult]
+    duration_seconds: float
+    cpu_seconds: float
+
+
+async def run_load(
+    client: ServingClient,
+    bodies: Sequence[bytes],
+    arrivals: Sequence[float],
+    *,
+    max_concurrency: int | None = None,
+    progress: Callable[[int, int], None] = lambda finished, tokens: None,
+) -> LoadResult:
+    """Sends each body at its time.
+
+    With `max_concurrency`, one that finds no place waits for it. If it has a time of its own, that counts from there;
+    if all are due at once, there is no such time, and each is due when it gets its place.
+
+    Args:
+      client: Sends them.
+      bodies: From `ServingClient.encode`.
+      arrivals: Seconds from the start, rising.
+      max_concurrency: Most requests at once; None is no limit.
+      progress: Called with the requests that have ended and the tokens that they brought.
+    """
+    places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    closed_loop = max_concurrency is not None and not any(arrivals)
+    num_ended = num_tokens = 0
+    start_cpu, start = time.process_time(), time.perf_counter()
+
+    async def run_one(body: bytes, due: float) -> RequestResult:
+        nonlocal num_ended, num_tokens
+        async with places:
+            result = await client.send(body, time.perf_counter() if closed_loop else due)
+        num_ended += 1
+        num_tokens += result.num_output_tokens or 0
+        progress(num_ended, num_tokens)
+        return result
+
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for body, arrival in zip(bodies, arrivals, strict=True):
+            due = start + arrival
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(group.create_task(run_one(body, due)))
+    results = [task.result() for task in tasks]
+    end = max((result.end_time for result in results), default=start)
+    return LoadResult(results, end - start, time.process_time() - start_cpu)
+
+
+def allow_many_connections() -> None:
+    """Raises this process's limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,107 @@
+"""A form that begins after the model's reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxis.engine.request_sampling import pack_token_ids
+from jaxis.engine.structured_output import CompiledGrammar, GrammarMatcher
+
+
+@dataclass(frozen=True)
+class ReasoningTokens:
+    """How reasoning stands in a completion.
+
+    Attributes:
+      opened: The completion begins inside it.
+      opening: If it is not opened: the token that opens it, as the first one; None if there is no reasoning then.
+      closings: Sequences of tokens, each of which ends it.
+      gap: Tokens of white space, one of which may stand between reasoning and form.
+    """
+
+    opened: bool
+    opening: int | None
+    closings: Sequence[Sequence[int]]
+    gap: Collection[int] = ()
+
+
+class DelayedGrammar:
+    """A compiled form that holds for what follows the reasoning.
+
+    Args:
+      grammar: The form.
+      reasoning: How to tell what comes before it.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, reasoning: ReasoningTokens) -> None:
+        self._grammar = grammar
+        self._reasoning = reasoning
+
+    def new_matcher(self, stop_token_ids: Collection[int] = ()) -> DelayedMatcher:
+        """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
+        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._reasoning)
+
+
+Grammar = CompiledGrammar | DelayedGrammar
+
+
+class DelayedMatcher:
+    """Where one completion stands: in its reasoning, or in its form. Used as `GrammarMatcher` is.
+
+    A completion cannot end in its reasoning, but at its longest.
+    """
+
+    def __init__(self, form: GrammarMatcher, reasoning: ReasoningTokens) -> None:
+        self._form = form
+        self._reasoning = reasoning
+        self._num_followed = 0
+        self._form_begins: int | None = None  # at this token; None while it has not begun
+        self._in_reasoning = reasoning.opened
+        self._free = form.free_mask
+        vocab_size = 32 * len(self._free)
+        self._gap = pack_token_ids(reasoning.gap, vocab_size)
+        self._opening = pack_token_ids([] if reasoning.opening is None else [reasoning.opening], vocab_size)
+
+    @property
+    def error(self) -> str | None:
+        """Why the form cannot be followed any further; None while it can."""
+        return self._form.error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the form is at its end, and nothing can follow."""
+        return self._form_begins is not None and self._form.is_complete
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+        while self._form_begins is None and self._num_followed < len(output_token_ids):
+            token_id = output_token_ids[self._num_followed]
+            self._num_followed += 1
+            if self._in_reasoning:
+                self._in_reasoning = not self._is_closed(output_token_ids)
+            elif self._num_followed == 1 and token_id == self._reasoning.opening:
+                self._in_reasoning = True
+            elif self._num_followed > 1 and token_id in self._reasoning.gap:
+                self._form_begins = self._num_followed
+            else:
+                self._form_begins = self._num_followed - 1
+        if self._form_begins is not None:
+            self._form.follow(output_token_ids[self._form_begins :])
+
+    def token_mask(self) -> np.ndarray:
+        """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
+        if self._in_reasoning:
+            return self._free
+        if self._form_begins is not None:
+            return self._form.token_mask()
+        return self._form.token_mask() | (self._gap if self._num_followed else self._opening)
+
+    def _is_closed(self, token_ids: Sequence[int]) -> bool:
+        end = self._num_followed
+        return any(
+            end >= len(closing) and list(token_ids[end - len(closing) : end]) == list(closing)
+            for closing in self._reasoning.closings
+        )

@@ -1,0 +1,131 @@
+"""From a form, as a request gives it, to a grammar in llguidance's terms."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from jaxis.errors import RequestError
+from jaxis.structured_outputs import StructuredOutputs
+
+# One space, or a new line with its indentation: both spellings of JSON that models know. What is unbounded, a small
+# model may fill with nothing else.
+JSON_WHITESPACE = r" |\n[ \t]{0,40}"
+# Numbers that are a multiple of N take an automaton of N states; several such constraints multiply.
+MAX_MULTIPLE_OF = 100_000
+_MAX_MULTIPLE_OF_EXPONENT = 15
+_JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": JSON_WHITESPACE}
+# A mask holds every token that can go on, not only the one that the tokenizer would take where the text is certain: its
+# normalizer may spell another text. Stands at the end, where it moves no line that an error may name.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_EMBEDDED_SCHEMA = re.compile(r"%json\s*")
+
+
+def grammar_source(spec: StructuredOutputs) -> str:
+    """The form as a grammar in llguidance's dialect of Lark, which compiling may still find invalid.
+
+    Raises:
+      RequestError: It asks for what is not supported.
+    """
+    if spec.kind == "json_schema":
+        schema = json.loads(spec.source, parse_float=Decimal)
+        if "x-guidance" in schema:
+            raise RequestError("structured_outputs.json_schema has x-guidance, which is not supported: leave it out")
+        _check_schema(schema, "structured_outputs.json_schema")
+        source = _json_grammar(spec.source)
+    elif spec.kind == "json_object":
+        source = _json_grammar('{"type":"object"}')
+    elif spec.kind == "regex":
+        source = _regex_grammar(spec.source)
+    elif spec.kind == "choice":
+        source = _regex_grammar("|".join(f"(?:{_escape(text)})" for text in json.loads(spec.source)))
+    else:
+        source = _lark_grammar(spec.source)
+    return LLMatcher.grammar_from_lark(source + _NO_FORCING)
+
+
+def _json_grammar(schema: str) -> str:
+    """The schema's text as it is, but for llguidance's options in it: numbers lose no digits."""
+    separator = "," if schema != "{}" else ""
+    return f'start: %json {{"x-guidance":{json.dumps(_JSON_OPTIONS)}{separator}{schema[1:]}'
+
+
+def _regex_grammar(regex: str) -> str:
+    return f"start: /{regex_to_lark(regex)}/"
+
+
+def _lark_grammar(text: str) -> str:
+    for match in _EMBEDDED_SCHEMA.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder(parse_float=Decimal).raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            line = text.count("\n", 0, match.start()) + 1
+            raise RequestError(
+                f"structured_outputs.grammar, line {line}: %json must be followed by a schema in JSON"
+            ) from None
+        _check_schema(schema, "structured_outputs.grammar")
+    if "::=" not in text:
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        raise RequestError(f"structured_outputs.grammar is not valid EBNF: {' '.join(str(error).split())}") from None
+
+
+def _escape(text: str) -> str:
+    """A regular expression for just this text."""
+    return "".join(c if c.isalnum() or ord(c) > 0x7F else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _check_schema(schema: Any, name: str) -> None:
+    """Refuses what compiles, but would take hours or hold for the tokens only and not for the value they spell."""
+    multiples = []
+    for subschema in _objects(schema):
+        multiple = subschema.get("multipleOf")
+        if _is_number(multiple):
+            multiples.append(Decimal(multiple))
+        required = subschema.get("required", [])
+        num_required = len(required) if isinstance(required, list) else 0
+        # The names of properties that the schema does not know may repeat, and a parser keeps one of them.
+        if _is_number(subschema.get("minProperties")) and subschema["minProperties"] > num_required + 1:
+            raise RequestError(
+                f"{name}: minProperties={subschema['minProperties']} is not supported beyond the required properties "
+                "and one more: name them in required"
+            )
+    if multiples and not _is_small_multiple(multiples):
+        raise RequestError(
+            f"{name}: multipleOf is supported where the least common multiple of all its values has at most "
+            f"{len(str(MAX_MULTIPLE_OF)) - 1} digits"
+        )
+
+
+def _is_small_multiple(multiples: list[Decimal]) -> bool:
+    exponents = [multiple.as_tuple().exponent for multiple in multiples]
+    if max(abs(m.adjusted()) for m in multiples) > _MAX_MULTIPLE_OF_EXPONENT:
+        return False
+    if min(exponents) < -_MAX_MULTIPLE_OF_EXPONENT:
+        return False
+    scale = 10 ** max(0, -min(exponents))
+    return math.lcm(*(int(multiple * scale) for multiple in multiples)) <= MAX_MULTIPLE_OF
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            yield value
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)

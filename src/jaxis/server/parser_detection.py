@@ -1,0 +1,55 @@
+"""Which formats a model writes its calls and its reasoning in, by what its chat template has of them."""
+
+# ruff: noqa: RUF001 (the bars are DeepSeek's)
+
+from __future__ import annotations
+
+# What stands in a template -> tool parser; the first that is there counts.
+_TOOL_MARKS = (
+    ("<|tool_call_begin|>", "kimi_k2"),
+    ("｜DSML｜", "deepseek_v32"),
+    ("<｜tool▁call▁begin｜>", "deepseek_v3"),
+    ("<|channel|>", "openai"),
+    ("<arg_key>", "glm45"),
+    ("<function=", "qwen3_coder"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_call|>", "phi4_mini_json"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+    ("<|/tool|>", "phi4_mini_json"),
+)
+_REASONING_MARKS = (
+    ("<|channel|>", "openai_gptoss"),
+    ("[THINK]", "mistral"),
+    ("</think>", "deepseek_r1"),
+)
+# Templates of some checkpoints say nothing of what their models write.
+_BY_MODEL_TYPE = {
+    "gpt_oss": ("openai", "openai_gptoss"),
+    "kimi_k2": ("kimi_k2", None),
+    "llama4": ("llama3_json", None),
+}
+
+
+def detect_parsers(chat_template: str | None, model_type: str | None = None) -> tuple[str | None, str | None]:
+    """Names of the tool parser and of the reasoning parser that a model needs.
+
+    Args:
+      chat_template: Its Jinja source; where it has none, the model knows neither tools nor reasoning.
+      model_type: Its configuration's, for what the template does not say.
+
+    Returns:
+      For `get_tool_parser` and `get_reasoning_parser`; None where the model has no such format, or one that is not
+      known here.
+    """
+    if not chat_template:
+        return None, None
+    by_type = _BY_MODEL_TYPE.get(model_type or "", (None, None))
+    tool = next((name for mark, name in _TOOL_MARKS if mark in chat_template), by_type[0])
+    reasoning = next((name for mark, name in _REASONING_MARKS if mark in chat_template), by_type[1])
+    if reasoning == "deepseek_r1":
+        reasoning = {"glm45": "glm45", "hermes": "qwen3", "kimi_k2": "kimi_k2", "qwen3_coder": "qwen3"}.get(
+            tool or "", reasoning
+        )
+    return tool, reasoning

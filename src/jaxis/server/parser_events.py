@@ -1,0 +1,121 @@
+"""What the tool and reasoning parsers make of a model's text: a sequence of events.
+
+The same text gives the same events however it was cut, but for the cuts between deltas of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+# A malformed call's text is given back as content. An unfinished one was cut by the end of the text.
+ToolCallStatus = Literal["complete", "unfinished", "malformed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of the reasoning that comes before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins.
+
+    Attributes:
+      index: 0 for the answer's first call, and so on.
+      id: By which the tool's answer names the call.
+      name: The function's.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArgumentsDelta:
+    """More of a call's arguments. All deltas of a complete call make the text of one JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """A call that began has ended, or its text has."""
+
+    index: int
+    status: ToolCallStatus
+
+
+Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArgumentsDelta | ToolCallEnd
+
+
+@dataclass
+class ToolCall:
+    """A call with all of its arguments; those of an unfinished one are the beginning of a JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    status: ToolCallStatus = "unfinished"
+
+
+@dataclass
+class ParsedOutput:
+    """What a model's whole text says.
+
+    Attributes:
+      content: The answer; may be empty.
+      reasoning: May be empty.
+      tool_calls: Complete ones, and at most one unfinished at the end.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def collect(events: Iterable[Event]) -> ParsedOutput:
+    """Adds up all events of one answer."""
+    output = ParsedOutput()
+    calls: dict[int, ToolCall] = {}
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                output.content += text
+            case ReasoningDelta(text):
+                output.reasoning += text
+            case ToolCallStart(index, call_id, name):
+                calls[index] = ToolCall(call_id, name)
+            case ToolCallArgumentsDelta(index, text):
+                calls[index].arguments += text
+            case ToolCallEnd(index, status):
+                calls[index].status = status
+    output.tool_calls = [call for call in calls.values() if call.status != "malformed"]
+    return output
+
+
+def merge_deltas(events: Iterable[Event]) -> list[Event]:
+    """The events with neighbouring deltas of one kind as one."""
+    merged: list[Event] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        match last, event:
+            case (ContentDelta(a), ContentDelta(b)) | (ReasoningDelta(a), ReasoningDelta(b)):
+                merged[-1] = type(event)(a + b)
+            case ToolCallArgumentsDelta(i, a), ToolCallArgumentsDelta(j, b) if i == j:
+                merged[-1] = ToolCallArgumentsDelta(i, a + b)
+            case _:
+                merged.append(event)
+    return merged

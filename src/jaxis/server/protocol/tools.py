@@ -1,0 +1,77 @@
+"""Functions that a model may call, and its calls, as the chat endpoint writes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from jaxis.server.protocol.base import StrictModel, is_none
+
+
+class FunctionDefinition(StrictModel):
+    """A function.
+
+    Attributes:
+      name: Letters, digits, `_`, `-` and `.`; at most 64.
+      parameters: JSON schema of an object with the arguments; None is a function without.
+      strict: Taken, and without effect: with tool_choice "required" or a named function arguments always follow the
+        schema, with "auto" they are the model's.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """A tool; there are only functions."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(StrictModel):
+    """Which function to call."""
+
+    name: str
+
+
+class NamedToolChoice(StrictModel):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class FunctionCall(StrictModel):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(StrictModel):
+    """A call. `index` is what clients keep of a streamed one; it says nothing."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = Field(None, exclude_if=is_none)
+
+
+class FunctionCallDelta(BaseModel):
+    """The name comes with the call's first chunk; the arguments of all chunks add up."""
+
+    name: str | None = Field(None, exclude_if=is_none)
+    arguments: str | None = Field(None, exclude_if=is_none)
+
+
+class ChatToolCallDelta(BaseModel):
+    """What a chunk adds to the call with this index; the first chunk has its id and name."""
+
+    index: int
+    id: str | None = Field(None, exclude_if=is_none)
+    type: Literal["function"] | None = Field(None, exclude_if=is_none)
+    function: FunctionCallDelta

@@ -1,0 +1,67 @@
+"""A form that begins after the reasoning: which tokens are permitted where."""
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxis import StructuredOutputs
+from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.tokenizer import Tokenizer
+
+EOS, OPEN, CLOSE, NEWLINE, A, B, FIRST, SECOND = range(8)
+TOKENS = ["<eos>", "<think>", "</think>", "\n", "a", "b", "<first>", "<second>"]
+
+
+@pytest.fixture(scope="module")
+def form():
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({token: i for i, token in enumerate(TOKENS)}, []))
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens([token for token in TOKENS if token.startswith("<")])
+    compiler = GrammarCompiler(Tokenizer(backend), 40, [EOS])  # a vocabulary padded to 40
+    return compiler.compile(StructuredOutputs(regex="ab"))
+
+
+def permitted(form, reasoning, *token_ids):
+    """What may come after these tokens, and whether the completion is complete; the same followed one by one."""
+    at_once = DelayedGrammar(form, reasoning).new_matcher()
+    at_once.follow(token_ids)
+    one_by_one = DelayedGrammar(form, reasoning).new_matcher()
+    for count in range(len(token_ids) + 1):
+        one_by_one.follow(token_ids[:count])
+        mask = one_by_one.token_mask()
+    assert np.array_equal(mask, at_once.token_mask())
+    assert at_once.is_complete == one_by_one.is_complete
+    assert at_once.error is None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return {int(i) for i in np.flatnonzero(bits)}, at_once.is_complete
+
+
+def test_reasoning_that_the_prompt_opened(form):
+    reasoning = ReasoningTokens(True, None, [[CLOSE]], [NEWLINE])
+    free = set(range(40)) - {EOS}
+    assert permitted(form, reasoning) == (free, False)
+    assert permitted(form, reasoning, B, B, NEWLINE) == (free, False)
+    assert permitted(form, reasoning, B, CLOSE) == ({NEWLINE, A}, False)
+    assert permitted(form, reasoning, B, CLOSE, NEWLINE) == ({A}, False)
+    assert permitted(form, reasoning, B, CLOSE, NEWLINE, A) == ({B}, False)
+    assert permitted(form, reasoning, B, CLOSE, A) == ({B}, False)
+    assert permitted(form, reasoning, B, CLOSE, A, B)[1]
+
+
+def test_reasoning_that_the_model_may_open(form):
+    reasoning = ReasoningTokens(False, OPEN, [[CLOSE]], [NEWLINE])
+    assert permitted(form, reasoning) == ({OPEN, A}, False)
+    assert permitted(form, reasoning, A) == ({B}, False)
+    assert permitted(form, reasoning, A, B)[1]
+    assert permitted(form, reasoning, OPEN)[0] == set(range(40)) - {EOS}
+    assert permitted(form, reasoning, OPEN, A, CLOSE) == ({NEWLINE, A}, False)
+    assert permitted(form, reasoning, OPEN, A, CLOSE, NEWLINE, A) == ({B}, False)
+
+
+def test_a_closing_of_several_tokens(form):
+    reasoning = ReasoningTokens(True, None, [[FIRST, SECOND], [CLOSE, FIRST]])
+    for before in ([FIRST], [FIRST, A, SECOND], [SECOND, FIRST], [CLOSE], [FIRST, FIRST]):
+        assert permitted(form, reasoning, *before)[0] == set(range(40)) - {EOS}
+    for before in ([FIRST, SECOND], [FIRST, FIRST, SECOND], [A, CLOSE, FIRST]):
+        assert permitted(form, reasoning, *before)[0] == {A}

@@ -1,0 +1,72 @@
+"""A model that says what it is told to, behind the server."""
+
+import contextlib
+
+import openai
+import tokenizers
+from starlette.testclient import TestClient
+
+from jaxis import SamplingParams
+from jaxis.engine.async_engine import EngineStats
+from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.server.app import create_app
+from jaxis.server.config import ServerConfig
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.config import TokenizerConfig
+
+TEMPLATE = """
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for message in messages %}[{{ message.role }}]
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- if message.tool_call_id %}(for {{ message.tool_call_id }}){% endif %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}{% endif %}
+"""
+
+
+class ScriptedEngine:
+    """Says one text, a few characters a step, whatever it is asked."""
+
+    def __init__(self, template=TEMPLATE):
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
+        backend.decoder = tokenizers.decoders.Fuse()
+        self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
+        self.default_sampling_params = SamplingParams(max_tokens=None)
+        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, [])
+        self.max_model_len, self.model_type = 1000, None
+        self.is_accepting = self.is_making_progress = True
+        self.text, self.finish_reason, self.piece = "", "stop", 3
+        self.prompt = self.params = self.grammar = None
+
+    def start(self):
+        pass
+
+    async def shutdown(self):
+        pass
+
+    def stats(self):
+        return EngineStats()
+
+    def reserve(self, num_sequences):
+        return contextlib.nullcontext()
+
+    async def generate(self, prompt, params, request_id, *, final_only=False, grammar=None, **_):
+        self.prompt, self.params, self.grammar = prompt.text, params, grammar
+        size = max(1, len(self.text)) if final_only else self.piece
+        pieces = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
+        for number, piece in enumerate(pieces, 1):
+            last = number == len(pieces)
+            completions = [
+                CompletionOutput(index, piece, [0], finish_reason=self.finish_reason if last else None)
+                for index in range(params.n)
+            ]
+            yield RequestOutput(request_id, prompt.text, [0], None, completions, last)
+
+
+@contextlib.contextmanager
+def connected(engine, **settings):
+    """An `openai` client of a server over an engine."""
+    app = create_app(engine, ServerConfig(**settings))
+    with TestClient(app, base_url="http://testserver") as http:
+        yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
