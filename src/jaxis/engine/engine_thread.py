@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
 
 COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
+MAX_FAILED_STEPS = 3  # one after another: the engine is at fault then, not a request
 # What a step brought, for each stream that it concerns.
 Outbox = list[tuple[OutputStream, RequestOutput | Exception]]
 _logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class EngineThread:
         self._fail = fail
         self.stats = EngineStats()
         self._busy_since: float | None = None  # when it took up what it is doing
+        self._num_failed_steps = 0  # since the last one that did not
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trackers: dict[str, DeltaTracker] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
@@ -118,10 +120,12 @@ class EngineThread:
     def is_making_progress(self, stall_seconds: float) -> bool:
         """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one.
 
+        Not if one step after another fails either.
+
         Args:
           stall_seconds: How long a step may take.
         """
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
             return False
         since, limit = self._busy_since, stall_seconds
         if since is None:
@@ -195,7 +199,9 @@ class EngineThread:
     def _step(self) -> Outbox:
         try:
             states = self._engine.step()
+            self._num_failed_steps = 0
         except EngineError:
+            self._num_failed_steps += 1
             _logger.exception("a step failed")
             states = [tracker.state for tracker in self._trackers.values() if tracker.state.error is not None]
         outbox: Outbox = []
