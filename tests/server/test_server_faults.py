@@ -1,12 +1,15 @@
 """When something inside breaks: every client is told, in an error object, and the server goes on."""
 
+import contextlib
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from jaxis.engine.programs import ProgramCache
 from jaxis.errors import EngineError
 
 ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
@@ -72,6 +75,29 @@ def test_a_stall_fails_health_and_recovery_mends_it(serve, built_engine, monkeyp
         while http.get("/health").status_code != 200:
             assert time.monotonic() < deadline
         server.wait_until_idle()
+
+
+def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
+    server = serve(stall_seconds=0.1)
+    runner = built_engine.engine.runner
+    compiling = threading.Event()
+
+    def compile_slowly(key):
+        compiling.set()
+        time.sleep(0.3)
+        return runner._compile(key)
+
+    programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "_programs", programs)
+    with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor() as pool:
+        answer = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert compiling.wait(10)
+        time.sleep(0.2)
+        assert not answer.done()
+        assert http.get("/health").status_code == 200
+        assert answer.result().status_code == 200
+    assert runner.last_compile_wait.ended - runner.last_compile_wait.started > 0
+    programs.close()
 
 
 def _raise(*_, **__):
