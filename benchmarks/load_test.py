@@ -123,19 +123,15 @@ async def load_test(url: str, arguments: argparse.Namespace) -> bool:
     mix = request_mix()
     expected = await idle_answers(url, mix)
     samples: list[Sample] = []
+    outcomes = Outcomes()
+    load = {"num_clients": arguments.clients, "leave_share": arguments.leave, "outcomes": outcomes}
     start = time.monotonic()
+    # Programs compile for every size of a step, and memory grows with them.
+    await run_clients(url, mix, expected, seconds=arguments.warmup, seed=arguments.seed, **load)
     sampling = asyncio.create_task(sample_server(url, samples))
-    outcomes = await run_clients(
-        url,
-        mix,
-        expected,
-        num_clients=arguments.clients,
-        seconds=arguments.seconds,
-        leave_share=arguments.leave,
-        seed=arguments.seed,
-    )
-    seconds = time.monotonic() - start
+    await run_clients(url, mix, expected, seconds=arguments.seconds, seed=arguments.seed + 1, **load)
     sampling.cancel()
+    seconds = time.monotonic() - start
     metrics = await check_idle(url, outcomes)
     await check_answers(url, mix, expected, outcomes)
     growth = memory_growth(samples)
@@ -154,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200, help="how many ask at once")
     parser.add_argument("--seconds", type=float, default=300.0, help="for how long")
+    parser.add_argument("--warmup", type=float, default=30.0, help="seconds of load before memory is watched")
     parser.add_argument("--leave", type=float, default=0.25, help="share of requests whose client loses patience")
     parser.add_argument("--max-growth", type=float, default=0.05, help="of memory, after a quarter of the time")
     parser.add_argument("--seed", type=int, default=0)

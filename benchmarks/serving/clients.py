@@ -69,7 +69,8 @@ async def run_clients(
     seconds: float,
     leave_share: float,
     seed: int,
-) -> Outcomes:
+    outcomes: Outcomes,
+) -> None:
     """Has clients ask one request after another, half of them streamed, for a while.
 
     Args:
@@ -80,8 +81,8 @@ async def run_clients(
       seconds: For how long; what runs then may end.
       leave_share: Share of the requests whose client disconnects before the end.
       seed: Of what is random.
+      outcomes: Takes in what becomes of the requests.
     """
-    outcomes = Outcomes()
     deadline = time.monotonic() + seconds
 
     async def run_client(number: int) -> None:
@@ -96,7 +97,6 @@ async def run_clients(
     async with asyncio.TaskGroup() as group:
         for number in range(num_clients):
             group.create_task(run_client(number))
-    return outcomes
 
 
 async def _ask_once(

@@ -26,7 +26,7 @@ def mix():
 
 def test_all_is_well(url, mix, monkeypatch, capsys):
     monkeypatch.setattr("load_test.request_mix", lambda: mix)
-    arguments = argparse.Namespace(clients=10, seconds=4.0, leave=0.3, max_growth=0.05, seed=0)
+    arguments = argparse.Namespace(clients=10, warmup=1.0, seconds=3.0, leave=0.3, max_growth=0.05, seed=0)
     assert asyncio.run(load_test(url, arguments)), capsys.readouterr().out
     report = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines() if ":" in line)
     assert int(report["right"].split()[0]) >= 10
@@ -41,8 +41,9 @@ def test_a_wrong_answer_and_a_failure_are_violations(url, mix):
     expected = asyncio.run(idle_answers(url, [item]))
     expected[item.name]["choices"][0]["logprobs"]["content"][1]["logprob"] -= 1e-6
     expected["bad"] = {}
-    load = {"num_clients": 2, "seconds": 0.3, "leave_share": 0.0, "seed": 0}
-    outcomes = asyncio.run(run_clients(url, [item, bad], expected, **load))
+    outcomes = Outcomes()
+    load = {"num_clients": 2, "seconds": 0.3, "leave_share": 0.0, "seed": 0, "outcomes": outcomes}
+    asyncio.run(run_clients(url, [item, bad], expected, **load))
     assert set(outcomes.counts) == {"wrong", "failed"}
     assert outcomes.num_violations == outcomes.counts.total()
     assert any("choice 0, logprobs" in text for text in outcomes.violations)

@@ -26,6 +26,7 @@ class FakeEngine:
     last_compile_wait = None
 
     def __init__(self):
+        self.grammar_compiler = None
         self.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),

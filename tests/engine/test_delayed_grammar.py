@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 
 from jaxis import StructuredOutputs
-from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens, ReasoningTracker
 from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.tokenizer import Tokenizer
 
@@ -65,3 +65,23 @@ def test_a_closing_of_several_tokens(form):
         assert permitted(form, reasoning, *before)[0] == set(range(40)) - {EOS}
     for before in ([FIRST, SECOND], [FIRST, FIRST, SECOND], [A, CLOSE, FIRST]):
         assert permitted(form, reasoning, *before)[0] == {A}
+
+
+@pytest.mark.parametrize(
+    ("opened", "token_ids", "expected"),
+    [
+        (True, [A, B, CLOSE, A, A], 3),
+        (True, [A, B], 2),
+        (False, [OPEN, A, CLOSE, OPEN, B], 3),
+        (False, [OPEN], 1),
+        (False, [A, OPEN, B, CLOSE], 0),
+        (False, [], 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(opened, token_ids, expected):
+    reasoning = ReasoningTokens(opened, None if opened else OPEN, [[CLOSE]])
+    at_once, one_by_one = ReasoningTracker(reasoning), ReasoningTracker(reasoning)
+    at_once.follow(token_ids)
+    for count in range(len(token_ids) + 1):
+        one_by_one.follow(token_ids[:count])
+    assert (at_once.num_tokens, one_by_one.num_tokens) == (expected, expected)

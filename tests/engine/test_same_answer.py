@@ -72,8 +72,8 @@ def test_alone_or_among_32_mixed_requests(llm, start_llm):
     alone = run_alone(llm, MIXED)
     with start_llm(max_num_seqs=32) as batching:
         runner = batching._engine.runner
-        dispatch, batch_sizes = runner.dispatch, []
-        runner.dispatch = lambda output, *rest: (batch_sizes.append(len(output.scheduled)), dispatch(output, *rest))[1]
+        forward, batch_sizes = runner.forward, []
+        runner.forward = lambda output: (batch_sizes.append(len(output.scheduled)), forward(output))[1]
         together = run(batching, MIXED)
     assert max(batch_sizes) == 32
     assert tokens(together) == tokens(alone)

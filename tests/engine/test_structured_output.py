@@ -126,12 +126,19 @@ def test_masks_hold_the_tokens_that_can_go_on_and_the_end_where_it_may_be(compil
             },
             ["{}", '{"n_a": 1}', '{"n_a": "1"}', '{"x": 1}', '{"n_a": 1, "n_b": 2}', '{"n_a": 1, "n_b": 2, "n_c": 3}'],
         ),
+        # The order of keys is the order in which a schema's parts are put together, here too.
+        (
+            {"allOf": [{"items": [{"type": "integer"}, {"type": "string"}]}], "additionalItems": {"type": "boolean"}}
+            | {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "integer"}]},
+            ["[1, true]", '[1, "hello"]', "[1]", "[true]"],
+        ),
         ({"type": "integer", "multipleOf": 7, "exclusiveMinimum": 0}, ["7", "49", "8", "-7", "0", "7777"]),
         ({"type": "string", "format": "date"}, ['"2024-02-29"', '"2024-13-01"', '"24-01-01"', '"today"']),
     ],
 )
 def test_a_schema_accepts_what_jsonschema_accepts(compiler, tokenizer, schema, texts):
-    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    validator = validator_class(schema, format_checker=jsonschema.FormatChecker())
     spec = StructuredOutputs(json_schema=schema)
     verdicts = []
     for text in texts:
@@ -177,6 +184,7 @@ def test_grammars(compiler, tokenizer, grammar):
         ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text has this form"),
         ({"json_schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "minLength"),
         ({"json_schema": {"type": "object", "minProperties": 2}}, "minProperties=2 is not supported"),
+        ({"json_schema": {"$id": "http://localhost/a", "$ref": "b.json"}}, "beside an [$]id"),
         ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, "x-guidance"),
         ({"json_schema": {"type": "integer", "multipleOf": 99_999_989}}, "least common multiple"),
         ({"json_schema": {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}}, "least common"),

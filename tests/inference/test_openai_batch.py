@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jaxis import SamplingParams
+from jaxis import LLM, SamplingParams
 from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import RequestError
-from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, BatchTask
+from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, RESPONSES_URL, BatchTask
 from jaxis.inference.run import MemorySink, run
 from jaxis.inference.source import ListSource, Row
 from jaxis.progress import ProgressDisplay
@@ -120,3 +120,27 @@ def test_a_request_that_fails_has_its_error_and_the_others_their_answers(batchin
     ):
         assert named in line["error"]["message"]
         assert line["response"]["body"]["error"]["type"] == "invalid_request_error"
+
+
+def test_forms_tools_and_responses_as_the_server_has_them():
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    messages = [{"role": "user", "content": "Hi"}]
+    demanded = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with LLM(show_progress=False, max_num_seqs=4, kv_cache_memory="8MiB") as llm:
+        formed, called, answered, refused = responses(
+            llm,
+            {"url": CHAT_URL, "body": {"messages": messages, "response_format": form, "max_tokens": 300}},
+            {"url": CHAT_URL, "body": {"messages": messages, **demanded, "max_tokens": 300}},
+            {"url": RESPONSES_URL, "body": {"input": "What is the capital of France?"}},
+            {"url": CHAT_URL, "body": {"messages": messages, "structured_outputs": {"regex": "("}}},
+        )
+    [choice] = formed["response"]["body"]["choices"]
+    assert json.loads(choice["message"]["content"])["n"] in (1, 2)
+    [choice] = called["response"]["body"]["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "pick")
+    assert json.loads(call["function"]["arguments"])["n"] in (1, 2)
+    assert "Paris" in answered["response"]["body"]["output"][0]["content"][0]["text"]
+    assert "structured_outputs" in refused["error"]["message"]

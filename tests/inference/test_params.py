@@ -79,7 +79,7 @@ def test_generation_fields_that_cannot_be_honoured_are_named(values, named):
     [
         ({"adapter_model": "x"}, "model.adapter_model"),
         ({"adapter_trainable": True}, "model.adapter_trainable"),
-        ({"tool_call_parser": "hermes"}, "model.tool_call_parser"),
+        ({"tool_call_parser": "telepathy"}, "model.tool_call_parser"),
         ({"chat_template_kwargs": ["x"]}, "model.chat_template_kwargs"),
         ({"tokenizer_name": "other"}, "model.tokenizer_name"),
         ({"tokenizer_kwargs": {"use_fast": True}}, "model.tokenizer_kwargs"),

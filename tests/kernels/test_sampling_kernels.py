@@ -12,7 +12,7 @@ from scipy.special import logsumexp as scipy_logsumexp
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from jaxis.kernels import native
-from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, token_ranks, top_tokens
+from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, mask_tokens, token_ranks, top_tokens
 from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.filters import weigh_tokens
 
@@ -204,6 +204,17 @@ def test_ranks_count_the_tokens_above(vocab_size):
     np.testing.assert_array_equal(
         token_ranks(jnp.asarray(logits), jnp.asarray(chosen)), 1 + (logits > chosen[:, None]).sum(-1)
     )
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_masks_ban_the_tokens_whose_bit_is_zero(vocab_size):
+    logits = random_logits(3, vocab_size)
+    permitted = np.random.default_rng(1).random((3, vocab_size)) < 0.3
+    permitted[2] = True
+    bits = np.pad(permitted, ((0, 0), (0, -vocab_size % 32)), constant_values=True)
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    masked = mask_tokens(jnp.asarray(logits), jnp.asarray(words))
+    np.testing.assert_array_equal(masked, np.where(permitted, logits, -np.inf))
 
 
 def test_tokens_as_likely_as_the_last_one_kept_are_kept():

@@ -49,7 +49,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, expression, seconds=10.0):
+    def wait_for(self, expression, seconds=20.0):
         """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

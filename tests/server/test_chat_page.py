@@ -127,6 +127,10 @@ def test_settings_reach_the_server(page, server):
     page.click("#save-settings")
     assert page.text("#settings-error") == "Top p must be a number from 0 to 1."
     page.type("#parameter-top_p", "0.9")
+    page.type("#parameter-seed", "1.5")
+    page.click("#save-settings")
+    assert page.text("#settings-error") == "Seed must be a whole number."
+    page.type("#parameter-seed", "11")
     for wrong, fault in (("{", "not JSON"), ("[]", "an object"), ('{"n": 2}', "sets n itself")):
         page.type("#extra", wrong)
         page.click("#save-settings")

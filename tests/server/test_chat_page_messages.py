@@ -254,7 +254,7 @@ def test_conversations_are_renamed_deleted_exported_and_imported(page, api, brow
     assert contents(page) == ["Second question", "2"]
     for wrong in ("{", "[]", '{"messages": [{"role": "robot"}]}', '{"messages": [{"role": "user", "content": 5}]}'):
         pick_file(page, wrong)
-        page.wait_for("document.querySelector('.toast').innerText.startsWith('chats.json: ')")
+        page.wait_for("document.querySelector('.toast')?.innerText.startsWith('chats.json: ')")
         page.evaluate("document.querySelector('.toast').remove()")
     assert page.evaluate("document.querySelectorAll('#conversations li').length") == 3
 

@@ -32,7 +32,7 @@ WEATHER = FunctionTool(
     },
 )
 TIME = FunctionTool("now")
-JUMBLES = int(os.environ.get("JUMBLES", "60"))
+JUMBLES = int(os.environ.get("JUMBLES", "40"))
 TOOLS = (WEATHER, TIME)
 ARGUMENTS = {
     "city": 'Köln "a\\b"\n  <b>日本</b> 😀\n{"x": [',
@@ -71,7 +71,7 @@ def assert_same_at_every_cut(form, text, prompt=""):
     whole = summary(parse_output(make_parser(form, prompt), text))
     size = len(text)
     cuts = [(i,) for i in range(size + 1)] + [tuple(range(1, size))]
-    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (40 if size < 120 else 2)))]
+    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (25 if size < 120 else 2)))]
     for cut in cuts:
         assert summary(collect(parse_cut(form, text, *cut, prompt=prompt))) == whole, (text, cut)
     return whole

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_QUEUED = 512
 DEFAULT_STALL_SECONDS = 120.0
-COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
-MAX_FAILED_STEPS = 3  # one after another: the engine is at fault then, not a request
 JOIN_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -162,17 +159,7 @@ class AsyncLLMEngine:
     @property
     def is_making_progress(self) -> bool:
         """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one."""
-        if self._closed is not None or not self._thread.is_alive or self._thread.num_failed_steps >= MAX_FAILED_STEPS:
-            return False
-        since, limit = self._thread.busy_since, self._stall_seconds
-        if since is None:
-            return True
-        compile_wait = self._thread.last_compile_wait
-        if compile_wait is not None and compile_wait.ended is None:
-            since, limit = compile_wait.started, max(limit, COMPILE_STALL_SECONDS)
-        elif compile_wait is not None:
-            since = max(since, compile_wait.ended)
-        return time.monotonic() - since < limit
+        return self._closed is None and self._thread.is_making_progress(self._stall_seconds)
 
     @property
     def is_accepting(self) -> bool:

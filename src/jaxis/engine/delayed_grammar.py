@@ -28,6 +28,39 @@ class ReasoningTokens:
     gap: Collection[int] = ()
 
 
+class ReasoningTracker:
+    """Where one completion's reasoning ends.
+
+    Attributes:
+      in_reasoning: The newest token is a part of it.
+      num_tokens: How many tokens it has so far, with those that open and close it.
+    """
+
+    def __init__(self, reasoning: ReasoningTokens) -> None:
+        self.in_reasoning = reasoning.opened
+        self.num_tokens = 0
+        self._reasoning = reasoning
+        self._is_over = False
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+        while not self._is_over and self.num_tokens < len(output_token_ids):
+            if self.in_reasoning:
+                self.num_tokens += 1
+                self.in_reasoning = not self._is_closed(output_token_ids)
+            elif self.num_tokens == 0 and output_token_ids[0] == self._reasoning.opening:
+                self.num_tokens = 1
+                self.in_reasoning = True
+            self._is_over = not self.in_reasoning
+
+    def _is_closed(self, token_ids: Sequence[int]) -> bool:
+        end = self.num_tokens
+        return any(
+            end >= len(closing) and list(token_ids[end - len(closing) : end]) == list(closing)
+            for closing in self._reasoning.closings
+        )
+
+
 class DelayedGrammar:
     """A compiled form that holds for what follows the reasoning.
 
@@ -56,10 +89,10 @@ class DelayedMatcher:
 
     def __init__(self, form: GrammarMatcher, reasoning: ReasoningTokens) -> None:
         self._form = form
-        self._reasoning = reasoning
+        self._tracker = ReasoningTracker(reasoning)
+        self._gap_tokens = reasoning.gap
         self._num_followed = 0
         self._form_begins: int | None = None  # at this token; None while it has not begun
-        self._in_reasoning = reasoning.opened
         self._free = form.free_mask
         vocab_size = 32 * len(self._free)
         self._gap = pack_token_ids(reasoning.gap, vocab_size)
@@ -77,31 +110,20 @@ class DelayedMatcher:
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""
-        while self._form_begins is None and self._num_followed < len(output_token_ids):
-            token_id = output_token_ids[self._num_followed]
-            self._num_followed += 1
-            if self._in_reasoning:
-                self._in_reasoning = not self._is_closed(output_token_ids)
-            elif self._num_followed == 1 and token_id == self._reasoning.opening:
-                self._in_reasoning = True
-            elif self._num_followed > 1 and token_id in self._reasoning.gap:
-                self._form_begins = self._num_followed
-            else:
-                self._form_begins = self._num_followed - 1
+        self._num_followed = len(output_token_ids)
+        if self._form_begins is None:
+            self._tracker.follow(output_token_ids)
+            end = self._tracker.num_tokens
+            if not self._tracker.in_reasoning and end < self._num_followed:
+                has_gap = end > 0 and output_token_ids[end] in self._gap_tokens
+                self._form_begins = end + has_gap
         if self._form_begins is not None:
             self._form.follow(output_token_ids[self._form_begins :])
 
     def token_mask(self) -> np.ndarray:
         """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
-        if self._in_reasoning:
+        if self._tracker.in_reasoning:
             return self._free
         if self._form_begins is not None:
             return self._form.token_mask()
         return self._form.token_mask() | (self._gap if self._num_followed else self._opening)
-
-    def _is_closed(self, token_ids: Sequence[int]) -> bool:
-        end = self._num_followed
-        return any(
-            end >= len(closing) and list(token_ids[end - len(closing) : end]) == list(closing)
-            for closing in self._reasoning.closings
-        )

@@ -1,8 +1,8 @@
 """The engine: requests in, tokens out, one step at a time.
 
 A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
-devices need not wait for the host; a request that needs its own newest token to sample the next (penalties) makes the
-engine wait, and so does structured output.
+devices need not wait for the host. Where a request needs its own newest token to sample the next (penalties, structured
+output), that holds for the model only: the sampler is dispatched once the tokens are read.
 """
 
 from __future__ import annotations
@@ -233,14 +233,24 @@ class LLMEngine:
         self._inflight = None
         if current is None:
             return []
-        if not any(self._needs_newest_token(entry.request) for entry in current.output.scheduled):
+        if any(self._needs_newest_token(entry.request) for entry in current.output.scheduled):
+            output = self._schedule()
+            step = None if output is None else self.runner.forward(output)
+            outputs = self._process(current)
+            if step is not None:
+                self._inflight = self.runner.sample(step, self._sampling)
+        else:
             self._inflight = self._dispatch()
-        outputs = self._process(current)
+            outputs = self._process(current)
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
         return outputs
 
     def _dispatch(self) -> DispatchedStep | None:
+        output = self._schedule()
+        return None if output is None else self.runner.dispatch(output, self._sampling)
+
+    def _schedule(self) -> SchedulerOutput | None:
         output = self.scheduler.schedule()
         if output is None:
             return None
@@ -248,7 +258,7 @@ class LLMEngine:
         for entry in output.scheduled:
             if entry.request.first_scheduled_time is None:
                 entry.request.first_scheduled_time = time.monotonic()
-        return self.runner.dispatch(output, self._sampling)
+        return output
 
     def _needs_newest_token(self, request: Request) -> bool:
         sequence = self._sequences.get(request.request_id)

@@ -52,9 +52,9 @@ def grammar_source(spec: StructuredOutputs) -> str:
 
 
 def _json_grammar(schema: str) -> str:
-    """The schema's text as it is, but for llguidance's options in it: numbers lose no digits."""
+    """The schema's text as it is, but for llguidance's options at its end, from where they move no other key."""
     separator = "," if schema != "{}" else ""
-    return f'start: %json {{"x-guidance":{json.dumps(_JSON_OPTIONS)}{separator}{schema[1:]}'
+    return f'start: %json {schema[:-1]}{separator}"x-guidance":{json.dumps(_JSON_OPTIONS)}}}'
 
 
 def _regex_grammar(regex: str) -> str:
@@ -85,7 +85,7 @@ def _escape(text: str) -> str:
 
 
 def _check_schema(schema: Any, name: str) -> None:
-    """Refuses what compiles, but would take hours or hold for the tokens only and not for the value they spell."""
+    """Refuses what compiles, but would take hours, or let a text through that is not valid."""
     multiples = []
     for subschema in _objects(schema):
         multiple = subschema.get("multipleOf")
@@ -99,6 +99,10 @@ def _check_schema(schema: Any, name: str) -> None:
                 f"{name}: minProperties={subschema['minProperties']} is not supported beyond the required properties "
                 "and one more: name them in required"
             )
+        # The drafts differ in which $id such a reference is relative to.
+        ref = subschema.get("$ref")
+        if isinstance(ref, str) and not ref.startswith("#") and isinstance(subschema.get("$id"), str):
+            raise RequestError(f"{name}: $ref={ref!r} beside an $id is not supported: refer to it with #/$defs/...")
     if multiples and not _is_small_multiple(multiples):
         raise RequestError(
             f"{name}: multipleOf is supported where the least common multiple of all its values has at most "

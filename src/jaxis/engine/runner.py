@@ -31,7 +31,7 @@ from jaxis.engine.scheduler import SchedulerOutput
 from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
 from jaxis.kernels import native
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.sampling_params import MAX_LOGPROBS
+from jaxis.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -70,6 +70,21 @@ class WholeKey:
     """Program: hidden states of one whole sequence, without a cache."""
 
     num_tokens: int
+
+
+@dataclass(frozen=True)
+class ForwardedStep:
+    """A step of which the model is on its way, and the sampler is not yet.
+
+    Attributes:
+      output: What was scheduled.
+      rows: Hidden states of each entry's last token, [R, E] on the device.
+      prompt_logprobs: As in DispatchedStep.
+    """
+
+    output: SchedulerOutput
+    rows: jax.Array
+    prompt_logprobs: Sequence[tuple[int, TokenLogprobs]]
 
 
 @dataclass(frozen=True)
@@ -154,6 +169,13 @@ class Runner:
         self._max_blocks = -(-self.max_model_len // cache_config.block_size)
         self._step_shapes: dict[int, StepShape] = {}
         self._forget_last_tokens()
+        self._ended_sampling = RequestSampling(
+            SamplingParams(temperature=0.0),
+            prompt_token_ids=(),
+            output_token_ids=[],
+            vocab_size=self.vocab_size,
+            seed=0,
+        )
         with jax.set_mesh(mesh):
             # Native kernels are compiled already: a program only calls them.
             self._compiles_fast = native.usable()
@@ -199,12 +221,11 @@ class Runner:
         return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)
 
     def dispatch(self, output: SchedulerOutput, sampling: Mapping[str, RequestSampling]) -> DispatchedStep:
-        """Sends a step to the devices and returns without waiting for it.
+        """Sends a step to the devices and returns without waiting for it: `forward`, then `sample`."""
+        return self.sample(self.forward(output), sampling)
 
-        Args:
-          output: What to run.
-          sampling: Each scheduled request's sampling state, by request id.
-        """
+    def forward(self, output: SchedulerOutput) -> ForwardedStep:
+        """Sends a step's model to the devices; nothing else but `sample` may come next."""
         shape = self.step_shape(output.num_tokens)
         if output.num_decodes < len(output.scheduled):
             self.prepare(len(output.scheduled))  # decodes of as many requests come next
@@ -217,13 +238,22 @@ class Runner:
             if entry.request.sampling_params.prompt_logprobs is not None
             and entry.start + 1 < entry.request.num_prompt_tokens
         ]
+        return ForwardedStep(output, rows, prompt_logprobs)
+
+    def sample(self, step: ForwardedStep, sampling: Mapping[str, RequestSampling]) -> DispatchedStep:
+        """Sends a step's sampler to the devices.
+
+        Args:
+          step: From `forward`.
+          sampling: Each scheduled request's sampling state, by request id; one that has ended since needs none.
+        """
         sampled = None
-        if any(entry.samples for entry in output.scheduled):
-            sampled = self._sample(output, rows, sampling)
-        for array in jax.tree.leaves((sampled, prompt_logprobs)):
+        if any(entry.samples for entry in step.output.scheduled):
+            sampled = self._sample(step.output, step.rows, sampling)
+        for array in jax.tree.leaves((sampled, step.prompt_logprobs)):
             if isinstance(array, jax.Array):
                 array.copy_to_host_async()
-        return DispatchedStep(output, sampled, prompt_logprobs)
+        return DispatchedStep(step.output, sampled, step.prompt_logprobs)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
@@ -279,7 +309,7 @@ class Runner:
     def _sample(
         self, output: SchedulerOutput, rows: jax.Array, sampling: Mapping[str, RequestSampling]
     ) -> SamplerOutput:
-        requests = [sampling[entry.request.request_id] for entry in output.scheduled]
+        requests = [sampling.get(entry.request.request_id, self._ended_sampling) for entry in output.scheduled]
         num_rows, features, parameters = rows.shape[0], SamplerFeatures(), None
         if not all(request.takes_argmax for request in requests):
             # The scheduler counts the token that this step samples as in flight already.

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from jaxis.engine.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
+from jaxis.inference.answer_parsing import AnswerParsing
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
 from jaxis.inference.journal import dump_line, run_key
@@ -24,6 +25,7 @@ from jaxis.progress import ProgressDisplay
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.tool_choice import template_messages
+from jaxis.server.tool_parsers.tools import function_tools
 
 ID_KEY = "conversation_id"
 
@@ -73,6 +75,7 @@ class JAXInferenceEngine:
         self.identity = [
             *model_identity(self.llm, arguments),
             content_of(self.model_params.chat_template),
+            self.model_params.tool_call_parser,
             self.model_params.chat_template_kwargs or {},
         ]
 
@@ -189,12 +192,17 @@ class ConversationTask:
         self._params = to_sampling_params(generation)
         self._template = template_arguments(engine.model_params, generation, self._tokenizer)
         self._key = key
+        self._parsing = None
+        if engine.model_params.tool_call_parser is not None:
+            self._parsing = AnswerParsing.of(engine, has_form=self._params.structured_outputs is not None)
+        if self._parsing is not None and self._parsing.needs_special_tokens:
+            self._params = dataclasses.replace(self._params, skip_special_tokens=False)
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         conversation = Conversation.from_dict(row.value)
-        tools = conversation.tools or self._generation.tools
-        if self._generation.tool_choice == "none":
-            tools = None
+        tools = self._tools(conversation)
+        if self._parsing is not None:
+            function_tools(tools or ())  # raises for one whose calls could not be read
         messages = [message.for_template() for message in conversation.messages]
         if self._tokenizer is not None:
             messages = template_messages(
@@ -206,9 +214,13 @@ class ConversationTask:
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         [completion] = output.outputs
         num_prompt_tokens, num_tokens = len(output.prompt_token_ids), len(completion.token_ids)
-        conversation = Conversation.from_dict({**row.value, ID_KEY: row.id}).extended(
-            Message(Role.ASSISTANT, completion.text),
-            finish_reason=completion.finish_reason,
+        conversation = Conversation.from_dict({**row.value, ID_KEY: row.id})
+        message, finish_reason = Message(Role.ASSISTANT, completion.text), completion.finish_reason
+        if self._parsing is not None:
+            message, finish_reason = self._parsing.parse(output, self._tools(conversation), row.id)
+        conversation = conversation.extended(
+            message,
+            finish_reason=finish_reason,
             usage={
                 "prompt_tokens": num_prompt_tokens,
                 "completion_tokens": num_tokens,
@@ -216,6 +228,9 @@ class ConversationTask:
             },
         )
         return conversation.to_dict()
+
+    def _tools(self, conversation: Conversation) -> list[Any] | None:
+        return None if self._generation.tool_choice == "none" else conversation.tools or self._generation.tools
 
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
         try:

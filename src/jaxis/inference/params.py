@@ -110,7 +110,8 @@ class ModelParams(_Params):
       tokenizer_kwargs, processor_kwargs: Refused unless empty.
       tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
         No effect.
-      tool_call_parser: Refused: a call stays in the message's text.
+      tool_call_parser: How the model writes its tool calls, or "auto", which looks into its chat template: calls and
+        reasoning then come apart from the message's text. None leaves them in it.
       shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
     """
 
@@ -143,17 +144,22 @@ class ModelParams(_Params):
         return "model"
 
     def __post_init__(self) -> None:
-        for name in ("model_name", "model_revision", "chat_template"):
+        from jaxis.server.tool_parsers import get_tool_parser
+
+        for name in ("model_name", "model_revision", "chat_template", "tool_call_parser"):
             self._check(name, str, "a text", optional=True)
         self._check("load_pretrained_weights", bool, "true or false")
         self._check("torch_dtype_str", str, "a text such as bfloat16")
         self._check("model_kwargs", Mapping, "a mapping of arguments of jaxis.LLM")
+        if self.tool_call_parser not in (None, "auto"):
+            try:
+                get_tool_parser(self.tool_call_parser)
+            except ConfigError as error:
+                raise ConfigError(f"model.{error}") from None
         if self.adapter_model is not None:
             self._refuse("adapter_model", "jaxis has no adapters yet; merge it into the model's weights first")
         if self.adapter_trainable:
             self._refuse("adapter_trainable", "nothing is trained; leave it out")
-        if self.tool_call_parser is not None:
-            self._refuse("tool_call_parser", "tool calls stay in the message's text; leave it out")
         self._check("chat_template_kwargs", Mapping, "a mapping of variables of the chat template", optional=True)
         if self.tokenizer_name not in (None, self.model_name):
             self._refuse("tokenizer_name", "the tokenizer is the one beside the weights; put the other one there")

@@ -90,11 +90,13 @@ class ChatCompletion:
         """The whole answer from the whole output."""
         usage = UsageCounter()
         usage.add((0, output))
+        readers = {completion.index: self.reader(output) for completion in output.outputs}
+        choices = [self._choice(completion, readers[completion.index]) for completion in output.outputs]
         return ChatCompletionResponse(
             id=self.job.request_id,
             model=self._model.name,
-            choices=[self._choice(completion, output) for completion in output.outputs],
-            usage=usage.usage(),
+            choices=choices,
+            usage=usage.usage(readers.values()),
             prompt_logprobs=output.prompt_logprobs and self._formatter.prompt(output.prompt_logprobs),
         )
 
@@ -106,7 +108,7 @@ class ChatCompletion:
         async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
-                so_far = usage.usage() if options and options.continuous_usage_stats else None
+                so_far = usage.usage(readers.values()) if options and options.continuous_usage_stats else None
                 for completion in prompt_output[1].outputs:
                     if completion.index not in readers:
                         readers[completion.index] = self.reader(prompt_output[1])
@@ -117,7 +119,7 @@ class ChatCompletion:
                     if events or completion.logprobs or completion.finished:
                         yield self._event([self._chunk_choice(completion, events, reader)], usage=so_far)
         if options and options.include_usage:
-            yield self._event([], usage=usage.usage())
+            yield self._event([], usage=usage.usage(readers.values()))
         yield DONE
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
@@ -126,13 +128,15 @@ class ChatCompletion:
     def reader(self, output: RequestOutput) -> ChatOutput:
         """What reads one of the answers; `output` is any with the prompt."""
         reasoning_parser, prompt = self._model.reasoning_parser, output.prompt or ""
-        if self._form is not None and reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer) is None:
+        reasoning = reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer)
+        if self._form is not None and reasoning is None:
             reasoning_parser = None  # the form holds from the first token on
         parser = None
         if self._tools.parser is not None or reasoning_parser is not None:
             parser = OutputParser(self._tools.parser, reasoning_parser, tools=self._tools.tools, prompt=prompt)
         return ChatOutput(
             parser,
+            reasoning,
             include_reasoning=self._request.include_reasoning is not False,
             parallel_tool_calls=self._request.parallel_tool_calls is not False,
         )
@@ -152,8 +156,7 @@ class ChatCompletion:
         parsers = (self._tools.parser, self._model.reasoning_parser)
         return any(parser is not None and parser.needs_special_tokens for parser in parsers)
 
-    def _choice(self, completion: CompletionOutput, output: RequestOutput) -> ChatChoice:
-        reader = self.reader(output)
+    def _choice(self, completion: CompletionOutput, reader: ChatOutput) -> ChatChoice:
         return ChatChoice(
             index=completion.index,
             message=message_of(reader.read(completion), self._prefix),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxis.engine.delayed_grammar import ReasoningTokens, ReasoningTracker
 from jaxis.outputs import CompletionOutput
 from jaxis.server.output_parser import OutputParser
 from jaxis.server.parser_events import (
@@ -24,14 +25,22 @@ class ChatOutput:
 
     Args:
       parser: Of the model's formats; None leaves the text as it is.
+      reasoning: How to tell reasoning by its tokens, to count them; None counts none.
       include_reasoning: False leaves the reasoning out.
       parallel_tool_calls: False leaves out all calls but the first.
     """
 
     def __init__(
-        self, parser: OutputParser | None, *, include_reasoning: bool = True, parallel_tool_calls: bool = True
+        self,
+        parser: OutputParser | None,
+        reasoning: ReasoningTokens | None = None,
+        *,
+        include_reasoning: bool = True,
+        parallel_tool_calls: bool = True,
     ) -> None:
         self._parser = parser
+        self._tracker = ReasoningTracker(reasoning) if reasoning else None
+        self._token_ids: list[int] = []
         self._include_reasoning = include_reasoning
         self._parallel_tool_calls = parallel_tool_calls
         self._num_calls = 0
@@ -40,6 +49,9 @@ class ChatOutput:
         """What is new in a completion; `completion.text` holds only what was not read yet."""
         if self._parser is None:
             return [ContentDelta(completion.text)] if completion.text else []
+        if self._tracker is not None:
+            self._token_ids += completion.token_ids
+            self._tracker.follow(self._token_ids)
         events = self._parser.feed(completion.text, completion.token_ids)
         if completion.finished:
             events += self._parser.finish()
@@ -50,6 +62,11 @@ class ChatOutput:
             elif isinstance(event, ToolCallEnd) and event.status == "malformed":
                 self._num_calls -= 1
         return events
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens so far are reasoning."""
+        return self._tracker.num_tokens if self._tracker else 0
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
         """OpenAI's name for how the completion ended, if it has; call it after `read`."""

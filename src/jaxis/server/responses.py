@@ -126,7 +126,7 @@ class ResponseRun:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
     def _ended(self) -> ResponseObject:
-        counts = self._usage.usage()
+        counts = self._usage.usage([self._reader] if self._reader else [])
         return self._response(
             self._status,
             output=self._output.items,
@@ -135,6 +135,7 @@ class ResponseRun:
                 input_tokens=counts.prompt_tokens,
                 input_tokens_details=counts.prompt_tokens_details,
                 output_tokens=counts.completion_tokens,
+                output_tokens_details=counts.completion_tokens_details,
                 total_tokens=counts.total_tokens,
             ),
         )

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import MAX_LOGPROBS
-from jaxis.server.protocol.base import OnlyFalse, PromptTokensDetails, SamplingFields, StrictModel
+from jaxis.server.protocol.base import (
+    CompletionTokensDetails,
+    OnlyFalse,
+    PromptTokensDetails,
+    SamplingFields,
+    StrictModel,
+)
 from jaxis.server.protocol.chat import MAX_MESSAGES
 from jaxis.server.protocol.response_items import InputItem, OutputItem, chat_messages
 from jaxis.server.protocol.structured import JsonObjectFormat, TextFormat
@@ -127,19 +133,13 @@ class ResponseRequest(SamplingFields):
         return fields
 
 
-class OutputTokensDetails(BaseModel):
-    """Of the generated tokens, those of reasoning."""
-
-    reasoning_tokens: int = 0
-
-
 class ResponseUsage(BaseModel):
     """Token counts, under this endpoint's names."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = Field(default_factory=OutputTokensDetails)
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 

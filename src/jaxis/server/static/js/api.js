@@ -1,6 +1,6 @@
 // The server's API.
 
-/** An answer that is no success. `status` is 0 where none came; `retryAfterSeconds` is null where the server named no time. */
+/** No success. `status` is 0 where no answer came, `retryAfterSeconds` null where the server named no time. */
 export class ApiError extends Error {
   constructor(message, status = 0, retryAfterSeconds = null) {
     super(message);

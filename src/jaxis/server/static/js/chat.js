@@ -2,15 +2,19 @@
 
 import { ApiError } from "./api.js";
 import { byId, copyText, newId, toast } from "./dom.js";
+import { Follower } from "./follow.js";
 import { generate, requestMessages } from "./generation.js";
 import { MessageView } from "./message-view.js";
 import { newConversation, titleOf } from "./store.js";
 
 const SAVE_INTERVAL_MS = 1000;
 const RENDER_INTERVAL_MS = 50;
-const AT_END_PIXELS = 48;
+const RENDER_SHARE = 0.2; // of the time, at most: a long code block takes a while
 
-/** Fires "changed" when a conversation was opened, created, renamed or its run began or ended, "unauthorized" at a 401. */
+/**
+ * Fires "changed" when a conversation was opened, created or renamed, or its run began or ended, "unauthorized" at a 401, and
+ * "lost" when the server or its model is not there any more.
+ */
 export class Chat extends EventTarget {
   /** @param {() => string} getModel gives the model to ask for */
   constructor(api, store, settings, getModel) {
@@ -21,12 +25,8 @@ export class Chat extends EventTarget {
     this.views = new Map(); // message id to its view
     this.log = byId("log");
     this.messages = byId("messages");
-    this.isAtEnd = true;
-    this.log.addEventListener("scroll", () => this.#noteScroll(), { passive: true });
+    this.follower = new Follower(this.log, this.messages, byId("to-end"));
     this.messages.addEventListener("click", copyCode);
-    byId("to-end").addEventListener("click", () => this.scrollToEnd());
-    new ResizeObserver(() => this.#follow()).observe(this.messages);
-    new ResizeObserver(() => this.#follow()).observe(this.log);
   }
 
   get run() {
@@ -44,7 +44,7 @@ export class Chat extends EventTarget {
     this.messages.replaceChildren();
     for (const message of conversation?.messages ?? []) this.#addView(message);
     this.#updateAll();
-    this.scrollToEnd();
+    this.follower.toEnd();
     this.#changed();
   }
 
@@ -73,11 +73,6 @@ export class Chat extends EventTarget {
     if (this.conversation === null || this.conversation.systemPrompt === text) return;
     this.conversation.systemPrompt = text;
     this.store.put(this.conversation);
-  }
-
-  scrollToEnd() {
-    this.isAtEnd = true;
-    this.#follow();
   }
 
   #actions = {
@@ -110,14 +105,18 @@ export class Chat extends EventTarget {
       this.views.get(message.id)?.element.remove();
       this.views.delete(message.id);
     }
-    if (removed.length === 0) return;
+    const isNothing = ({ content, reasoning_content, tool_calls }) => !content && !reasoning_content && !tool_calls;
+    if (removed.every(isNothing)) return; // a request that failed, say
     const undo = () => {
       this.runs.get(conversation.id)?.controller.abort();
       conversation.messages = before;
       this.store.put(conversation);
       if (this.conversation === conversation) this.open(conversation);
     };
-    toast(removed.length === 1 ? "A message was replaced." : `${removed.length} messages were replaced.`, { label: "Undo", run: undo });
+    toast(removed.length === 1 ? "A message was replaced." : `${removed.length} messages were replaced.`, {
+      label: "Undo",
+      run: undo,
+    });
   }
 
   #answerAgain(message) {
@@ -127,20 +126,26 @@ export class Chat extends EventTarget {
     this.#answer();
   }
 
+  /** Returns whether the edit is done, or there is nothing to do. */
   #edit(message, text) {
     const { conversation } = this;
-    if (this.run || text === message.content || !text.trim()) return;
+    if (text === message.content || !text.trim()) return true;
+    if (this.run) {
+      toast("An answer is being written: stop it first, or wait.", null, 4);
+      return false;
+    }
     const index = conversation.messages.indexOf(message);
     if (message.role === "user") {
       this.#truncate(index);
       this.#append({ id: newId(), role: "user", content: text });
       this.#answer();
-      return;
+      return true;
     }
     conversation.messages[index] = { ...message, content: text };
     delete conversation.messages[index].stats; // they were of another text
     this.store.put(conversation);
     this.open(conversation);
+    return true;
   }
 
   #branch(message) {
@@ -167,7 +172,7 @@ export class Chat extends EventTarget {
   #answer() {
     const message = { id: newId(), role: "assistant", content: "" };
     this.#append(message);
-    this.scrollToEnd();
+    this.follower.toEnd();
     this.#runAnswer(message, false);
   }
 
@@ -206,7 +211,9 @@ export class Chat extends EventTarget {
         message.error = error.message;
         announce("The request failed.");
         if (!(error instanceof ApiError)) throw error;
-        if (error.status === 401) this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
+        if (error.status === 0 || error.status === 404) this.dispatchEvent(new Event("lost"));
+        if (error.status === 401)
+          this.dispatchEvent(new CustomEvent("unauthorized", { detail: { message, conversation } }));
       }
     } finally {
       this.runs.delete(conversation.id);
@@ -222,16 +229,17 @@ export class Chat extends EventTarget {
   /** What to do with every chunk: shows and saves the message, neither too often. */
   #updater(conversation, run) {
     let frame = null;
-    let rendered = 0;
+    let nextRender = 0;
     let saved = Date.now();
     const show = () => {
       frame = null;
-      if (performance.now() - rendered < RENDER_INTERVAL_MS) {
+      const start = performance.now();
+      if (start < nextRender) {
         frame = requestAnimationFrame(show);
         return;
       }
-      rendered = performance.now();
       if (this.conversation === conversation && this.runs.get(conversation.id) === run) this.#update(run.message);
+      nextRender = start + Math.max(RENDER_INTERVAL_MS, (performance.now() - start) / RENDER_SHARE);
     };
     return (waitSeconds) => {
       run.waitSeconds = waitSeconds;
@@ -245,11 +253,14 @@ export class Chat extends EventTarget {
 
   /** Tries again what failed for want of the right API key. */
   retryUnauthorized({ message, conversation }) {
-    if (this.conversation === conversation && conversation.messages.at(-1) === message && message.error) this.#runAnswer(message, false);
+    if (this.conversation === conversation && conversation.messages.at(-1) === message && message.error)
+      this.#runAnswer(message, false);
   }
 
   #openCalls(message) {
-    const answered = new Set(this.conversation.messages.filter(({ role }) => role === "tool").map((result) => result.tool_call_id));
+    const answered = new Set(
+      this.conversation.messages.filter(({ role }) => role === "tool").map((result) => result.tool_call_id),
+    );
     return (message.tool_calls ?? []).filter((call) => call && !answered.has(call.id));
   }
 
@@ -257,6 +268,7 @@ export class Chat extends EventTarget {
     const run = this.run?.message === message ? this.run : null;
     this.views.get(message.id)?.update({
       isRunning: run !== null,
+      isBusy: Boolean(this.run),
       waitSeconds: run?.waitSeconds ?? null,
       isLast: this.conversation.messages.at(-1) === message,
       openCalls: this.#openCalls(message),
@@ -272,18 +284,6 @@ export class Chat extends EventTarget {
 
   #changed() {
     this.dispatchEvent(new Event("changed"));
-  }
-
-  #noteScroll() {
-    const { scrollHeight, scrollTop, clientHeight } = this.log;
-    this.isAtEnd = scrollHeight - scrollTop - clientHeight < AT_END_PIXELS;
-    byId("to-end").hidden = this.isAtEnd;
-  }
-
-  /** Stays at the end while the messages grow, if the user was there. */
-  #follow() {
-    if (this.isAtEnd) this.log.scrollTop = this.log.scrollHeight;
-    else this.#noteScroll();
   }
 }
 

@@ -14,12 +14,14 @@ const ICONS = {
   down: "M12 5v14M6 13l6 6 6-6",
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   export: "M12 15V4M8 8l4-4 4 4M5 14v6h14v-6",
-  light: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5",
+  light:
+    "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5",
   menu: "M4 7h16M4 12h16M4 17h16",
   play: "M8 5l11 7-11 7z",
   retry: "M19.5 12A7.5 7.5 0 1 1 17 6.4M20 3v5h-5",
   send: "M12 19V5M6 11l6-6 6 6",
-  settings: "M4 7h9M19 7h1M4 17h1M11 17h9M16 4.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5zM8 14.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5z",
+  settings:
+    "M4 7h9M19 7h1M4 17h1M11 17h9M16 4.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5zM8 14.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5z",
   stop: "M7 7h10v10H7z",
 };
 
@@ -47,11 +49,20 @@ export function icon(name) {
 
 /** A button that shows only an icon; its name is for screen readers and as a tooltip. */
 export function iconButton(name, label, onclick, properties = {}) {
-  return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties }, icon(name));
+  return h(
+    "button",
+    { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties },
+    icon(name),
+  );
 }
 
 export function byId(id) {
   return document.getElementById(id);
+}
+
+/** Puts the cursor where messages are written; not where that opens a keyboard over half of the page. */
+export function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) byId("prompt").focus();
 }
 
 /** A note at the bottom for some seconds, with a button if `action` is given: {label, run}. */

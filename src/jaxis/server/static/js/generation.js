@@ -25,7 +25,7 @@ export function requestMessages(conversation, end) {
  * @param {object} body of the request
  * @param {object} message gets content, reasoning_content, tool_calls, finish_reason, stats
  * @param {AbortSignal} signal
- * @param {(waitSeconds: number | null) => void} onUpdate after every change; with the seconds until the next try while it waits
+ * @param {(waitSeconds: number | null) => void} onUpdate after a change; while it waits with the seconds left
  */
 export async function generate(api, body, message, signal, onUpdate) {
   for (let numTries = 1; ; numTries++) {
@@ -71,7 +71,11 @@ function addDelta(message, delta, milliseconds) {
   }
   for (const call of delta.tool_calls ?? []) {
     message.tool_calls ??= [];
-    const known = (message.tool_calls[call.index ?? 0] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    const known = (message.tool_calls[call.index ?? 0] ??= {
+      id: "",
+      type: "function",
+      function: { name: "", arguments: "" },
+    });
     if (call.id) known.id = call.id;
     known.function.name += call.function?.name ?? "";
     known.function.arguments += call.function?.arguments ?? "";

@@ -8,6 +8,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 
 const THEMES = { auto: "Theme: the system's", light: "Theme: light", dark: "Theme: dark" };
+const RETRY_MS = 3000;
 const isTouch = matchMedia("(pointer: coarse)").matches;
 
 for (const button of document.querySelectorAll("[data-icon]")) button.append(icon(button.dataset.icon));
@@ -19,6 +20,7 @@ const chat = new Chat(api, store, settings, () => byId("model").value);
 const sidebar = new Sidebar(store, chat);
 const prompt = byId("prompt");
 let models = [];
+let nextTry = null; // to reach a server that does not answer
 let unauthorized = null; // the request to repeat when there is a key
 
 function showNotice(text) {
@@ -31,8 +33,13 @@ async function loadModels() {
     models = await api.listModels();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) askForKey();
-    else showNotice(error.message);
+    if (error.status === 401) {
+      askForKey();
+    } else {
+      showNotice(error.message);
+      clearTimeout(nextTry);
+      nextTry = setTimeout(loadModels, RETRY_MS);
+    }
     return false;
   }
   showNotice("");
@@ -140,6 +147,7 @@ chat.addEventListener("unauthorized", ({ detail }) => {
   unauthorized = detail;
   askForKey();
 });
+chat.addEventListener("lost", loadModels);
 store.addEventListener("changed", ({ detail: id }) => {
   if (chat.conversation?.id === id) chat.open(store.get(id) ?? null);
   else sidebar.render();

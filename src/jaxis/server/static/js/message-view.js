@@ -8,8 +8,8 @@ const NAMES = { user: "You", assistant: "Assistant", tool: "Tool result" };
 /**
  * A message and its buttons.
  *
- * `actions` has what the buttons do, each called with the message: retry, continueAnswer, edit (with the new text), branch,
- * answerTool (with the call and its result).
+ * `actions` has what the buttons do, each called with the message: retry, continueAnswer, branch, edit (with the new text;
+ * returns whether it was taken), answerTool (with the call and its result).
  */
 export class MessageView {
   constructor(message, actions) {
@@ -43,8 +43,9 @@ export class MessageView {
   /**
    * Shows the message as it is now.
    *
-   * @param {{isRunning: boolean, waitSeconds: number | null, isLast: boolean, openCalls: object[]}} state whether its answer is
-   *   being written; seconds until the next try; whether it ends the conversation; tool calls without a result
+   * @param {{isRunning: boolean, isBusy: boolean, waitSeconds: number | null, isLast: boolean, openCalls: object[]}} state
+   *   whether it is being written; whether any message is; seconds until the next try; whether it ends the conversation; its
+   *   tool calls that have no result yet
    */
   update(state) {
     if (this.message.role === "assistant") this.#updateAnswer(state);
@@ -52,7 +53,7 @@ export class MessageView {
     this.element.classList.toggle("running", state.isRunning);
   }
 
-  #updateAnswer({ isRunning, waitSeconds, openCalls }) {
+  #updateAnswer({ isRunning, isBusy, waitSeconds, openCalls }) {
     const { content, reasoning_content: reasoning, reasoning_seconds: seconds, error } = this.message;
     this.reasoningBlock.hidden = !reasoning;
     if (reasoning) {
@@ -61,13 +62,25 @@ export class MessageView {
       this.reasoningMarkdown.render(reasoning);
     }
     this.contentMarkdown.render(content);
-    if (this.message.tool_calls) this.#updateToolCalls(isRunning ? [] : openCalls);
+    if (this.message.tool_calls) this.#updateToolCalls(isBusy ? [] : openCalls);
     const empty = !content && !reasoning && !this.message.tool_calls?.length;
     this.status.replaceChildren(
-      ...(waitSeconds !== null ? [h("p", { class: "waiting" }, `The server is busy. Next try in ${waitSeconds} s.`)] : []),
-      ...(isRunning && empty && waitSeconds === null ? [h("p", { class: "pending", "aria-label": "Waiting for the first token" }, h("i"), h("i"), h("i"))] : []),
+      ...(waitSeconds !== null
+        ? [h("p", { class: "waiting" }, `The server is busy. Next try in ${waitSeconds} s.`)]
+        : []),
+      ...(isRunning && empty && waitSeconds === null
+        ? [h("p", { class: "pending", "aria-label": "Waiting for the first token" }, h("i"), h("i"), h("i"))]
+        : []),
       ...(!isRunning && error ? [this.#errorBox(error)] : []),
-      ...(!isRunning && !error && empty ? [h("p", { class: "hint" }, this.message.finish_reason === "abort" ? "Stopped before the first token." : "The answer is empty.")] : []),
+      ...(!isRunning && !error && empty
+        ? [
+            h(
+              "p",
+              { class: "hint" },
+              this.message.finish_reason === "abort" ? "Stopped before the first token." : "The answer is empty.",
+            ),
+          ]
+        : []),
     );
   }
 
@@ -101,22 +114,36 @@ export class MessageView {
       event.preventDefault();
       this.actions.answerTool(this.message, call, area.value);
     };
-    return h("form", { onsubmit }, h("label", { for: id, class: "visually-hidden" }, `Result of ${call.function.name}`), area, h("button", { type: "submit" }, "Send result"));
+    return h(
+      "form",
+      { onsubmit },
+      h("label", { for: id, class: "visually-hidden" }, `Result of ${call.function.name}`),
+      area,
+      h("button", { type: "submit" }, "Send result"),
+    );
   }
 
-  #updateFooter({ isRunning, isLast }) {
-    const { role, content, finish_reason: reason } = this.message;
+  #updateFooter({ isRunning, isBusy, isLast }) {
+    const stats = this.message.role === "assistant" ? statsLine(this.message, isRunning) : "";
+    const buttons = isRunning ? [] : this.#buttons(isBusy, isLast);
+    this.footer.replaceChildren(h("div", { class: "actions" }, ...buttons), h("span", { class: "stats" }, stats));
+  }
+
+  #buttons(isBusy, isLast) {
+    const { message, actions } = this;
+    const { role, content, finish_reason: reason } = message;
     const buttons = [];
     if (content) buttons.push(iconButton("copy", "Copy", () => this.#copy()));
-    if (role !== "tool") buttons.push(iconButton("edit", "Edit", () => this.startEditing()));
-    if (role === "assistant") buttons.push(iconButton("retry", "Answer again", () => this.actions.retry(this.message)));
-    if (role === "user" && isLast) buttons.push(iconButton("retry", "Answer", () => this.actions.retry(this.message)));
-    buttons.push(iconButton("branch", "New conversation from here", () => this.actions.branch(this.message)));
-    if (role === "assistant" && isLast && content && !this.message.tool_calls && reason !== "stop") {
-      buttons.push(iconButton("play", "Continue", () => this.actions.continueAnswer(this.message)));
+    if (!isBusy) {
+      if (role !== "tool") buttons.push(iconButton("edit", "Edit", () => this.startEditing()));
+      if (role === "assistant") buttons.push(iconButton("retry", "Answer again", () => actions.retry(message)));
+      if (role !== "assistant" && isLast) buttons.push(iconButton("retry", "Answer", () => actions.retry(message)));
+      if (role === "assistant" && isLast && content && !message.tool_calls && reason !== "stop") {
+        buttons.push(iconButton("play", "Continue", () => actions.continueAnswer(message)));
+      }
     }
-    const toolbar = h("div", { class: "actions" }, ...(isRunning ? [] : buttons));
-    this.footer.replaceChildren(toolbar, h("span", { class: "stats" }, role === "assistant" ? statsLine(this.message, isRunning) : ""));
+    buttons.push(iconButton("branch", "New conversation from here", () => actions.branch(message)));
+    return buttons;
   }
 
   async #copy() {
@@ -135,8 +162,7 @@ export class MessageView {
     };
     const onsubmit = (event) => {
       event.preventDefault();
-      stop();
-      this.actions.edit(this.message, area.value);
+      if (this.actions.edit(this.message, area.value)) stop();
     };
     const onkeydown = (event) => {
       if (event.key === "Escape") {
@@ -149,7 +175,12 @@ export class MessageView {
       "form",
       { class: "edit-form", onsubmit, onkeydown },
       area,
-      h("div", { class: "edit-buttons" }, cancel, h("button", { type: "submit", class: "primary" }, isUser ? "Send" : "Save")),
+      h(
+        "div",
+        { class: "edit-buttons" },
+        cancel,
+        h("button", { type: "submit", class: "primary" }, isUser ? "Send" : "Save"),
+      ),
     );
     this.element.classList.add("editing");
     this.body.before(form);

@@ -5,7 +5,15 @@ import { byId, h } from "./dom.js";
 const STORED = "jaxis-settings";
 const STORED_KEY = "jaxis-api-key";
 // Fields of a request that the page sets itself.
-const OWN_FIELDS = ["messages", "model", "n", "stream", "stream_options", "continue_final_message", "add_generation_prompt"];
+const OWN_FIELDS = [
+  "messages",
+  "model",
+  "n",
+  "stream",
+  "stream_options",
+  "continue_final_message",
+  "add_generation_prompt",
+];
 
 const PARAMETERS = [
   { name: "temperature", label: "Temperature", min: 0, help: "0 always takes the most likely token" },
@@ -14,7 +22,13 @@ const PARAMETERS = [
   { name: "min_p", label: "Min p", min: 0, max: 1, help: "drop tokens below this share of the likeliest one" },
   { name: "max_tokens", label: "Max tokens", min: 1, integer: true, placeholder: "no limit", help: "of an answer" },
   { name: "seed", label: "Seed", integer: true, placeholder: "random", help: "makes an answer repeatable" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, help: "for each time a token was generated" },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    min: -2,
+    max: 2,
+    help: "for each time a token was generated",
+  },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, help: "for tokens generated at all" },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0, help: "1 does nothing" },
 ];
@@ -27,7 +41,9 @@ export class Settings extends EventTarget {
     this.dialog = byId("settings");
     this.form = byId("settings-form");
     this.inputs = new Map(PARAMETERS.map((parameter) => [parameter.name, numberInput(parameter)]));
-    byId("parameters").append(...PARAMETERS.map((parameter) => parameterRow(parameter, this.inputs.get(parameter.name))));
+    byId("parameters").append(
+      ...PARAMETERS.map((parameter) => parameterRow(parameter, this.inputs.get(parameter.name))),
+    );
     this.form.addEventListener("submit", (event) => this.#save(event));
     byId("cancel-settings").addEventListener("click", () => this.dialog.close());
     byId("reset-settings").addEventListener("click", () => this.#fill({ parameters: {}, stop: "", extra: "" }));
@@ -99,7 +115,9 @@ export class Settings extends EventTarget {
   #fault() {
     for (const { name, label, min, max, integer } of PARAMETERS) {
       const input = this.inputs.get(name);
-      if (input.validity.valid) continue;
+      // Not `step`: it counts from the minimum, and far from zero it is not exact.
+      if (input.validity.valid && (!integer || input.value === "" || Number.isSafeInteger(input.valueAsNumber)))
+        continue;
       const kind = integer ? "a whole number" : "a number";
       const limits = [min === undefined ? "" : ` from ${min}`, max === undefined ? "" : ` to ${max}`].join("");
       return { input, text: `${label} must be ${kind}${limits}.` };
@@ -113,13 +131,12 @@ export class Settings extends EventTarget {
     const error = byId("settings-error");
     error.textContent = text;
     error.hidden = !text;
-    if (text) error.scrollIntoView({ block: "nearest" });
   }
 }
 
-function numberInput({ name, min, max, integer, placeholder }) {
-  const limits = integer ? { min: min ?? -Number.MAX_SAFE_INTEGER, max: max ?? Number.MAX_SAFE_INTEGER, step: 1 } : { min, max, step: "any" };
-  return h("input", { type: "number", id: `parameter-${name}`, placeholder: placeholder ?? "default", "aria-describedby": `help-${name}`, ...limits });
+function numberInput({ name, min, max, placeholder }) {
+  const about = { id: `parameter-${name}`, placeholder: placeholder ?? "default", "aria-describedby": `help-${name}` };
+  return h("input", { type: "number", step: "any", min, max, ...about });
 }
 
 function parameterRow({ name, label, help }, input) {
@@ -133,7 +150,10 @@ function parameterRow({ name, label, help }, input) {
 }
 
 function stopTexts(text) {
-  return text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
+  return text
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => line.replaceAll("\\n", "\n"));
 }
 
 function extraFault(text) {
@@ -143,7 +163,8 @@ function extraFault(text) {
   } catch (error) {
     return `More request fields: this is not JSON: ${error.message}.`;
   }
-  if (value === null || typeof value !== "object" || Array.isArray(value)) return 'More request fields: write an object, {"name": value}.';
+  if (value === null || typeof value !== "object" || Array.isArray(value))
+    return 'More request fields: write an object, {"name": value}.';
   const own = OWN_FIELDS.find((name) => name in value);
   return own ? `More request fields: the page sets ${own} itself: leave it out.` : "";
 }

@@ -1,6 +1,6 @@
 // The list of conversations: open, rename, export, delete, import.
 
-import { byId, downloadJson, h, iconButton, toast } from "./dom.js";
+import { byId, downloadJson, focusPrompt, h, iconButton, toast } from "./dom.js";
 import { exportedConversations, importedConversations } from "./store.js";
 
 /** `chat` opens conversations; `store` has them. */
@@ -12,7 +12,7 @@ export class Sidebar {
     byId("new-conversation").addEventListener("click", () => {
       chat.open(null);
       this.close();
-      byId("prompt").focus();
+      focusPrompt();
     });
     byId("export-all").addEventListener("click", () => this.#export(store.list(), "conversations"));
     byId("import").addEventListener("click", () => byId("import-file").click());
@@ -53,11 +53,20 @@ export class Sidebar {
     const isCurrent = this.chat.conversation?.id === conversation.id;
     const open = h(
       "button",
-      { type: "button", class: "conversation", "aria-current": isCurrent ? "page" : null, title: conversation.title, onclick: () => this.#select(conversation) },
+      {
+        type: "button",
+        class: "conversation",
+        "aria-current": isCurrent ? "page" : null,
+        title: conversation.title,
+        onclick: () => this.#select(conversation),
+      },
       conversation.title,
     );
     const row = h("li", { class: isCurrent ? "current" : "" }, open);
-    if (this.chat.runs.has(conversation.id)) row.append(h("span", { class: "running-mark", title: "Answering" }, h("span", { class: "visually-hidden" }, "answering")));
+    if (this.chat.runs.has(conversation.id))
+      row.append(
+        h("span", { class: "running-mark", title: "Answering" }, h("span", { class: "visually-hidden" }, "answering")),
+      );
     const about = `: ${conversation.title}`;
     row.append(
       h(
@@ -74,7 +83,7 @@ export class Sidebar {
   #select(conversation) {
     this.chat.open(conversation);
     this.close();
-    byId("prompt").focus();
+    focusPrompt();
   }
 
   #rename(conversation, row) {
@@ -115,7 +124,11 @@ export class Sidebar {
   }
 
   #export(conversations, name) {
-    const filename = name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
+    const filename =
+      name
+        .replace(/[^\p{L}\p{N}]+/gu, "-")
+        .replace(/^-|-$/g, "")
+        .slice(0, 60) || "conversation";
     downloadJson(exportedConversations(conversations), `${filename}.json`);
   }
 
@@ -126,7 +139,11 @@ export class Sidebar {
       const conversations = importedConversations(await file.text());
       for (const conversation of conversations) await this.store.put(conversation);
       this.chat.open(conversations[0]);
-      toast(conversations.length === 1 ? "A conversation was imported." : `${conversations.length} conversations were imported.`);
+      toast(
+        conversations.length === 1
+          ? "A conversation was imported."
+          : `${conversations.length} conversations were imported.`,
+      );
     } catch (error) {
       toast(`${file.name}: ${error.message}`);
     }

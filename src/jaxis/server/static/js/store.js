@@ -93,14 +93,25 @@ function settled(request) {
 
 export function newConversation(systemPrompt) {
   const now = Date.now();
-  return { id: newId(), title: "New conversation", isNamed: false, createdAt: now, updatedAt: now, systemPrompt, messages: [] };
+  return {
+    id: newId(),
+    title: "New conversation",
+    isNamed: false,
+    createdAt: now,
+    updatedAt: now,
+    systemPrompt,
+    messages: [],
+  };
 }
 
 /** What goes into a file: the system prompt is the first message, so that the messages are the API's. */
 export function exportedConversations(conversations) {
   const exported = conversations.map(({ id, systemPrompt, messages, ...rest }) => ({
     ...rest,
-    messages: [...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []), ...messages.map(({ id, ...message }) => message)],
+    messages: [
+      ...(systemPrompt ? [{ role: "system", content: systemPrompt }] : []),
+      ...messages.map(({ id, ...message }) => message),
+    ],
   }));
   return { format: FORMAT, version: 1, conversations: exported };
 }
@@ -127,12 +138,14 @@ function importedConversation(row, index) {
   conversation.messages = messages.map((message) => importedMessage(message, where));
   conversation.title = typeof row.title === "string" && row.title ? row.title.slice(0, 200) : titleOf(conversation);
   conversation.isNamed = true;
+  conversation.updatedAt -= index; // in the list they stand as in the file
   for (const name of ["createdAt", "updatedAt"]) if (Number.isFinite(row[name])) conversation[name] = row[name];
   return conversation;
 }
 
 function importedMessage(message, where) {
-  if (!ROLES.has(message?.role)) throw new Error(`${where} has a message with the role ${JSON.stringify(message?.role)}.`);
+  if (!ROLES.has(message?.role))
+    throw new Error(`${where} has a message with the role ${JSON.stringify(message?.role)}.`);
   const imported = { id: newId(), role: message.role, content: checkedText(message.content ?? "", where) };
   for (const name of ["reasoning_content", "model", "finish_reason", "tool_call_id"]) {
     if (typeof message[name] === "string") imported[name] = message[name];
