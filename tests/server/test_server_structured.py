@@ -92,6 +92,18 @@ def test_demanded_calls_have_valid_arguments(client, choice, names):
     assert streamed == {"name": call.function.name, "arguments": call.function.arguments}
 
 
+def test_the_model_may_call_by_itself(client):
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    weather = [{"role": "user", "content": "Weather in Paris?"}]
+    [choice] = ask(client, messages=weather, tools=tools).choices
+    [call] = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    [choice] = ask(client, messages=MESSAGES, tools=tools).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    assert "Paris" in choice.message.content
+
+
 def test_responses_take_forms_and_functions(client):
     form = {"type": "json_schema", "name": "city", "schema": CITY}
     response = client.responses.create(
