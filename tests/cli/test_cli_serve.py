@@ -74,6 +74,22 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     assert log[-1] == "stopped\n"
 
 
+def test_sigkill_closes_connections_and_the_same_address_serves_again(start):
+    process, lines = start()
+    url = lines[2].split()[1]
+    body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as response:
+        events = response.iter_lines()
+        assert next(events).startswith("data: {")
+        process.kill()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(events)
+    process.wait()
+    _, lines = start("--port", url.split(":")[2].split("/")[0])
+    assert lines[2].split()[1] == url
+    assert httpx.post(f"{url}/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

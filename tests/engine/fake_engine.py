@@ -23,6 +23,7 @@ class FakeEngine:
     tokenizer = None
     max_model_len = 1000
     num_preemptions = 0
+    last_compile_wait = None
 
     def __init__(self):
         self.grammar_compiler = None

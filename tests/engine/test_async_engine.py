@@ -9,6 +9,7 @@ import pytest
 from fake_engine import MAX_NUM_SEQS, fake_built_engine
 
 from jaxis.engine.async_engine import AsyncLLMEngine
+from jaxis.engine.programs import CompileWait
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -198,6 +199,36 @@ def test_idle_is_progress():
             await collect(engine, "r")
             await asyncio.sleep(0.05)
             assert engine.is_making_progress
+
+    asyncio.run(scenario())
+
+
+def test_compiling_is_progress_and_the_step_after_it_has_its_own_time(monkeypatch):
+    async def scenario():
+        async with running(stall_seconds=0.1) as (engine, fake):
+            compiled, release = threading.Event(), threading.Event()
+
+            def compile_then_hang():
+                start = time.monotonic()
+                fake.last_compile_wait = CompileWait(start)
+                compiled.wait(8)
+                fake.last_compile_wait = CompileWait(start, time.monotonic())
+                release.wait(8)
+
+            fake.before_step = compile_then_hang
+            task = asyncio.create_task(collect(engine, "r", max_tokens=1))
+            await eventually(lambda: fake.last_compile_wait)
+            await asyncio.sleep(0.2)
+            assert engine.is_making_progress
+            monkeypatch.setattr("jaxis.engine.engine_thread.COMPILE_STALL_SECONDS", 0.1)
+            assert not engine.is_making_progress
+            compiled.set()
+            await eventually(lambda: fake.last_compile_wait.ended)
+            assert engine.is_making_progress
+            await asyncio.sleep(0.2)
+            assert not engine.is_making_progress
+            release.set()
+            await task
 
     asyncio.run(scenario())
 

@@ -1,12 +1,16 @@
 """When something inside breaks: every client is told, in an error object, and the server goes on."""
 
+import contextlib
 import json
 import threading
 import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from jaxis.engine.programs import ProgramCache
 from jaxis.errors import EngineError
 
 ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
@@ -72,6 +76,80 @@ def test_a_stall_fails_health_and_recovery_mends_it(serve, built_engine, monkeyp
         while http.get("/health").status_code != 200:
             assert time.monotonic() < deadline
         server.wait_until_idle()
+
+
+def test_a_failing_chat_template_is_the_requests_fault(server, http, monkeypatch):
+    def fail(*_):
+        raise RecursionError("the template broke")
+
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxis.tokenizer.chat_template._compile", lambda _: types.SimpleNamespace(render=fail))
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        assert "the chat template refused the conversation" in response.json()["error"]["message"]
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    server.wait_until_idle()
+
+
+def test_a_failing_detokenizer_fails_its_step_and_the_server_goes_on(server, http, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxis.engine.output_processor.SequenceState.add_token", lambda *_: 1 / 0)
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 500
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    server.wait_until_idle()
+
+
+def test_steps_that_always_fail_fail_health_until_one_does_not(built_engine, server, http, monkeypatch):
+    health = []
+    with monkeypatch.context() as patch:
+        patch.setattr(built_engine.engine.runner, "dispatch", _raise)
+        for _ in range(3):
+            response = http.post("/v1/completions", json={"prompt": "x"})
+            assert response.status_code == 500
+            assert "out of memory" in response.json()["error"]["message"]
+            health.append(http.get("/health").status_code)
+    assert health == [200, 200, 503]
+    assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert http.get("/health").status_code == 200
+    server.wait_until_idle()
+
+
+def test_an_engine_that_cannot_recover_refuses_everything_at_once(built_engine, server, http, monkeypatch):
+    runner = built_engine.engine.runner
+    recover = runner.recover
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "dispatch", _raise)
+        patch.setattr(runner, "recover", lambda: 1 / 0)
+        for _ in range(2):
+            response = http.post("/v1/completions", json={"prompt": "x"})
+            assert response.status_code == 503
+            assert "must be restarted" in response.json()["error"]["message"]
+        assert http.get("/health").status_code == 503
+    recover()
+
+
+def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
+    server = serve(stall_seconds=0.1)
+    runner = built_engine.engine.runner
+    compiling = threading.Event()
+
+    def compile_slowly(key):
+        compiling.set()
+        time.sleep(0.3)
+        return runner._compile(key)
+
+    programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "_programs", programs)
+    with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor() as pool:
+        answer = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert compiling.wait(10)
+        time.sleep(0.2)
+        assert not answer.done()
+        assert http.get("/health").status_code == 200
+        assert answer.result().status_code == 200
+    assert runner.last_compile_wait.ended - runner.last_compile_wait.started > 0
+    programs.close()
 
 
 def _raise(*_, **__):

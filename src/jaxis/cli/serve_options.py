@@ -133,7 +133,7 @@ class LimitOptions:
     ] = 600.0
     max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = "8MiB"
     stall_timeout: Annotated[
-        float, _limit("Seconds a step may take before /health fails.", min=1.0, metavar="SECONDS")
+        float, _limit("Seconds a step may take before /health fails, compiling aside.", min=1.0, metavar="SECONDS")
     ] = 120.0
     drain_timeout: Annotated[
         float, _limit("Seconds that requests get to end after SIGTERM.", min=0.0, metavar="SECONDS")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from jaxis.engine.setup import BuiltEngine
 
 DEFAULT_MAX_QUEUED = 512
-DEFAULT_STALL_SECONDS = 120.0  # compiling a large model's program for a new shape may take a minute
+DEFAULT_STALL_SECONDS = 120.0
 JOIN_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +40,8 @@ class AsyncLLMEngine:
     Args:
       built: The engine; nobody else may use it from `start` to `shutdown`.
       max_queued: Most sequences to hold beyond those that can run at once.
-      stall_seconds: How long a step may take before `is_making_progress` is False.
+      stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
+        a program to compile.
     """
 
     def __init__(
@@ -158,11 +158,8 @@ class AsyncLLMEngine:
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the thread is alive and, if it has something to do, has lately completed a step."""
-        if self._closed is not None or not self._thread.is_alive:
-            return False
-        busy_since = self._thread.busy_since
-        return busy_since is None or time.monotonic() - busy_since < self._stall_seconds
+        """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one."""
+        return self._closed is None and self._thread.is_making_progress(self._stall_seconds)
 
     @property
     def is_accepting(self) -> bool:

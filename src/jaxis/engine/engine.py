@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxis.engine.block_manager import BlockManager
 from jaxis.engine.output_processor import RequestState, SequenceState
+from jaxis.engine.programs import CompileWait
 from jaxis.engine.request import Request, RequestStatus
 from jaxis.engine.request_sampling import RequestSampling, request_seed, tokenize_bad_words
 from jaxis.engine.runner import DispatchedStep, Runner
@@ -71,6 +72,11 @@ class LLMEngine:
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def last_compile_wait(self) -> CompileWait | None:
+        """When a step last waited for a program to compile, if one did. Other threads may ask."""
+        return self.runner.last_compile_wait
 
     def add_request(
         self,

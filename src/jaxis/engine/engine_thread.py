@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxis.engine.delayed_grammar import Grammar
     from jaxis.engine.engine import LLMEngine
 
+COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
+MAX_FAILED_STEPS = 3  # one after another: the engine is at fault then, not a request
 # What a step brought, for each stream that it concerns.
 Outbox = list[tuple[OutputStream, RequestOutput | Exception]]
 _logger = logging.getLogger(__name__)
@@ -75,7 +77,6 @@ class EngineThread:
 
     Attributes:
       stats: The engine after its last step.
-      busy_since: When the thread took up what it is doing, as `time.monotonic` seconds; None while it waits for work.
 
     Args:
       engine: The engine.
@@ -90,7 +91,8 @@ class EngineThread:
         self._deliver = deliver
         self._fail = fail
         self.stats = EngineStats()
-        self.busy_since: float | None = None
+        self._busy_since: float | None = None  # when it took up what it is doing
+        self._num_failed_steps = 0  # since the last one that did not
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trackers: dict[str, DeltaTracker] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
@@ -115,10 +117,25 @@ class EngineThread:
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether steps may follow."""
-        return self._thread.is_alive()
+    def is_making_progress(self, stall_seconds: float) -> bool:
+        """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one.
+
+        Not if one step after another fails either.
+
+        Args:
+          stall_seconds: How long a step may take.
+        """
+        if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
+            return False
+        since, limit = self._busy_since, stall_seconds
+        if since is None:
+            return True
+        compile_wait = self._engine.last_compile_wait
+        if compile_wait is not None and compile_wait.ended is None:
+            since, limit = compile_wait.started, max(limit, COMPILE_STALL_SECONDS)
+        elif compile_wait is not None:
+            since = max(since, compile_wait.ended)
+        return time.monotonic() - since < limit
 
     # What the thread itself calls.
 
@@ -141,14 +158,14 @@ class EngineThread:
         """Carries out what is in the queue, waiting for something if there is no step to run; False to end."""
         wait = not self._engine.has_unfinished
         if wait:
-            self.busy_since = None
+            self._busy_since = None
         while True:
             try:
                 command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
             finally:
-                self.busy_since = time.monotonic()
+                self._busy_since = time.monotonic()
             if command is None:
                 return False
             command()
@@ -182,7 +199,9 @@ class EngineThread:
     def _step(self) -> Outbox:
         try:
             states = self._engine.step()
+            self._num_failed_steps = 0
         except EngineError:
+            self._num_failed_steps += 1
             _logger.exception("a step failed")
             states = [tracker.state for tracker in self._trackers.values() if tracker.state.error is not None]
         outbox: Outbox = []

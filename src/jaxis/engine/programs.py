@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -46,8 +46,23 @@ def enable_disk_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+class CompileWait(NamedTuple):
+    """When a step waited for a program to compile, as `time.monotonic` seconds.
+
+    Attributes:
+      started: When it began to wait.
+      ended: When it went on; None if it waits still.
+    """
+
+    started: float
+    ended: float | None = None
+
+
 class ProgramCache:
     """Compiled programs by key.
+
+    Attributes:
+      last_wait: The last wait for a program, if there was one. Other threads may read it at any time.
 
     Args:
       build: `build(key)` traces and compiles the program of a key. Runs on a worker thread.
@@ -59,6 +74,7 @@ class ProgramCache:
         self._on_wait = on_wait
         self._programs: dict[Hashable, Future[Program]] = {}
         self._lock = threading.Lock()
+        self.last_wait: CompileWait | None = None
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
 
     def prepare(self, key: Hashable) -> Future[Program]:
@@ -72,8 +88,10 @@ class ProgramCache:
         """The program of a key; waits until it is compiled."""
         future = self.prepare(key)
         if not future.done():
+            self.last_wait = wait = CompileWait(time.monotonic())
             with self._on_wait(key):
                 future.exception()
+            self.last_wait = wait._replace(ended=time.monotonic())
         try:
             return future.result()
         except Exception:

@@ -23,7 +23,7 @@ from jaxis.engine.kv_cache import (
     make_kv_caches,
     num_cache_blocks,
 )
-from jaxis.engine.programs import ProgramCache
+from jaxis.engine.programs import CompileWait, ProgramCache
 from jaxis.engine.request_sampling import RequestSampling
 from jaxis.engine.sampler import SamplerOutput, TokenLogprobs, sample, token_logprobs
 from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
@@ -190,6 +190,11 @@ class Runner:
     def weight_bytes(self) -> int:
         """Bytes of the model's arrays on all devices together."""
         return sum(shard.data.nbytes for array in self._params for shard in array.addressable_shards)
+
+    @property
+    def last_compile_wait(self) -> CompileWait | None:
+        """When a step last waited for a program, if one did."""
+        return self._programs.last_wait
 
     def prepare(self, num_tokens: int) -> None:
         """Begins to compile what a step of this many tokens and greedy requests needs."""

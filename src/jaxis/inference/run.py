@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
+from jaxis.errors import EngineError
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Journal, RowResult
 from jaxis.inference.progress import shown_progress
@@ -89,10 +90,17 @@ class StreamSink:
         if not results:
             return
         self._waiting.append(results)
-        for line in self._waiting.lines_from(self._num_written):
-            self._stream.write(line)
-            self._num_written += 1
-        self._stream.flush()
+        try:
+            for line in self._waiting.lines_from(self._num_written):
+                self._stream.write(line)
+                self._num_written += 1
+            self._stream.flush()
+        except BrokenPipeError:
+            raise  # who reads has seen enough
+        except OSError as error:
+            raise EngineError(
+                f"the output cannot be written: {error.strerror}; with a file as output, a run goes on where it stopped"
+            ) from None
 
     def close(self) -> None:
         self._waiting.close()

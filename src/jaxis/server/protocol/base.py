@@ -6,13 +6,23 @@ import time
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from jaxis.sampling_params import MAX_LOGPROBS, MAX_N, REPETITION_PENALTY_BOUNDS
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Stop = str | list[str]
 MAX_ALLOWED_TOKEN_IDS = 2**19  # more than any vocabulary has
+
+
+def _exactly_false(value: object) -> object:
+    if value is not False:
+        raise ValueError("only false is supported")
+    return value
+
+
+# A plain Literal[False] takes 0 and 0.0 too.
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_exactly_false)]
 
 
 class StrictModel(BaseModel):
@@ -31,7 +41,7 @@ class StreamOptions(StrictModel):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class SamplingFields(StrictModel):
@@ -83,7 +93,7 @@ class GenerationRequest(SamplingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
 
 
 class PromptTokensDetails(BaseModel):

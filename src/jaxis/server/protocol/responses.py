@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import MAX_LOGPROBS
-from jaxis.server.protocol.base import CompletionTokensDetails, PromptTokensDetails, SamplingFields, StrictModel
+from jaxis.server.protocol.base import (
+    CompletionTokensDetails,
+    OnlyFalse,
+    PromptTokensDetails,
+    SamplingFields,
+    StrictModel,
+)
 from jaxis.server.protocol.chat import MAX_MESSAGES
 from jaxis.server.protocol.response_items import InputItem, OutputItem, chat_messages
 from jaxis.server.protocol.structured import JsonObjectFormat, TextFormat
@@ -90,8 +96,8 @@ class ResponseRequest(SamplingFields):
     prompt_logprobs: None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    store: Literal[False] | None = None
+    background: OnlyFalse | None = None
+    store: OnlyFalse | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
