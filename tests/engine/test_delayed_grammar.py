@@ -25,11 +25,11 @@ def form():
     return compiler.compile(StructuredOutputs(regex="ab"))
 
 
-def permitted(form, reasoning, *token_ids):
+def permitted(form, reasoning, *token_ids, alternatives=()):
     """What may come after these tokens, and whether the completion is complete; the same followed one by one."""
-    at_once = DelayedGrammar(form, reasoning).new_matcher()
+    at_once = DelayedGrammar(form, reasoning, alternatives).new_matcher()
     at_once.follow(token_ids)
-    one_by_one = DelayedGrammar(form, reasoning).new_matcher()
+    one_by_one = DelayedGrammar(form, reasoning, alternatives).new_matcher()
     for count in range(len(token_ids) + 1):
         one_by_one.follow(token_ids[:count])
         mask = one_by_one.token_mask()
@@ -68,6 +68,21 @@ def test_a_closing_of_several_tokens(form):
         assert permitted(form, reasoning, *before)[0] == set(range(40)) - {EOS}
     for before in ([FIRST, SECOND], [FIRST, FIRST, SECOND], [A, CLOSE, FIRST]):
         assert permitted(form, reasoning, *before)[0] == {A}
+
+
+def test_an_alternative_frees_what_follows(form):
+    everything = set(range(40))
+    assert permitted(form, None, alternatives=[FIRST, EOS]) == ({A, FIRST}, False)
+    assert permitted(form, None, FIRST, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, None, FIRST, B, A, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, None, A, alternatives=[FIRST]) == ({B}, False)
+    assert permitted(form, None, A, B, alternatives=[FIRST])[1]
+    reasoning = ReasoningTokens(False, OPEN, [[CLOSE]], [NEWLINE])
+    assert permitted(form, reasoning, alternatives=[FIRST]) == ({OPEN, A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, alternatives=[FIRST]) == ({NEWLINE, A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, alternatives=[FIRST]) == ({A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, FIRST, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, A, alternatives=[FIRST]) == ({B}, False)
 
 
 @pytest.mark.parametrize(

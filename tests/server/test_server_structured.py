@@ -104,6 +104,17 @@ def test_the_model_may_call_by_itself(client):
     assert "Paris" in choice.message.content
 
 
+def test_an_answer_has_its_form_or_calls(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    both = {"tools": [{"type": "function", "function": {"name": "get_weather"}}], "response_format": schema}
+    [choice] = ask(client, messages=[{"role": "user", "content": "Weather in Paris?"}], **both).choices
+    [call] = choice.message.tool_calls
+    assert (choice.finish_reason, json.loads(call.function.arguments)) == ("tool_calls", {"city": "Paris"})
+    [choice] = ask(client, **both).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    jsonschema.validate(json.loads(choice.message.content), CITY)
+
+
 def test_responses_take_forms_and_functions(client):
     form = {"type": "json_schema", "name": "city", "schema": CITY}
     response = client.responses.create(
