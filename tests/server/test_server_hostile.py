@@ -1,6 +1,10 @@
 """Clients that mean harm, or are broken: refused in time, and nobody else notices."""
 
+import contextlib
+import errno
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -9,6 +13,7 @@ import httpx
 import pytest
 
 from jaxis.server.json_body import MAX_NESTING, parse_json
+from jaxis.server.run import allow_many_connections
 
 JSON = {"Content-Type": "application/json"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -162,6 +167,28 @@ def test_connections_in_use_are_kept(serve):
         body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "n": 2}
         assert http.post("/v1/completions", json=body, timeout=60).elapsed.total_seconds() > 0.4
         assert http.get("/version").extensions["network_stream"].get_extra_info("client_addr") == address
+
+
+def test_more_connections_than_open_files_are_closed_and_the_server_recovers(serve):
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+    try:
+        allow_many_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024 or most == 1024
+        server = serve()
+        httpx.get(f"{server.url}/health")
+        num_open = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 40, most))
+        with contextlib.ExitStack() as connections:
+            try:
+                for _ in range(100):
+                    connections.enter_context(connect(server))
+                pytest.fail("the limit was never met")
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def test_a_body_that_drips_in_is_given_up(serve):

@@ -54,7 +54,9 @@ def serve(
         config = _server_config(model, server, limits)
         server.check_tls()
         server.check_tracing()
-        from jaxis.server.run import listen
+        from jaxis.server.run import allow_many_connections, listen
+
+        allow_many_connections()
 
         # Before a minute of loading, not after it.
         listener = listen(server.host, server.port)

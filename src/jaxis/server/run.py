@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import resource
 import socket
 
 import uvicorn
@@ -15,6 +16,7 @@ from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
 from jaxis.server.http_protocol import LimitedHttpProtocol
 
+MAX_OPEN_FILES = 65536
 _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
 
 
@@ -58,6 +60,14 @@ def make_server(
         ssl_keyfile=ssl_keyfile,
     )
     return DrainingServer(settings, engine, config.drain_seconds)
+
+
+def allow_many_connections() -> None:
+    """Raises this process's limit on open files as far as it may: 1,024 is usual, and every connection is one."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
