@@ -50,7 +50,7 @@ def write_requests(path):
     ("write", "arguments"),
     [
         (write_conversations, ["infer", "--input_path", "--output_path"]),
-        (write_requests, ["run-batch", "-i", "-o"]),
+        pytest.param(write_requests, ["run-batch", "-i", "-o"], marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_loses_nothing(tmp_path, run, write, arguments):

@@ -92,7 +92,7 @@ class EngineThread:
         self._fail = fail
         self.stats = EngineStats()
         self._busy_since: float | None = None  # when it took up what it is doing
-        self._num_failed_steps = 0  # since the last one that did not
+        self._num_failed_steps = 0  # since the last one that did not fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trackers: dict[str, DeltaTracker] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
@@ -118,9 +118,7 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one.
-
-        Not if one step after another fails either.
+        """Whether the thread is alive, steps do not always fail, and one has lately ended or compiles, if one is due.
 
         Args:
           stall_seconds: How long a step may take.

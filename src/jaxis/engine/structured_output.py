@@ -245,4 +245,6 @@ def _one_line(message: str) -> str:
     line = _PREFIX.sub("", line)
     if line.startswith("NoExtension"):
         line = "no text has this form"
+    elif "increase limits" in line:
+        line = "it is too complex"
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + "..."
