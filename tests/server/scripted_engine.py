@@ -28,9 +28,10 @@ TEMPLATE = """
 class ScriptedEngine:
     """Says one text, a few characters a step, whatever it is asked."""
 
-    def __init__(self, template=TEMPLATE):
+    def __init__(self, template=TEMPLATE, tags=()):
         backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
         backend.decoder = tokenizers.decoders.Fuse()
+        backend.add_tokens(list(tags))
         self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
         self.default_sampling_params = SamplingParams(max_tokens=None)
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, [])
@@ -57,8 +58,9 @@ class ScriptedEngine:
         pieces = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
         for number, piece in enumerate(pieces, 1):
             last = number == len(pieces)
+            token_ids = self.tokenizer.encode(self.text) if last else []
             completions = [
-                CompletionOutput(index, piece, [0], finish_reason=self.finish_reason if last else None)
+                CompletionOutput(index, piece, list(token_ids), finish_reason=self.finish_reason if last else None)
                 for index in range(params.n)
             ]
             yield RequestOutput(request_id, prompt.text, [0], None, completions, last)

@@ -95,7 +95,8 @@ def test_events_build_the_items(scripted, scripted_client, piece):
     assert list(texts.values()) == ["hm", "I look.", '{"city": "Rome"}', '{"city": "Oslo"}']
 
 
-def test_items_come_back_as_one_turn(scripted, scripted_client):
+@pytest.mark.parametrize("as_dicts", [False, True])
+def test_items_come_back_as_one_turn(scripted, scripted_client, as_dicts):
     scripted.text = ANSWER
     output = ask(scripted_client, tools=[WEATHER]).output
     results = [
@@ -103,7 +104,8 @@ def test_items_come_back_as_one_turn(scripted, scripted_client):
         for item in output
         if item.type == "function_call"
     ]
-    ask(scripted_client, input=[{"role": "user", "content": "Weather?"}, *output, *results], tools=[WEATHER])
+    given = [item.model_dump() for item in output] if as_dicts else output
+    ask(scripted_client, input=[{"role": "user", "content": "Weather?"}, *given, *results], tools=[WEATHER])
     turn = scripted.prompt[scripted.prompt.index("[assistant]") :]
     call = '<tool_call>{{"name": "get_weather", "arguments": {{"city": "{}"}}}}</tool_call>'
     assert turn == (

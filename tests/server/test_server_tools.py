@@ -167,6 +167,18 @@ def test_reasoning_is_apart_and_can_be_left_out(client, engine):
     assert both(client, extra_body={"include_reasoning": False}) == ("Sunny.", None, [], "stop")
 
 
+def test_tokens_of_reasoning_are_counted(connect):
+    engine = ScriptedEngine(tags=["<think>", "</think>"])
+    engine.text = "<think>hm</think>Hi"
+    client = connect(engine)
+    whole = ask(client, n=2).usage
+    *_, streamed = ask(client, n=2, stream=True, stream_options={"include_usage": True})
+    for usage in (whole, streamed.usage):
+        assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (12, 8)
+    usage = client.responses.create(model="jaxis-tiny", input="x").usage
+    assert (usage.output_tokens, usage.output_tokens_details.reasoning_tokens) == (6, 4)
+
+
 def test_a_template_may_open_the_reasoning(connect):
     engine = ScriptedEngine(TEMPLATE.replace("[assistant]", "[assistant]<think>"))
     engine.text = "Let me see.</think>Sunny."

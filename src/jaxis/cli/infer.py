@@ -133,6 +133,8 @@ def _answer(config: InferenceConfig) -> RunSummary:
 def _converse(config: InferenceConfig) -> None:
     if config.input_path is not None or config.output_path is not None:
         note("jaxis: the paths of the configuration have no effect with --interactive")
+    if config.model.tool_call_parser is not None:
+        note("jaxis: model.tool_call_parser has no effect with --interactive: calls are shown as the model writes them")
     with exit_on_interrupt():
         from jaxis.cli.chat import converse
         from jaxis.cli.chat_session import ChatSession

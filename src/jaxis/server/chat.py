@@ -163,8 +163,8 @@ class ChatCompletion:
         if not tokens:
             raise ParameterError(
                 form.param,
-                f"{form.field} leaves no room for this model's calls of tools, which begin as any text does: leave it out,"
-                ' or send tool_choice "none"',
+                f"{form.field} leaves no room for this model's calls of tools, which begin as any text does: leave it"
+                ' out, or send tool_choice "none"',
             )
         return tokens
 

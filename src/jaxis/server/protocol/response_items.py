@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from jaxis.server.protocol.base import StrictModel
 from jaxis.server.protocol.chat import ChatPositionLogprobs
@@ -13,7 +13,18 @@ from jaxis.server.protocol.chat import ChatPositionLogprobs
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(StrictModel):
+class SentBack(StrictModel):
+    """What clients send back as they keep it, with nulls for fields that this server does not have."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None or key in cls.model_fields}
+
+
+class InputText(SentBack):
     """Text of a user, or of an answer that comes back as the server sent it."""
 
     type: Literal["input_text", "output_text"]
@@ -22,7 +33,7 @@ class InputText(StrictModel):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(StrictModel):
+class InputMessage(SentBack):
     """One turn."""
 
     type: Literal["message"] = "message"
@@ -33,14 +44,14 @@ class InputMessage(StrictModel):
     phase: str | None = None
 
 
-class ReasoningText(StrictModel):
+class ReasoningText(SentBack):
     """Reasoning as the model wrote it."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class ReasoningItem(StrictModel):
+class ReasoningItem(SentBack):
     """What the model thought before its answer. There are no summaries."""
 
     type: Literal["reasoning"] = "reasoning"
@@ -51,7 +62,7 @@ class ReasoningItem(StrictModel):
     status: ItemStatus | None = None
 
 
-class FunctionCallItem(StrictModel):
+class FunctionCallItem(SentBack):
     """A call.
 
     Attributes:
@@ -67,7 +78,7 @@ class FunctionCallItem(StrictModel):
     status: ItemStatus | None = None
 
 
-class FunctionCallOutput(StrictModel):
+class FunctionCallOutput(SentBack):
     """What a call gave."""
 
     type: Literal["function_call_output"]
