@@ -1,0 +1,47 @@
+"""Each family's example configuration answers its conversations, with a tiny random model in place of the published one."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import parity
+import pytest
+from tiny_checkpoints import VOCAB_SIZE, write_tokenizer
+
+from jaxis.inference import InferenceConfig, JAXInferenceEngine
+from jaxis.models.registry import get_model_class
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
+
+
+@functools.cache
+def families():
+    """A row of the parity table for each module of models."""
+    rows = {}
+    for family in parity.FAMILIES:
+        architecture = family.architecture or type(parity.reference_model(family)).__name__
+        rows.setdefault(get_model_class([architecture]).__module__.rpartition(".")[2], family)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "families").iterdir()), ids=lambda path: path.stem)
+def test_it_answers_its_conversations(path, tmp_path):
+    family = families()[path.stem]
+    family = dataclasses.replace(family, config=family.config | {"vocab_size": VOCAB_SIZE})
+    folder = Path(parity.checkpoint_folder(family))
+    write_tokenizer(folder)
+    config = InferenceConfig.from_yaml(path)
+    kwargs = {name: value for name, value in config.model.model_kwargs.items() if name != "tensor_parallel_size"}
+    model = dataclasses.replace(config.model, model_name=str(folder), model_max_length=512, model_kwargs=kwargs)
+    generation = dataclasses.replace(config.generation, max_new_tokens=8, reasoning_effort=None)
+    with JAXInferenceEngine(model, show_progress=False) as engine:
+        results = engine.infer(
+            inference_config={
+                "generation": generation,
+                "input_path": EXAMPLES / "conversations.jsonl",
+                "output_path": tmp_path / "out.jsonl",
+            }
+        )
+    assert [result.conversation_id for result in results] == ["capital", "sum", "colour"]
+    assert all(result.messages[-1].role == "assistant" for result in results)
