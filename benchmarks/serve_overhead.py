@@ -3,9 +3,9 @@
     python benchmarks/serve_overhead.py
     python benchmarks/serve_overhead.py --concurrency 16 ./Qwen3-0.6B
 
-Engine and server are processes that take turns, round by round, so that a slow minute of the machine hits both. So many
-clients as the engine runs sequences at once each send the next request when their last one has ended, whole or streamed;
-the engine alone gets all of a round's requests in one `LLM.generate`. Client, server and engine share the machine.
+Engine and server are processes that take turns, round by round, so that a slow minute of the machine hits both. As many
+clients as the engine runs sequences at once each send the next request when their last one has ended, whole or
+streamed; the engine alone gets all of a round's requests in one `LLM.generate`. Client and server share the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each family's example configuration answers its conversations, with a tiny random model in place of the published one."""
+"""Each family's example configuration answers its conversations, with a tiny random model for the published one."""
 
 import dataclasses
 import functools
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import parity
 import pytest
-from tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.models.registry import get_model_class
+from tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
 
