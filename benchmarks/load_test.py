@@ -95,9 +95,12 @@ def memory_growth(samples: Sequence[Sample]) -> float | None:
 
 def print_report(outcomes: Outcomes, samples: Sequence[Sample], metrics: dict[str, float], seconds: float) -> None:
     """The table."""
-    total = sum(outcomes.counts.values())
-    rows = [("requests", f"{total} in {seconds:.0f} s")]
-    rows += [(name, f"{count} ({100 * count / total:.1f}%)") for name, count in sorted(outcomes.counts.items())]
+    total = outcomes.counts.total()
+    num_refused = sum(count for name, count in outcomes.counts.items() if name.startswith("refused"))
+    rows = [("requests", f"{total} in {seconds:.0f} s, {total - num_refused} of them taken")]
+    for name, count in sorted(outcomes.counts.items()):
+        share = "" if name.startswith("refused") else f" ({100 * count / (total - num_refused):.1f}% of those taken)"
+        rows.append((name, f"{count}{share}"))
     if outcomes.seconds:
         times = sorted(outcomes.seconds)
         rows.append(("seconds an answer", f"{statistics.median(times):.2f} median, {times[-1]:.2f} longest"))

@@ -137,7 +137,7 @@ def test_the_wheel_requires_no_torch_unless_an_extra_asks_for_it(metadata):
 
 def test_the_wheel_states_version_licence_and_python(metadata):
     assert metadata["Version"] == jaxis.__version__
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT AND BSD-3-Clause"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
 

@@ -11,7 +11,8 @@ import aiohttp
 from serving.request_mix import RESPONSES, MixItem
 
 REFUSALS = (429, 503)
-Answer = dict[str, Any]  # "choices": {index: {"text", "finish_reason", "logprobs"}}, and the token counts
+# "choices": {index: {"text", "tool_calls", "finish_reason", "logprobs"}}, and the token counts
+Answer = dict[str, Any]
 
 
 class RefusedError(Exception):
@@ -70,8 +71,14 @@ async def _streamed(item: MixItem, response: aiohttp.ClientResponse) -> Answer:
     for event in events:
         usage = event.get("usage") or usage
         for new in event["choices"]:
-            choice = choices.setdefault(new["index"], {"text": "", "finish_reason": None, "logprobs": None})
+            choice = choices.setdefault(
+                new["index"], {"text": "", "tool_calls": [], "finish_reason": None, "logprobs": None}
+            )
             choice["text"] += (new["delta"].get("content") if "delta" in new else new["text"]) or ""
+            for call in new.get("delta", {}).get("tool_calls") or ():
+                if call["index"] == len(choice["tool_calls"]):
+                    choice["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+                choice["tool_calls"][call["index"]]["arguments"] += call["function"].get("arguments") or ""
             choice["finish_reason"] = new["finish_reason"] or choice["finish_reason"]
             choice["logprobs"] = _joined(choice["logprobs"], new.get("logprobs"))
     if usage is None:
@@ -100,11 +107,16 @@ def _whole(item: MixItem, answer: dict[str, Any]) -> Answer:
     usage = answer["usage"]
     if item.path == RESPONSES:
         [output] = answer["output"]
-        choice = {"text": output["content"][0]["text"], "finish_reason": answer["status"], "logprobs": None}
+        text, status = output["content"][0]["text"], answer["status"]
+        choice = {"text": text, "tool_calls": [], "finish_reason": status, "logprobs": None}
         return _answer({0: choice}, usage["input_tokens"], usage["output_tokens"])
     choices = {
         choice["index"]: {
-            "text": choice["message"]["content"] if "message" in choice else choice["text"],
+            "text": (choice["message"]["content"] if "message" in choice else choice["text"]) or "",
+            "tool_calls": [
+                {name: call["function"][name] for name in ("name", "arguments")}  # ids are new every time
+                for call in choice.get("message", {}).get("tool_calls") or ()
+            ],
             "finish_reason": choice["finish_reason"],
             "logprobs": _joined(None, choice.get("logprobs")),
         }

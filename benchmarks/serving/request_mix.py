@@ -66,11 +66,18 @@ def request_mix() -> list[MixItem]:
         _complete("long", _STORY * 4, temperature=0, ignore_eos=True, max_tokens=150),
         _chat("JSON", _QUESTIONS[0], temperature=0, response_format={"type": "json_object"}, max_tokens=40),
         _chat("JSON schema", "Who are you?", **_SAMPLED, seed=2, response_format=_schema_format(), max_tokens=60),
+        _chat("tool call", _QUESTIONS[1], temperature=0, tools=[_tool()], tool_choice="required", max_tokens=80),
         _complete("regex", "A number:", **_SAMPLED, seed=8, structured_outputs={"regex": "[1-9][0-9]{2,6}"}, n=2),
         _complete("choice", "It is", temperature=0, structured_outputs={"choice": ["red", "green", "dark blue"]}),
         _complete("one token", "Hello", temperature=0, max_tokens=1),
     ]
     return items
+
+
+def _tool() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    parameters |= {"required": ["a", "b"], "additionalProperties": False}
+    return {"type": "function", "function": {"name": "add", "description": "Adds numbers.", "parameters": parameters}}
 
 
 def _schema_format() -> dict[str, Any]:

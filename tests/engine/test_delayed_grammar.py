@@ -1,12 +1,15 @@
 """A form that begins after the reasoning: which tokens are permitted where."""
 
+import re
+
 import numpy as np
 import pytest
 import tokenizers
 
-from jaxis import StructuredOutputs
+from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens, ReasoningTracker
 from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.prompts import tokenize_chat
 from jaxis.tokenizer import Tokenizer
 
 EOS, OPEN, CLOSE, NEWLINE, A, B, FIRST, SECOND = range(8)
@@ -22,11 +25,11 @@ def form():
     return compiler.compile(StructuredOutputs(regex="ab"))
 
 
-def permitted(form, reasoning, *token_ids):
+def permitted(form, reasoning, *token_ids, alternatives=()):
     """What may come after these tokens, and whether the completion is complete; the same followed one by one."""
-    at_once = DelayedGrammar(form, reasoning).new_matcher()
+    at_once = DelayedGrammar(form, reasoning, alternatives).new_matcher()
     at_once.follow(token_ids)
-    one_by_one = DelayedGrammar(form, reasoning).new_matcher()
+    one_by_one = DelayedGrammar(form, reasoning, alternatives).new_matcher()
     for count in range(len(token_ids) + 1):
         one_by_one.follow(token_ids[:count])
         mask = one_by_one.token_mask()
@@ -67,6 +70,21 @@ def test_a_closing_of_several_tokens(form):
         assert permitted(form, reasoning, *before)[0] == {A}
 
 
+def test_an_alternative_frees_what_follows(form):
+    everything = set(range(40))
+    assert permitted(form, None, alternatives=[FIRST, EOS]) == ({A, FIRST}, False)
+    assert permitted(form, None, FIRST, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, None, FIRST, B, A, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, None, A, alternatives=[FIRST]) == ({B}, False)
+    assert permitted(form, None, A, B, alternatives=[FIRST])[1]
+    reasoning = ReasoningTokens(False, OPEN, [[CLOSE]], [NEWLINE])
+    assert permitted(form, reasoning, alternatives=[FIRST]) == ({OPEN, A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, alternatives=[FIRST]) == ({NEWLINE, A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, alternatives=[FIRST]) == ({A, FIRST}, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, FIRST, alternatives=[FIRST]) == (everything, False)
+    assert permitted(form, reasoning, OPEN, CLOSE, NEWLINE, A, alternatives=[FIRST]) == ({B}, False)
+
+
 @pytest.mark.parametrize(
     ("opened", "token_ids", "expected"),
     [
@@ -85,3 +103,27 @@ def test_tokens_of_reasoning_are_counted(opened, token_ids, expected):
     for count in range(len(token_ids) + 1):
         one_by_one.follow(token_ids[:count])
     assert (at_once.num_tokens, one_by_one.num_tokens) == (expected, expected)
+
+
+def test_a_completion_is_free_up_to_its_form():
+    form = StructuredOutputs(regex="[0-9]{3}")
+    with LLM(show_progress=False, max_num_seqs=4, kv_cache_memory="8MiB") as llm:
+        prompt = tokenize_chat([{"role": "user", "content": "What is the capital of France?"}], llm.tokenizer).token_ids
+        [free] = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=30), progress=False)
+        [stop] = llm.tokenizer.encode(".")
+        end = free.outputs[0].token_ids.index(stop) + 1
+        grammar = DelayedGrammar(
+            llm.engine.grammar_compiler.compile(form), ReasoningTokens(True, None, [[stop]], llm.tokenizer.encode(" "))
+        )
+        params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=form, n=2)
+        state = llm.engine.add_request("delayed", prompt, params, grammar=grammar)
+        beside = llm.engine.add_request("beside", prompt, SamplingParams(temperature=0, max_tokens=30))
+        while not (state.finished and beside.finished):
+            llm.engine.step()
+    assert beside.output().outputs[0].token_ids == free.outputs[0].token_ids
+    for completion in state.output().outputs:
+        assert completion.token_ids[:end] == free.outputs[0].token_ids[:end]
+        before, _, after = completion.text.partition(".")
+        assert "Paris" in before
+        assert re.fullmatch(" ?[0-9]{3}", after)
+        assert completion.finish_reason == "stop"

@@ -1,12 +1,16 @@
 """The chat page in a browser, against a real server."""
 
+import hashlib
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
+import jaxis
 from jaxis.server.chat_page import chat_page_paths
 
+STATIC = Path(jaxis.__file__).parent / "server" / "static"
 QUESTION = "What is the capital of France?"
 DONE = "document.querySelector('.assistant .actions')?.children.length > 0"
 
@@ -56,6 +60,13 @@ def test_files_are_open_and_the_api_is_not(serve):
         http.headers["Authorization"] = "Bearer secret"
         for path in ("/static/none.js", "/static/%2e%2e/auth.py", "/static/..%2fauth.py"):
             assert http.get(path).status_code == 404, path
+
+
+def test_libraries_are_those_that_their_readme_names():
+    readme = (STATIC / "vendor" / "README.md").read_text()
+    for file in (STATIC / "vendor").glob("*.js"):
+        [row] = [line for line in readme.splitlines() if line.startswith(f"| {file.name} |")]
+        assert hashlib.sha256(file.read_bytes()).hexdigest() in row
 
 
 def test_the_page_can_be_left_out(serve):

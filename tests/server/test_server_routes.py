@@ -101,6 +101,23 @@ def test_cors_is_off_unless_allowed(serve):
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_page_whose_name_points_here_is_refused(serve):
+    url = serve(only_allowed_hosts=True, allowed_hosts=("llm.example",)).url
+    for host, status in {
+        "localhost": 200,
+        "127.0.0.1:8000": 200,
+        "[::1]:8000": 200,
+        "LLM.example:443": 200,
+        "evil.example": 403,
+        "127.0.0.1.evil.example:8000": 403,
+        "": 403,
+    }.items():
+        response = httpx.get(f"{url}/v1/models", headers={"Host": host})
+        assert response.status_code == status, host
+        if status == 403:
+            assert "--allowed-hosts" in response.json()["error"]["message"]
+
+
 def test_a_script_of_another_page_cannot_send_text_as_json(http):
     """A browser sends text/plain without asking first; JSON it asks for, and CORS says no."""
     response = http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"})

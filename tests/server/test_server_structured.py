@@ -1,5 +1,6 @@
 """Answers of a given form from the embedded model, through the `openai` client."""
 
+import concurrent.futures
 import json
 import re
 
@@ -91,6 +92,29 @@ def test_demanded_calls_have_valid_arguments(client, choice, names):
     assert streamed == {"name": call.function.name, "arguments": call.function.arguments}
 
 
+def test_the_model_may_call_by_itself(client):
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    weather = [{"role": "user", "content": "Weather in Paris?"}]
+    [choice] = ask(client, messages=weather, tools=tools).choices
+    [call] = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    [choice] = ask(client, messages=MESSAGES, tools=tools).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    assert "Paris" in choice.message.content
+
+
+def test_an_answer_has_its_form_or_calls(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    both = {"tools": [{"type": "function", "function": {"name": "get_weather"}}], "response_format": schema}
+    [choice] = ask(client, messages=[{"role": "user", "content": "Weather in Paris?"}], **both).choices
+    [call] = choice.message.tool_calls
+    assert (choice.finish_reason, json.loads(call.function.arguments)) == ("tool_calls", {"city": "Paris"})
+    [choice] = ask(client, **both).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    jsonschema.validate(json.loads(choice.message.content), CITY)
+
+
 def test_responses_take_forms_and_functions(client):
     form = {"type": "json_schema", "name": "city", "schema": CITY}
     response = client.responses.create(
@@ -104,6 +128,25 @@ def test_responses_take_forms_and_functions(client):
     [call, *_] = response.output
     assert (call.type, call.name, call.status) == ("function_call", "get_time", "completed")
     jsonschema.validate(json.loads(call.arguments), TIME["parameters"])
+
+
+def test_free_and_formed_requests_side_by_side_get_what_they_get_alone(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    kinds = [
+        {},
+        {"response_format": schema},
+        {"extra_body": {"guided_regex": "[0-9]{20}"}},
+        {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+        {"extra_body": {"guided_choice": ["Madrid", "Lisbon"]}, "temperature": 1, "seed": 3},
+    ]
+
+    def said(kind):
+        message = ask(client, **kind).choices[0].message
+        return message.content, [call.function.arguments for call in message.tool_calls or []]
+
+    alone = [said(kind) for kind in kinds]
+    with concurrent.futures.ThreadPoolExecutor(15) as threads:
+        assert list(threads.map(said, kinds * 3)) == alone * 3
 
 
 def test_a_bad_form_fails_its_own_request_only(client):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jaxis.server.config import ServerConfig
     from jaxis.tokenizer import Tokenizer
 
-_LOOPBACK = ("127.", "::1", "localhost")
 _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 
 
@@ -103,6 +102,8 @@ def _serve(
 
 def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
     """What is printed when the server starts: the model, what fits, where, and a request that works."""
+    from jaxis.server.hosts import is_loopback
+
     engine = built.engine
     blocks = engine.scheduler.block_manager
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
@@ -116,7 +117,7 @@ def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, 
     ]
     if config.webui:
         lines.append(f"chat:   {url}/")
-    if not host.startswith(_LOOPBACK) and not config.api_keys:
+    if not is_loopback(host) and not config.api_keys:
         lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
     return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
 
@@ -135,13 +136,15 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
     from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
+    from jaxis.server.hosts import is_loopback
     from jaxis.server.served_model import check_parser_names
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
+    api_keys = server.api_keys()
     name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).is_dir() else model
     return ServerConfig(
         served_model_names=tuple(server.served_model_name or [name]),
-        api_keys=server.api_keys(),
+        api_keys=api_keys,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
         max_queued=limits.max_queued,
@@ -150,6 +153,9 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
         webui=server.webui,
+        # With a key, whoever has it may call the server by any name.
+        only_allowed_hosts=is_loopback(server.host) and not api_keys,
+        allowed_hosts=tuple(server.allowed_hosts or ()),
         allowed_origins=tuple(server.allowed_origins or ()),
         otlp_traces_endpoint=server.otlp_traces_endpoint,
     )

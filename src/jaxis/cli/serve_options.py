@@ -52,6 +52,14 @@ class ServerOptions:
         ),
     ] = None
     api_key_file: Annotated[Path | None, _server("File with keys, one a line.", metavar="FILE")] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        _server(
+            "Name by which a server on the loopback address may be called, besides localhost; for a proxy on this "
+            "machine. Can be given several times.",
+            metavar="NAME",
+        ),
+    ] = None
     allowed_origins: Annotated[
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),

@@ -1,4 +1,4 @@
-"""A form that begins after the model's reasoning."""
+"""A form that begins after the model's reasoning, and may give way to a tool call."""
 
 from __future__ import annotations
 
@@ -62,20 +62,24 @@ class ReasoningTracker:
 
 
 class DelayedGrammar:
-    """A compiled form that holds for what follows the reasoning.
+    """A compiled form that holds for what follows the reasoning, or gives way to something else.
 
     Args:
       grammar: The form.
-      reasoning: How to tell what comes before it.
+      reasoning: How to tell what comes before it; None if nothing does.
+      alternatives: Tokens that may come in place of the form's first one; what follows them is free.
     """
 
-    def __init__(self, grammar: CompiledGrammar, reasoning: ReasoningTokens) -> None:
+    def __init__(
+        self, grammar: CompiledGrammar, reasoning: ReasoningTokens | None, alternatives: Collection[int] = ()
+    ) -> None:
         self._grammar = grammar
-        self._reasoning = reasoning
+        self._reasoning = reasoning or ReasoningTokens(opened=False, opening=None, closings=())
+        self._alternatives = frozenset(alternatives)
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> DelayedMatcher:
         """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
-        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._reasoning)
+        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._reasoning, self._alternatives)
 
 
 Grammar = CompiledGrammar | DelayedGrammar
@@ -87,16 +91,20 @@ class DelayedMatcher:
     A completion cannot end in its reasoning, but at its longest.
     """
 
-    def __init__(self, form: GrammarMatcher, reasoning: ReasoningTokens) -> None:
+    def __init__(self, form: GrammarMatcher, reasoning: ReasoningTokens, alternatives: Collection[int]) -> None:
         self._form = form
         self._tracker = ReasoningTracker(reasoning)
         self._gap_tokens = reasoning.gap
+        self._alternatives = alternatives
         self._num_followed = 0
         self._form_begins: int | None = None  # at this token; None while it has not begun
-        self._free = form.free_mask
-        vocab_size = 32 * len(self._free)
-        self._gap = pack_token_ids(reasoning.gap, vocab_size)
-        self._opening = pack_token_ids([] if reasoning.opening is None else [reasoning.opening], vocab_size)
+        self._is_alternative = False
+        self._any = form.vocabulary_mask
+        self._reasoning_mask = self._any & ~form.end_mask
+        opening = [] if reasoning.opening is None else [reasoning.opening]
+        self._opening_mask = self._pack(opening)
+        self._gap_mask = self._pack(reasoning.gap)
+        self._alternatives_mask = self._pack(alternatives) & self._reasoning_mask
 
     @property
     def error(self) -> str | None:
@@ -106,7 +114,7 @@ class DelayedMatcher:
     @property
     def is_complete(self) -> bool:
         """Whether the form is at its end, and nothing can follow."""
-        return self._form_begins is not None and self._form.is_complete
+        return self._form_begins is not None and not self._is_alternative and self._form.is_complete
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""
@@ -117,13 +125,23 @@ class DelayedMatcher:
             if not self._tracker.in_reasoning and end < self._num_followed:
                 has_gap = end > 0 and output_token_ids[end] in self._gap_tokens
                 self._form_begins = end + has_gap
-        if self._form_begins is not None:
-            self._form.follow(output_token_ids[self._form_begins :])
+        if self._form_begins is not None and self._form_begins < self._num_followed:
+            self._is_alternative = output_token_ids[self._form_begins] in self._alternatives
+            if not self._is_alternative:
+                self._form.follow(output_token_ids[self._form_begins :])
 
     def token_mask(self) -> np.ndarray:
         """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
         if self._tracker.in_reasoning:
-            return self._free
-        if self._form_begins is not None:
-            return self._form.token_mask()
-        return self._form.token_mask() | (self._gap if self._num_followed else self._opening)
+            return self._reasoning_mask
+        if self._is_alternative:
+            return self._any
+        mask = self._form.token_mask()
+        if self._form_begins is None:
+            mask = mask | (self._gap_mask if self._num_followed else self._opening_mask)
+        if self._form_begins in (None, self._num_followed):
+            mask = mask | self._alternatives_mask
+        return mask
+
+    def _pack(self, token_ids: Collection[int]) -> np.ndarray:
+        return pack_token_ids(token_ids, 32 * len(self._any))

@@ -190,9 +190,14 @@ class GrammarMatcher:
         return self._mask
 
     @property
-    def free_mask(self) -> np.ndarray:
-        """Every token but those that end a completion, in the form of `token_mask`."""
-        return pack_token_ids(range(self._vocab_size), self._vocab_size) & ~self._ends
+    def vocabulary_mask(self) -> np.ndarray:
+        """Every token, as in `token_mask`."""
+        return pack_token_ids(range(self._vocab_size), self._vocab_size)
+
+    @property
+    def end_mask(self) -> np.ndarray:
+        """The tokens that end a completion, as in `token_mask`."""
+        return self._ends
 
     def _compute_mask(self) -> np.ndarray:
         num_words = -(-self._vocab_size // 32)
@@ -240,4 +245,6 @@ def _one_line(message: str) -> str:
     line = _PREFIX.sub("", line)
     if line.startswith("NoExtension"):
         line = "no text has this form"
+    elif "increase limits" in line:
+        line = "it is too complex"
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + "..."

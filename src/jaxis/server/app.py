@@ -15,6 +15,7 @@ from jaxis.server.chat_page import add_chat_page, chat_page_paths
 from jaxis.server.config import ServerConfig
 from jaxis.server.context import ServerContext
 from jaxis.server.errors import install_error_handlers
+from jaxis.server.hosts import AllowedHostMiddleware
 from jaxis.server.limits import RequestLimitMiddleware
 from jaxis.server.logs import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.metrics import ServerMetrics
@@ -83,6 +84,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     )
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=OPEN_PATHS | page_paths)
+    if config.only_allowed_hosts:
+        app.add_middleware(AllowedHostMiddleware, hosts=config.allowed_hosts)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

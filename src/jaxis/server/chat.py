@@ -31,10 +31,11 @@ from jaxis.server.protocol.chat import (
     ChatDelta,
     ChatLogprobs,
 )
-from jaxis.server.reasoning_gate import reasoning_tokens
+from jaxis.server.reasoning_gate import call_tokens, reasoning_tokens
 from jaxis.server.sampling import chat_sampling_params, check_stream_options
 from jaxis.server.served_model import ServedModel
 from jaxis.server.sse import DONE, sse_event
+from jaxis.server.structured_outputs import AnswerForm
 from jaxis.server.usage import UsageCounter
 
 
@@ -65,6 +66,9 @@ class ChatCompletion:
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
         self._tools = choose_tools(request, model)
         params, self._form = chat_sampling_params(request, model.default_sampling_params, self._tools)
+        self._call_tokens: list[int] = []
+        if self._form is not None and self._tools.tools and self._tools.json_schema is None:
+            self._call_tokens = self._tokens_of_calls(self._form)
         if self._needs_special_tokens():
             params = dataclasses.replace(params, skip_special_tokens=False)
         arguments = template_arguments(request, model.tokenizer)
@@ -150,7 +154,19 @@ class ChatCompletion:
         assert self._form is not None
         grammar = self._form.compile(self._model.grammar_compiler)
         reasoning = reasoning_tokens(self._model.reasoning_parser, prompt.text or "", self._model.tokenizer)
-        return grammar if reasoning is None else DelayedGrammar(grammar, reasoning)
+        if reasoning is None and not self._call_tokens:
+            return grammar
+        return DelayedGrammar(grammar, reasoning, self._call_tokens)
+
+    def _tokens_of_calls(self, form: AnswerForm) -> list[int]:
+        tokens = call_tokens(self._tools.parser, self._model.tokenizer)
+        if not tokens:
+            raise ParameterError(
+                form.param,
+                f"{form.field} leaves no room for this model's calls of tools, which begin as any text does: leave it out,"
+                ' or send tool_choice "none"',
+            )
+        return tokens
 
     def _needs_special_tokens(self) -> bool:
         parsers = (self._tools.parser, self._model.reasoning_parser)

@@ -97,19 +97,22 @@ def message_of(events: Iterable[Event], prefix: str = "") -> AssistantMessage:
 
 def delta_of(events: Iterable[Event]) -> ChatDelta:
     """What a chunk adds to a message."""
-    delta = ChatDelta()
+    content = reasoning = ""
     calls: dict[int, ChatToolCallDelta] = {}
     for event in events:
         match event:
             case ContentDelta(text):
-                delta.content = (delta.content or "") + text
+                content += text
             case ReasoningDelta(text):
-                delta.reasoning_content = (delta.reasoning_content or "") + text
+                reasoning += text
             case ToolCallStart(index, call_id, name):
                 function = FunctionCallDelta(name=name, arguments="")
                 calls[index] = ChatToolCallDelta(index=index, id=call_id, type="function", function=function)
             case ToolCallArgumentsDelta(index, text):
                 call = calls.setdefault(index, ChatToolCallDelta(index=index, function=FunctionCallDelta()))
                 call.function.arguments = (call.function.arguments or "") + text
-    delta.tool_calls = list(calls.values()) or None
-    return delta
+    if not (calls or reasoning):
+        return ChatDelta(content=content or None)  # most chunks by far
+    return ChatDelta(
+        content=content or None, reasoning_content=reasoning or None, tool_calls=list(calls.values()) or None
+    )

@@ -27,6 +27,8 @@ class ServerConfig:
       stall_seconds: How long a step may take before /health fails.
       drain_seconds: How long running requests get to end after SIGTERM.
       webui: Serve the chat page at /.
+      only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
+      allowed_hosts: Names by which the server may be called then.
       allowed_origins: Origins that browsers' scripts may call from; "*" is all.
       otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
@@ -44,5 +46,7 @@ class ServerConfig:
     stall_seconds: float = DEFAULT_STALL_SECONDS
     drain_seconds: float = 30.0
     webui: bool = True
+    only_allowed_hosts: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     otlp_traces_endpoint: str | None = None

@@ -1,9 +1,10 @@
-"""Where an answer's form begins: after the reasoning, if there is any."""
+"""Where an answer's form begins: after the reasoning, if there is any; and what may come in its place."""
 
 from __future__ import annotations
 
 from jaxis.engine.delayed_grammar import ReasoningTokens
 from jaxis.server.reasoning_parsers import ReasoningParser
+from jaxis.server.tool_parsers import ToolParser
 from jaxis.tokenizer import Tokenizer
 
 _GAPS = ("\n\n", "\n", " ")
@@ -36,3 +37,11 @@ def reasoning_tokens(
         return None
     gap = [ids[0] for text in _GAPS if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1]
     return ReasoningTokens(opened, opening, closings, gap)
+
+
+def call_tokens(parser: type[ToolParser] | None, tokenizer: Tokenizer | None) -> list[int]:
+    """Tokens that begin a tool call and nothing else; empty where calls begin as an answer may."""
+    if parser is None or tokenizer is None:
+        return []
+    ids = (tokenizer.token_to_id(marker) for marker in parser.call_markers)
+    return [token_id for token_id in ids if token_id is not None]

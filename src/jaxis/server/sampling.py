@@ -36,9 +36,9 @@ def chat_sampling_params(
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
     form = answer_form(request)
-    if form is not None and tools.tools:
+    if form is not None and tools.json_schema is not None:
         raise ParameterError(
-            form.param, f'{form.field} leaves no room for calls of tools: leave it out, or send tool_choice "none"'
+            form.param, f"{form.field} leaves no room for the call that tool_choice demands: send only one"
         )
     if tools.json_schema is not None:
         form = AnswerForm.of("tools", {"json_schema": dict(tools.json_schema)})

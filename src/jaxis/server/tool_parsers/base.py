@@ -35,6 +35,7 @@ class ToolParser(ABC):
         `skip_special_tokens=False`. The parser takes them out.
       openers: Markers that open a call.
       dropped: Markers that mean nothing here, such as those that end a turn.
+      call_markers: What comes first where a turn has calls, if nothing else begins so.
 
     Args:
       tools: The functions that were offered.
@@ -43,6 +44,7 @@ class ToolParser(ABC):
     needs_special_tokens: ClassVar[bool] = False
     openers: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
+    call_markers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}

@@ -10,7 +10,7 @@ class CallListToolParser(JSONToolParser):
     """Phi 4 mini, which closes the list with `<|/tool_call|>`, and Granite 3, which does not."""
 
     needs_special_tokens = True
-    openers = ("<|tool_call|>",)
+    openers = call_markers = ("<|tool_call|>",)
     dropped = ("<|/tool_call|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 
     def _read_call(self, opener: str) -> Reading[None]:

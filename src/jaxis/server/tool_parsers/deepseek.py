@@ -20,6 +20,7 @@ class DeepSeekToolParser(JSONToolParser):
     needs_special_tokens = True
     openers = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+    call_markers = ("<｜tool▁calls▁begin｜>",)  # noqa: RUF001
 
     def _read_call(self, opener: str) -> Reading[None]:
         name = yield from self._read_up_to(_SEPARATOR)

@@ -10,7 +10,7 @@ class GLMToolParser(XMLToolParser):
     """Strings are written as they are, other values as JSON."""
 
     needs_special_tokens = True
-    openers = ("<tool_call>",)
+    openers = call_markers = ("<tool_call>",)
     dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
 
     def _read_call(self, opener: str) -> Reading[None]:

@@ -9,7 +9,7 @@ from jaxis.server.tool_parsers.json_call import JSONToolParser
 class HermesToolParser(JSONToolParser):
     """Hermes 2 and 3, Qwen 2.5, Qwen 3. The tags are not special tokens."""
 
-    openers = ("<tool_call>",)
+    openers = call_markers = ("<tool_call>",)
 
     def _read_call(self, opener: str) -> Reading[None]:
         yield from self._read_call_object()

@@ -18,6 +18,7 @@ class KimiToolParser(JSONToolParser):
 
     needs_special_tokens = True
     openers = ("<|tool_call_begin|>",)
+    call_markers = ("<|tool_calls_section_begin|>",)
     dropped = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|im_end|>")
 
     def _read_call(self, opener: str) -> Reading[None]:

@@ -15,7 +15,7 @@ class MistralToolParser(JSONToolParser):
     """Mistral 7B v0.3 and all later ones, Mixtral v0.3, Magistral. Ids are nine letters and digits."""
 
     needs_special_tokens = True
-    openers = ("[TOOL_CALLS]",)
+    openers = call_markers = ("[TOOL_CALLS]",)
     dropped = ("</s>",)
 
     def _read_call(self, opener: str) -> Reading[None]:

@@ -12,6 +12,7 @@ class Qwen3CoderToolParser(XMLToolParser):
     """Qwen 3 Coder, Qwen 3.5. The model sometimes forgets `<tool_call>`. The tags are not special tokens."""
 
     openers = ("<tool_call>", _FUNCTION)
+    call_markers = ("<tool_call>",)
 
     def _read_call(self, opener: str) -> Reading[None]:
         if opener != _FUNCTION:
