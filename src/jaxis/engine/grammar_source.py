@@ -21,6 +21,7 @@ JSON_WHITESPACE = r" |\n[ \t]{0,40}"
 # Numbers that are a multiple of N take an automaton of N states; several such constraints multiply.
 MAX_MULTIPLE_OF = 100_000
 _MAX_MULTIPLE_OF_EXPONENT = 15
+_MAX_INTEGER = 2**63 - 1
 _JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": JSON_WHITESPACE}
 # A mask holds every token that can go on, not only the one that the tokenizer would take where the text is certain: its
 # normalizer may spell another text. Stands at the end, where it moves no line that an error may name.
@@ -91,6 +92,7 @@ def _check_schema(schema: Any, name: str) -> None:
         multiple = subschema.get("multipleOf")
         if _is_number(multiple):
             multiples.append(Decimal(multiple))
+        _check_bounds(subschema, name)
         required = subschema.get("required", [])
         num_required = len(required) if isinstance(required, list) else 0
         # The names of properties that the schema does not know may repeat, and a parser keeps one of them.
@@ -108,6 +110,16 @@ def _check_schema(schema: Any, name: str) -> None:
             f"{name}: multipleOf is supported where the least common multiple of all its values has at most "
             f"{len(str(MAX_MULTIPLE_OF)) - 1} digits"
         )
+
+
+def _check_bounds(subschema: dict[str, Any], name: str) -> None:
+    """Refuses whole numbers that the compiler would round: it has them as float64, and cuts them to 64 bits."""
+    for key, beyond in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+        bound = subschema.get(key)
+        if not _is_number(bound) or bound != int(bound):
+            continue
+        if beyond * bound >= _MAX_INTEGER or (abs(bound) < _MAX_INTEGER and int(float(bound)) != bound):
+            raise RequestError(f"{name}: {key}={Decimal(bound):.6g} is not supported: it needs more than 53 bits")
 
 
 def _is_small_multiple(multiples: list[Decimal]) -> bool:
