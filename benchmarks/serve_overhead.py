@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import aiohttp
 
@@ -33,40 +34,39 @@ from jaxis import LLM, SamplingParams
 model, concurrency, memory = json.loads(sys.argv[1])
 with LLM(model, max_num_seqs=concurrency, kv_cache_memory=memory, show_progress=False) as llm:
     for line in sys.stdin:
-        prompt, num_requests, max_tokens = json.loads(line)
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        prompt, lengths = json.loads(line)
+        params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
         start = time.perf_counter()
-        llm.generate([prompt] * num_requests, params, progress=False)
+        llm.generate([prompt] * len(lengths), params, progress=False)
         print(time.perf_counter() - start, flush=True)
 """
 
 
-def engine_seconds(process: subprocess.Popen, num_requests: int, max_tokens: int) -> float:
-    """Seconds that the engine alone takes for the requests."""
-    process.stdin.write(json.dumps([PROMPT, num_requests, max_tokens]) + "\n")
+def engine_seconds(process: subprocess.Popen, lengths: Sequence[int]) -> float:
+    """Seconds that the engine alone takes for answers of these many tokens."""
+    process.stdin.write(json.dumps([PROMPT, lengths]) + "\n")
     process.stdin.flush()
     return float(process.stdout.readline())
 
 
-async def streamed_seconds(url: str, num_requests: int, concurrency: int, max_tokens: int) -> float:
-    """Seconds that the server takes for the requests, streamed."""
+async def streamed_seconds(url: str, lengths: Sequence[int], concurrency: int) -> float:
+    """Seconds that the server takes for them, streamed."""
     async with ServingClient(url, "/v1/completions") as client:
-        body = client.encode(ServingRequest(PROMPT, max_tokens), {"temperature": 0.0, "ignore_eos": True})
-        load = await run_load(client, [body] * num_requests, [0.0] * num_requests, max_concurrency=concurrency)
-    num_tokens = sum(result.num_output_tokens or 0 for result in load.results)
-    if num_tokens != num_requests * max_tokens:
-        raise SystemExit(f"the server sent {num_tokens} tokens: {next(r.error for r in load.results if r.error)}")
+        fields = {"temperature": 0.0, "ignore_eos": True}
+        bodies = [client.encode(ServingRequest(PROMPT, length), fields) for length in lengths]
+        load = await run_load(client, bodies, [0.0] * len(bodies), max_concurrency=concurrency)
+    if [result.num_output_tokens for result in load.results] != list(lengths):
+        raise SystemExit(f"the server failed: {next(r.error for r in load.results if r.error)}")
     return load.duration_seconds
 
 
-async def whole_seconds(url: str, num_requests: int, concurrency: int, max_tokens: int) -> float:
-    """Seconds that the server takes for the requests, each answered at once."""
-    body = {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
-    left = list(range(num_requests))
+async def whole_seconds(url: str, lengths: Sequence[int], concurrency: int) -> float:
+    """Seconds that the server takes for them, each answered at once."""
+    left = list(reversed(lengths))
 
     async def client(session: aiohttp.ClientSession) -> None:
         while left:
-            left.pop()
+            body = {"prompt": PROMPT, "max_tokens": left.pop(), "temperature": 0.0, "ignore_eos": True}
             async with session.post("/v1/completions", json=body) as response:
                 response.raise_for_status()
                 await response.read()
@@ -83,12 +83,13 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="folder or hub id; the embedded model if left out")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--requests", type=int, help="a round's; four for each client if left out")
-    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=100, help="of an answer, on average; from half to 1.5 times that")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kv-cache-memory", default="64MiB")
     options = parser.parse_args()
     num_requests = options.requests or 4 * options.concurrency
-    num_tokens = num_requests * options.max_tokens
+    # Answers of one length would all end in one step, and leave the engine without work until the next requests.
+    lengths = [random.Random(i).randint(options.tokens // 2, options.tokens * 3 // 2) for i in range(num_requests)]
 
     settings = json.dumps([options.model, options.concurrency, options.kv_cache_memory])
     arguments = ["--max-num-seqs", str(options.concurrency), "--kv-cache-memory", options.kv_cache_memory]
@@ -96,18 +97,17 @@ def main() -> None:
         [sys.executable, "-c", ENGINE, settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with engine, server_process([options.model, *arguments] if options.model else arguments) as url:
-        sizes = (num_requests, options.concurrency, options.max_tokens)
         ways: dict[str, Callable[[], float]] = {
-            "engine alone": lambda: engine_seconds(engine, num_requests, options.max_tokens),
-            "server, whole": lambda: asyncio.run(whole_seconds(url, *sizes)),
-            "server, streamed": lambda: asyncio.run(streamed_seconds(url, *sizes)),
+            "engine alone": lambda: engine_seconds(engine, lengths),
+            "server, whole": lambda: asyncio.run(whole_seconds(url, lengths, options.concurrency)),
+            "server, streamed": lambda: asyncio.run(streamed_seconds(url, lengths, options.concurrency)),
         }
         for measure in ways.values():  # programs compile
             measure()
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(options.rounds):
             for name, measure in ways.items():
-                rates[name].append(num_tokens / measure())
+                rates[name].append(sum(lengths) / measure())
         engine.stdin.close()
     alone = statistics.median(rates["engine alone"])
     for name, values in rates.items():

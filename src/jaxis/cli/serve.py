@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # How long a thread may keep Python's lock while another waits for it. With Python's own 5 ms, the engine's thread,
 # which gives the lock up several times a step, would wait for the event loop longer than its step takes.
-SWITCH_INTERVAL_SECONDS = 0.0005
+SWITCH_INTERVAL_SECONDS = 0.0002
 _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from jaxis.engine.output_stream import OutputStream
 
-REST = 2.0  # seconds of rest for each second of work
+REST = 3.0  # seconds of rest for each second of work
 
 
 class StreamWaker:
-    """Wakes the coroutines that read streams, and spends at most a third of the event loop's time on it.
+    """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
 
     The readers format and send every token, and hold Python's lock while they do: with many streams and a fast model
-    they would take more time than the model. After each round they rest for twice as long as it took; what comes
+    they would take more time than the model. After each round they rest for three times as long as it took; what comes
     meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at all. A stream's first
     output and its last never wait.
     """
