@@ -32,7 +32,7 @@ SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "112")
 IDLE_SECONDS = 15.0
 SAMPLE_SECONDS = 1.0
 MIB = 2**20
-METRIC_OF_MEMORY = "process_resident_memory_bytes"
+METRICS_OF_MEMORY = ("process_resident_memory_bytes", "jaxis:engine_process_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ async def sample_server(url: str, samples: list[Sample]) -> None:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 values = await read_metrics(session)
-                memory = values.get(METRIC_OF_MEMORY, 0.0)
+                memory = sum(values.get(name, 0.0) for name in METRICS_OF_MEMORY)
                 running, waiting = values["jaxis:num_requests_running"], values["jaxis:num_requests_waiting"]
                 samples.append(Sample(time.monotonic() - start, memory, running, waiting))
             await asyncio.sleep(SAMPLE_SECONDS)

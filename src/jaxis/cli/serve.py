@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +18,10 @@ from jaxis.cli.options import Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import LimitOptions, ServerOptions
 
 if TYPE_CHECKING:
-    from jaxis.engine.setup import BuiltEngine
+    from jaxis.engine.async_engine import AsyncLLMEngine
     from jaxis.server.config import ServerConfig
     from jaxis.tokenizer import Tokenizer
 
-# How long a thread may keep Python's lock while another waits for it. With Python's own 5 ms, the engine's thread,
-# which gives the lock up several times a step, would wait for the event loop longer than its step takes.
-SWITCH_INTERVAL_SECONDS = 0.0002
 _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 
 
@@ -79,15 +75,14 @@ def _serve(
 ) -> None:
     with exit_on_interrupt():
         from jaxis.engine.async_engine import AsyncLLMEngine
-        from jaxis.engine.setup import EngineArgs, build_engine
-        from jaxis.progress import ProgressDisplay
+        from jaxis.engine.engine_process import EngineProcess, LogSettings
         from jaxis.server.logs import set_up_logs
         from jaxis.server.run import make_server
 
-        progress = ProgressDisplay()
-        built = build_engine(EngineArgs(model=model, **engine_arguments), progress)
-    set_up_logs(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
-    engine = AsyncLLMEngine(built, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+        log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
+        process = EngineProcess({"model": model, **engine_arguments}, stall_seconds=config.stall_seconds, log=log)
+    set_up_logs(as_json=log.as_json, level=log.level)
+    engine = AsyncLLMEngine(process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
     uvicorn_server = make_server(
         engine,
         config,
@@ -95,29 +90,25 @@ def _serve(
         ssl_keyfile=server.ssl_keyfile and os.fspath(server.ssl_keyfile),
     )
     host, port = listener.getsockname()[:2]
-    for line in start_lines(built, config, host, port, tls=server.ssl_certfile is not None):
+    for line in start_lines(engine, config, host, port, tls=server.ssl_certfile is not None):
         note(line)
     # uvicorn raises its signals once more after the requests have ended: that is a success.
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    with progress.silent(), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):
         uvicorn_server.run(sockets=[listener])
     note("stopped")
 
 
-def start_lines(built: BuiltEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
+def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
     """What is printed when the server starts: the model, what fits, where, and a request that works."""
     from jaxis.server.hosts import is_loopback
 
-    engine = built.engine
-    blocks = engine.scheduler.block_manager
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"{'https' if tls else 'http'}://{shown_host}:{port}"
-    limits = engine.vllm_config.scheduler_config
     lines = [
         f"model:  {', '.join(config.served_model_names)}",
-        f"fits:   {limits.max_num_seqs} completions at once, {engine.max_model_len} tokens each at most, "
-        f"{blocks.num_blocks * blocks.block_size} tokens in the KV cache",
+        f"fits:   {engine.max_num_seqs} completions at once, {engine.max_model_len} tokens each at most, "
+        f"{engine.num_cache_tokens} tokens in the KV cache",
         f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
     ]
     if config.webui:

@@ -1,19 +1,21 @@
-"""The engine behind an event loop: a thread of its own steps it, coroutines wait for what comes of their requests.
+"""The engine behind an event loop: a process or thread of its own steps it, coroutines wait for what it brings.
 
-Only the thread (`EngineThread`) touches the engine. It gets its work as commands in a queue and hands what a step
-brought to the event loop in one call a step, not one a token. Only the loop touches the streams. So neither side needs
-a lock.
+Only the engine's thread (`EngineThread`) touches the engine: in another process (`EngineProcess`), as the server has
+it, or in this one (`LocalEngine`). It gets its work as commands in a queue and hands what a step brought to the event
+loop in one call a step, not one a token. Only the loop touches the streams. So neither side needs a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jaxis.engine.engine_thread import EngineStats, EngineThread, Outbox, Submission
+from jaxis.engine.engine_process import EngineProcess
+from jaxis.engine.engine_thread import EngineStats, Outbox, Submission
+from jaxis.engine.local_engine import LocalEngine
 from jaxis.engine.output_stream import OutputStream
 from jaxis.engine.stream_waker import StreamWaker
 from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError, UnavailableError
@@ -38,7 +40,7 @@ class AsyncLLMEngine:
     Call `start` in the loop before anything else, and `shutdown` at the end.
 
     Args:
-      built: The engine; nobody else may use it from `start` to `shutdown`.
+      engine: One in another process, or a built one, which nobody else may use from `start` to `shutdown`.
       max_queued: Most sequences to hold beyond those that can run at once.
       stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
         a program to compile.
@@ -46,30 +48,31 @@ class AsyncLLMEngine:
 
     def __init__(
         self,
-        built: BuiltEngine,
+        engine: EngineProcess | BuiltEngine,
         *,
         max_queued: int = DEFAULT_MAX_QUEUED,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
     ) -> None:
-        self.default_sampling_params = built.default_sampling_params
-        self.tokenizer = built.engine.tokenizer
-        self.grammar_compiler = built.engine.grammar_compiler
-        self.max_model_len = built.engine.max_model_len
-        self.model_type = built.engine.vllm_config.model_config.hf_config.get("model_type")
-        self.max_sequences = built.engine.vllm_config.scheduler_config.max_num_seqs + max_queued
+        self._engine = engine if isinstance(engine, EngineProcess) else LocalEngine(engine)
+        self.default_sampling_params = self._engine.default_sampling_params
+        self.tokenizer = self._engine.tokenizer
+        self.grammar_compiler = self._engine.grammar_compiler
+        self.max_model_len = self._engine.max_model_len
+        self.max_num_seqs = self._engine.max_num_seqs
+        self.model_type = self._engine.model_type
+        self.max_sequences = self.max_num_seqs + max_queued
         self._stall_seconds = stall_seconds
         self._streams: dict[str, OutputStream] = {}
         self._num_reserved = 0
         self._closed: UnavailableError | None = None
         self._all_released = asyncio.Event()
         self._all_released.set()
-        self._thread = EngineThread(built.engine, self._on_outbox, self._on_failure)
 
     def start(self) -> None:
-        """Starts the engine's thread; results go to the running event loop."""
+        """Lets the engine work; results go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._waker = StreamWaker(self._loop)
-        self._thread.start()
+        self._engine.connect(self._loop, self._deliver, self._close)
 
     @contextmanager
     def reserve(self, num_sequences: int = 1) -> Iterator[None]:
@@ -138,7 +141,7 @@ class AsyncLLMEngine:
         timer = None
         if timeout_seconds is not None:
             timer = self._loop.call_later(timeout_seconds, self._expire, request_id, timeout_seconds)
-        self._thread.add(Submission(stream, request_id, prompt, params, priority, final_only, grammar))
+        self._engine.add(Submission(stream, request_id, prompt, params, priority, final_only, grammar))
         finished = False
         try:
             while not finished:
@@ -154,12 +157,17 @@ class AsyncLLMEngine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request if it is unfinished: who waits for it gets its last output, with finish_reason "abort"."""
-        self._thread.abort(request_id)
+        self._engine.abort(request_id)
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the thread is alive and, if it has something to do, has lately completed a step, or compiles one."""
-        return self._closed is None and self._thread.is_making_progress(self._stall_seconds)
+        """Whether the engine lives and, if it has something to do, has lately completed a step, or compiles one."""
+        return self._closed is None and self._engine.is_making_progress(self._stall_seconds)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self._engine.num_cache_tokens
 
     @property
     def is_accepting(self) -> bool:
@@ -168,7 +176,7 @@ class AsyncLLMEngine:
 
     def stats(self) -> EngineStats:
         """The engine after its last step."""
-        return self._thread.stats
+        return self._engine.stats
 
     async def drain(self, deadline_seconds: float) -> None:
         """Takes no more requests, and returns when those there are have ended, at the latest after the deadline.
@@ -183,10 +191,10 @@ class AsyncLLMEngine:
             self._fail_streams(UnavailableError("the server shut down before the answer was complete"))
 
     async def shutdown(self) -> None:
-        """Ends every request and the thread; the engine itself is left as it was, open."""
+        """Ends every request, and the engine's process or thread; a built engine is left as it was, open."""
         self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
         self._fail_streams(self._closed)
-        if not await asyncio.to_thread(self._thread.stop, JOIN_SECONDS):
+        if not await asyncio.to_thread(self._engine.stop, JOIN_SECONDS):
             _logger.error("the engine's step has not ended after %g s and is left behind", JOIN_SECONDS)
 
     def _expire(self, request_id: str, timeout_seconds: float) -> None:
@@ -209,21 +217,7 @@ class AsyncLLMEngine:
                 stream.put(result)
         self._waker.wake(stream for stream, _ in outbox)
 
-    def _close(self, error: UnavailableError) -> None:
-        self._closed = error
-        self._fail_streams(error)
-
-    # What the engine's thread calls.
-
-    def _on_outbox(self, outbox: Outbox) -> None:
-        self._call_soon(self._deliver, outbox)
-
-    def _on_failure(self, error: BaseException) -> None:
+    def _close(self, error: BaseException) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        self._call_soon(self._close, UnavailableError(f"the engine has failed and must be restarted: {reason}"))
-
-    def _call_soon(self, function: Callable[..., None], argument: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            _logger.debug("the event loop ended before the engine")
+        self._closed = UnavailableError(f"the engine has failed and must be restarted: {reason}")
+        self._fail_streams(self._closed)

@@ -74,12 +74,12 @@ class DelayedGrammar:
         self, grammar: CompiledGrammar, reasoning: ReasoningTokens | None, alternatives: Collection[int] = ()
     ) -> None:
         self._grammar = grammar
-        self._reasoning = reasoning or ReasoningTokens(opened=False, opening=None, closings=())
-        self._alternatives = frozenset(alternatives)
+        self.reasoning = reasoning or ReasoningTokens(opened=False, opening=None, closings=())
+        self.alternatives = frozenset(alternatives)
 
     def new_matcher(self, stop_token_ids: Collection[int] = ()) -> DelayedMatcher:
         """Follows one completion from its start; see `CompiledGrammar.new_matcher`."""
-        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self._reasoning, self._alternatives)
+        return DelayedMatcher(self._grammar.new_matcher(stop_token_ids), self.reasoning, self.alternatives)
 
 
 Grammar = CompiledGrammar | DelayedGrammar

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
 MAX_FAILED_STEPS = 3  # one after another: the engine is at fault then, not a request
 # What a step brought, for each stream that it concerns.
-Outbox = list[tuple[OutputStream, RequestOutput | Exception]]
+Outbox = list[tuple[OutputStream | str, RequestOutput | Exception]]
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine after its last step; the last three count from the start.
+    """The engine after its last step; the queries, hits and preemptions count from the start.
 
     Attributes:
       num_requests_running: Sequences in the running batch.
@@ -39,6 +39,7 @@ class EngineStats:
       prefix_cache_queries: Prompt tokens looked up in the prefix cache.
       prefix_cache_hits: How many of those were found.
       num_preemptions: Times that a sequence lost its blocks to another.
+      process_memory_bytes: Resident memory of the engine's process; 0 where it has none of its own.
     """
 
     num_requests_running: int = 0
@@ -47,6 +48,7 @@ class EngineStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    process_memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Submission:
     """A request on its way to the engine.
 
     Attributes:
-      stream: Where its outputs go.
+      stream: Where its outputs go; in the engine's own process, the request's id.
       request_id: Unique among unfinished requests.
       prompt: The prompt.
       params: How to sample and when to stop.
@@ -63,7 +65,7 @@ class Submission:
       grammar: `params.structured_outputs`, compiled.
     """
 
-    stream: OutputStream
+    stream: OutputStream | str
     request_id: str
     prompt: TokenizedPrompt
     params: SamplingParams

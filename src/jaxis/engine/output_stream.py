@@ -14,12 +14,12 @@ class DeltaTracker:
 
     Attributes:
       state: The request in the engine.
-      stream: Where its outputs go; only the event loop looks into it.
+      stream: Where its outputs go; handed on, never looked into.
       final_only: Hand everything out at the end.
       first_token_time: When the first token was there, as `time.monotonic` seconds.
     """
 
-    def __init__(self, state: RequestState, stream: OutputStream, *, final_only: bool = False) -> None:
+    def __init__(self, state: RequestState, stream: OutputStream | str, *, final_only: bool = False) -> None:
         self.state = state
         self.stream = stream
         self.final_only = final_only

@@ -1,0 +1,234 @@
+"""The engine in a process of its own: it gives what the same engine gives here, and its end is told to all who wait."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from jaxis import LLM, SamplingParams, StructuredOutputs
+from jaxis.engine import wire
+from jaxis.engine.async_engine import AsyncLLMEngine
+from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.engine.engine_process import EngineProcess
+from jaxis.engine.engine_thread import Submission
+from jaxis.engine.output_stream import merge_outputs
+from jaxis.errors import CheckpointError, ConfigError, RequestError, UnavailableError
+from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.prompts import TokenizedPrompt
+
+ARGUMENTS = {"kv_cache_memory": "8MiB", "max_num_seqs": 8, "dtype": "float32"}
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=30, logprobs=3, prompt_logprobs=2),
+    SamplingParams(temperature=0.9, seed=7, n=3, max_tokens=20),
+    SamplingParams(temperature=0, max_tokens=60, stop=["is"], include_stop_str_in_output=True),
+    SamplingParams(temperature=0, max_tokens=20, logit_bias={40: 5.0}, bad_words=["the"], min_tokens=3),
+    SamplingParams(temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(regex="[0-9]{3}-[a-z]{4}")),
+]
+
+
+@contextlib.asynccontextmanager
+async def running(**settings):
+    """(AsyncLLMEngine, EngineProcess)"""
+    process = EngineProcess(ARGUMENTS, stall_seconds=settings.get("stall_seconds", 60.0))
+    engine = AsyncLLMEngine(process, **settings)
+    engine.start()
+    try:
+        async with asyncio.timeout(60):
+            yield engine, process
+    finally:
+        process._process.send_signal(signal.SIGCONT)
+        await engine.shutdown()
+        assert process._process.poll() is not None
+
+
+async def collect(engine, prompt, params, request_id, **more):
+    grammar = None
+    if params.structured_outputs is not None:
+        grammar = engine.grammar_compiler.compile(params.structured_outputs)
+    return merge_outputs([o async for o in engine.generate(prompt, params, request_id, grammar=grammar, **more)])
+
+
+def plain(output):
+    return [(c.index, c.text, list(c.token_ids), c.finish_reason, c.stop_reason, c.logprobs) for c in output.outputs]
+
+
+def test_outputs_are_those_of_the_engine_in_this_process():
+    prompts = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Spain", "Peru")]
+    with LLM(show_progress=False, **ARGUMENTS) as llm:
+        expected = llm.generate(prompts, PARAMS)
+
+    async def scenario():
+        async with running() as (engine, _):
+            tokens = [TokenizedPrompt(text, engine.tokenizer.encode(text)) for text in prompts]
+            asks = [collect(engine, t, p, f"r{i}") for i, (t, p) in enumerate(zip(tokens, PARAMS, strict=True))]
+            whole = [
+                collect(engine, t, p, f"w{i}", final_only=True)
+                for i, (t, p) in enumerate(zip(tokens, PARAMS, strict=True))
+            ]
+            results = await asyncio.gather(*asks, *whole)
+            with pytest.raises(RequestError, match="max_model_len"):
+                await collect(engine, TokenizedPrompt(None, [5] * 300_000), PARAMS[1], "long")
+            with pytest.raises(RequestError, match="token 999999"):
+                await collect(engine, TokenizedPrompt(None, [999_999]), PARAMS[1], "odd")
+            assert engine.is_making_progress
+            await asyncio.sleep(1.0)
+            assert engine.stats().kv_cache_usage == 0
+        return results
+
+    results = asyncio.run(scenario())
+    for number, result in enumerate(results):
+        want = expected[number % len(PARAMS)]
+        assert plain(result) == plain(want)
+        assert result.prompt == want.prompt
+        assert result.prompt_token_ids == want.prompt_token_ids
+        assert result.prompt_logprobs == want.prompt_logprobs
+
+
+def test_a_request_that_is_left_is_aborted_there():
+    async def scenario():
+        async with running() as (engine, _):
+            endless = SamplingParams(max_tokens=1500, ignore_eos=True)
+            form = SamplingParams(max_tokens=1500, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+            for number, params in enumerate([endless, form, form]):
+                prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
+                task = asyncio.create_task(collect(engine, prompt, params, f"r{number}"))
+                await asyncio.sleep(0.3 * (number != 2))
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            await asyncio.sleep(1.5)
+            assert engine.stats().num_requests_running == engine.stats().kv_cache_usage == 0
+
+    asyncio.run(scenario())
+
+
+def test_its_death_is_told_to_who_waits_and_who_comes():
+    async def scenario():
+        async with running() as (engine, process):
+            prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
+            params = SamplingParams(max_tokens=1500, ignore_eos=True)
+            waiting = [asyncio.create_task(collect(engine, prompt, params, f"r{i}")) for i in range(3)]
+            await asyncio.sleep(0.3)
+            os.kill(process._process.pid, signal.SIGKILL)
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, UnavailableError)
+                assert "signal 9" in str(error)
+            assert not engine.is_making_progress
+            assert not engine.is_accepting
+            with pytest.raises(UnavailableError), engine.reserve():
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_silence_is_no_progress():
+    async def scenario():
+        async with running(stall_seconds=1.0) as (engine, process):
+            await asyncio.sleep(1.5)
+            assert engine.is_making_progress
+            os.kill(process._process.pid, signal.SIGSTOP)
+            await asyncio.sleep(2.0)
+            assert not engine.is_making_progress
+            os.kill(process._process.pid, signal.SIGCONT)
+            await asyncio.sleep(1.0)
+            assert engine.is_making_progress
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [({"model": "/no/such/folder"}, CheckpointError), ({"dtype": "int3"}, ConfigError)],
+)
+def test_what_building_raises_is_raised_here(arguments, kind):
+    with pytest.raises(kind):
+        EngineProcess(arguments, stall_seconds=60.0)
+
+
+def test_it_ends_with_the_process_that_started_it():
+    code = (
+        "from jaxis.engine.engine_process import EngineProcess\n"
+        "import time\n"
+        "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
+        "print(process._process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        assert psutil.pid_exists(worker)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def carried(message, decode):
+    [data] = wire.FrameReader().feed(wire.to_frame(message))
+    return decode(data)
+
+
+def test_every_parameter_is_carried():
+    values = {
+        **{"n": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "frequency_penalty": -1.5},
+        **{"presence_penalty": 1.25, "repetition_penalty": 1.5, "logit_bias": {3: -100.0, 2**20: 0.5}},
+        **{"allowed_token_ids": [1, 2, 3], "bad_words": ["é", "x y"], "seed": 2**64 - 1, "max_tokens": 9},
+        **{"min_tokens": 2, "stop": ["a\n", "\u2028"], "stop_token_ids": [4], "ignore_eos": True},
+        **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
+        **{"skip_special_tokens": False},
+    }
+    forms = [
+        StructuredOutputs(json_schema={"type": "object", "properties": {"a": {"const": None}}}),
+        StructuredOutputs(json_object=True),
+        StructuredOutputs(regex="[a-z]+"),
+        StructuredOutputs(choice=["yes", "no"]),
+        StructuredOutputs(grammar='start: "a"'),
+    ]
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert names == {*values, "structured_outputs"}
+    alone = [{name: value} for name, value in values.items() if name not in ("min_tokens", "detokenize")]
+    together = {name: value for name, value in values.items() if name != "ignore_eos"}
+    settings = [*alone, together, *({"structured_outputs": form} for form in forms), {"detokenize": False}]
+    for fields in settings:
+        params = SamplingParams(**fields)
+        prompt = TokenizedPrompt("text", [1, 2], "salt")
+        command = wire.add_command(Submission("r", "r", prompt, params, -3, True, None))
+        back = carried(command, wire.decode_command)
+        assert wire.params_from_fields(back.params) == params
+        assert (back.request_id, back.prompt, back.priority, back.final_only) == ("r", prompt, -3, True)
+        assert back.delay is None
+
+
+def test_what_comes_before_a_form_is_carried():
+    reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6], [7]], gap=[1])
+    grammar = DelayedGrammar(None, reasoning, [9, 8])
+    params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
+    command = wire.add_command(Submission("r", "r", TokenizedPrompt(None, [1]), params, 0, False, grammar))
+    back = wire.delayed(None, carried(command, wire.decode_command).delay)
+    assert back.alternatives == {8, 9}
+    assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
+
+
+def test_an_output_is_carried_in_any_pieces():
+    logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
+    completion = CompletionOutput(1, "é", [5], None, logprobs, "stop", 7)
+    prompt = TokenizedPrompt("p", [1, 2])
+    output = RequestOutput("r", "p", [1, 2], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
+    refused = wire.Refused("x", "RequestError", "no")
+    frame = wire.to_frame(wire.Step([wire.to_delta(output), refused]))
+    reader = wire.FrameReader()
+    frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
+    assert len(frames) == 2
+    for data in frames:
+        delta, error = wire.decode_report(data).results
+        assert wire.from_delta(delta, prompt) == output
+        assert error == refused
+    assert isinstance(wire.Failed("RequestError", "no").error(), RequestError)
+    assert "ZeroDivisionError: x" in str(wire.Failed.of(ZeroDivisionError("x")).error())
