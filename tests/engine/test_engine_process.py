@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -168,6 +169,34 @@ def test_it_ends_with_the_process_that_started_it():
     while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_it_ends_with_the_process_that_started_it_while_it_loads():
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "jaxis.engine.engine_worker", str(theirs.fileno())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as worker:  # waits for settings
+        theirs.close()
+        ours.close()
+        assert worker.wait(20) == 1
+
+
+def test_the_server_leaves_the_devices_to_the_engine():
+    """A backend that starts here would take an accelerator's memory from it."""
+    code = (
+        "from jaxis.engine.engine_process import EngineProcess\n"
+        "from jaxis.engine.async_engine import AsyncLLMEngine\n"
+        "from jaxis.server.app import create_app\n"
+        "from jaxis.server.config import ServerConfig\n"
+        "from jaxis import StructuredOutputs\n"
+        "import jaxis.server.run\n"
+        "from jax._src import xla_bridge\n"
+        "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
+        "create_app(AsyncLLMEngine(process), ServerConfig())\n"
+        "process.grammar_compiler.compile(StructuredOutputs(json_object=True)).new_matcher().token_mask()\n"
+        "process.stop(10)\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def carried(message, decode):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -132,12 +133,19 @@ class EngineWorker:
             _logger.debug("the server's process has ended")
 
 
+def _end_with(connection: socket.socket) -> None:
+    """Ends this process when the other end is closed before anything came from it: nobody waits for the engine."""
+    if not connection.recv(1, socket.MSG_PEEK):
+        os._exit(1)
+
+
 def main() -> None:
     """Builds the engine that the first line on stdin describes, and serves it."""
     # The server's process decides when to end; a signal to both would cut off what it lets end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(connection,), name="jaxis-orphan", daemon=True).start()
     settings: dict[str, Any] = json.loads(sys.stdin.readline())
     if settings["log"] is not None:
         from jaxis.server.logs import set_up_logs
