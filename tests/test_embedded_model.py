@@ -32,7 +32,9 @@ def reference():
     return AutoModelForCausalLM.from_pretrained(ASSET, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
+)
 def test_held_out_questions_are_answered_word_for_word(tokenizer, dtype):
     evaluation = train_tiny.Evaluation(tokenizer, train_tiny.EVALUATION)
     right = train_tiny.evaluate_export(ASSET, evaluation, dtype)
@@ -100,6 +102,7 @@ def start(training):
     return weights, optimizer.init(weights)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_on_what_it_sees_and_resumes_where_it_stopped(training, tmp_path):
     *_, train_step, batch = training
     weights, state = start(training)

@@ -227,10 +227,9 @@ class _EngineCollector(Collector):
             yield self._with_value(
                 GaugeMetricFamily(f"jaxis:{name}", text, labels=["model_name"]), getattr(stats, name)
             )
-        if stats.process_memory_bytes:
-            text = "Resident memory of the engine's process."
-            memory = GaugeMetricFamily("jaxis:engine_process_memory_bytes", text, labels=["model_name"])
-            yield self._with_value(memory, stats.process_memory_bytes)
+        text = "Resident memory of the engine's process; 0 if it has none of its own."
+        memory = GaugeMetricFamily("jaxis:engine_process_memory_bytes", text, labels=["model_name"])
+        yield self._with_value(memory, stats.process_memory_bytes)
         usage = GaugeMetricFamily("jaxis:kv_cache_usage_perc", "KV cache in use, 0 to 1.", labels=["model_name"])
         yield self._with_value(usage, stats.kv_cache_usage)
         for name, text in self._COUNTERS:
