@@ -104,6 +104,9 @@ def test_a_request_that_is_left_is_aborted_there():
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+                # The id is free again, and the old request's last output is nobody's.
+                again = await collect(engine, prompt, SamplingParams(temperature=0, max_tokens=5), f"r{number}")
+                assert (again.request_id, again.outputs[0].finish_reason) == (f"r{number}", "length")
             await asyncio.sleep(1.5)
             assert engine.stats().num_requests_running == engine.stats().kv_cache_usage == 0
 
@@ -228,10 +231,10 @@ def test_every_parameter_is_carried():
     for fields in settings:
         params = SamplingParams(**fields)
         prompt = TokenizedPrompt("text", [1, 2], "salt")
-        command = wire.add_command(Submission("r", "r", prompt, params, -3, True, None))
+        command = wire.add_command(Submission("r", "r", prompt, params, -3, True, None), "r+")
         back = carried(command, wire.decode_command)
         assert wire.params_from_fields(back.params) == params
-        assert (back.request_id, back.prompt, back.priority, back.final_only) == ("r", prompt, -3, True)
+        assert (back.request_id, back.prompt, back.priority, back.final_only) == ("r+", prompt, -3, True)
         assert back.delay is None
 
 
@@ -239,7 +242,7 @@ def test_what_comes_before_a_form_is_carried():
     reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6], [7]], gap=[1])
     grammar = DelayedGrammar(None, reasoning, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
-    command = wire.add_command(Submission("r", "r", TokenizedPrompt(None, [1]), params, 0, False, grammar))
+    command = wire.add_command(Submission("r", "r", TokenizedPrompt(None, [1]), params, 0, False, grammar), "r")
     back = wire.delayed(None, carried(command, wire.decode_command).delay)
     assert back.alternatives == {8, 9}
     assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
@@ -248,7 +251,7 @@ def test_what_comes_before_a_form_is_carried():
 def test_an_output_is_carried_in_any_pieces():
     logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
     completion = CompletionOutput(1, "é", [5], None, logprobs, "stop", 7)
-    prompt = TokenizedPrompt("p", [1, 2])
+    request = Submission("stream", "r", TokenizedPrompt("p", [1, 2]), SamplingParams(), 0, False, None)
     output = RequestOutput("r", "p", [1, 2], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
     refused = wire.Refused("x", "RequestError", "no")
     frame = wire.to_frame(wire.Step([wire.to_delta(output), refused]))
@@ -257,7 +260,7 @@ def test_an_output_is_carried_in_any_pieces():
     assert len(frames) == 2
     for data in frames:
         delta, error = wire.decode_report(data).results
-        assert wire.from_delta(delta, prompt) == output
+        assert wire.from_delta(delta, request) == output
         assert error == refused
     assert isinstance(wire.Failed("RequestError", "no").error(), RequestError)
     assert "ZeroDivisionError: x" in str(wire.Failed.of(ZeroDivisionError("x")).error())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine import wire
-from jaxis.engine.engine_thread import EngineStats, Outbox, Submission
+from jaxis.engine.engine_thread import Delivery, EngineStats, Outbox, Submission
 from jaxis.engine.structured_output import GrammarCompiler
 from jaxis.errors import EngineError
 from jaxis.tokenizer import Tokenizer
@@ -89,7 +89,8 @@ class EngineProcess:
         self.model_type = built.model_type
         self.grammar_compiler = GrammarCompiler(self.tokenizer, built.vocab_size, built.eos_token_ids)
         self._stall_seconds = stall_seconds
-        self._submissions: dict[str, Submission] = {}
+        self._submissions: dict[str, Submission] = {}  # by their ids over there
+        self._ids: dict[str, str] = {}  # from a request's id to that
         self._unsent = bytearray()
         self._alive = wire.Alive(True, EngineStats())
         self._alive_since = time.monotonic()
@@ -132,13 +133,17 @@ class EngineProcess:
 
     def add(self, submission: Submission) -> None:
         """Queues a request; its stream gets an error if it cannot be honoured."""
-        self._submissions[submission.request_id] = submission
-        self._send(wire.add_command(submission))
+        request_id = submission.request_id
+        while request_id in self._submissions:  # one that was aborted, and has not said its last word
+            request_id += "+"
+        self._submissions[request_id] = submission
+        self._ids[submission.request_id] = request_id
+        self._send(wire.add_command(submission, request_id))
 
     def abort(self, request_id: str) -> None:
         """Ends a request if it is unfinished; its stream gets its last output, with finish_reason "abort"."""
-        if request_id in self._submissions:
-            self._send(wire.Abort(request_id))
+        if request_id in self._ids:
+            self._send(wire.Abort(self._ids.pop(request_id)))
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends the process; returns whether it has ended by itself in time. May be called in another thread."""
@@ -197,22 +202,25 @@ class EngineProcess:
 
     def _take(self, report: wire.Report) -> None:
         if isinstance(report, wire.Step):
-            outbox: Outbox = []
-            for result in report.results:
-                is_last = isinstance(result, wire.Refused) or result.finished
-                submissions = self._submissions
-                new = submissions.pop(result.request_id, None) if is_last else submissions.get(result.request_id)
-                if new is not None:
-                    is_error = isinstance(result, wire.Refused)
-                    value = wire.Failed(result.kind, result.message).error() if is_error else None
-                    outbox.append((new.stream, value or wire.from_delta(result, new.prompt)))
-            self._deliver(outbox)
+            self._deliver([delivery for result in report.results if (delivery := self._delivery(result)) is not None])
         elif isinstance(report, wire.Alive):
             self._alive = report
             self._alive_since = time.monotonic()
         elif isinstance(report, wire.Failed):
             self._has_ended = True
             self._fail(report.error())
+
+    def _delivery(self, result: wire.Delta | wire.Refused) -> Delivery | None:
+        new = self._submissions.get(result.request_id)
+        if new is None:
+            return None
+        if isinstance(result, wire.Refused) or result.finished:
+            del self._submissions[result.request_id]
+            if self._ids.get(new.request_id) == result.request_id:
+                del self._ids[new.request_id]
+        if isinstance(result, wire.Refused):
+            return new.stream, wire.Failed(result.kind, result.message).error()
+        return new.stream, wire.from_delta(result, new)
 
     def _end(self) -> str:
         """How the process ended."""

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 COMPILE_STALL_SECONDS = 1800.0  # for compiling a large model's program, which is no stall
 MAX_FAILED_STEPS = 3  # one after another: the engine is at fault then, not a request
-# What a step brought, for each stream that it concerns.
-Outbox = list[tuple[OutputStream | str, RequestOutput | Exception]]
+# What a step brought for a stream, and for each stream that it concerns.
+Delivery = tuple[OutputStream | str, RequestOutput | Exception]
+Outbox = list[Delivery]
 _logger = logging.getLogger(__name__)
 
 

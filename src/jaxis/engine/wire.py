@@ -189,13 +189,13 @@ def params_from_fields(fields: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-def add_command(new: Submission) -> Add:
-    """The command that submits a request."""
+def add_command(new: Submission, request_id: str) -> Add:
+    """The command that submits a request, under an id that is unique over there."""
     delay = None
     if isinstance(new.grammar, DelayedGrammar):
         delay = Delay(new.grammar.reasoning, list(new.grammar.alternatives))
     prompt = TokenizedPrompt(new.prompt.text, list(new.prompt.token_ids), new.prompt.cache_salt)
-    return Add(new.request_id, prompt, params_to_fields(new.params), new.priority, new.final_only, delay)
+    return Add(request_id, prompt, params_to_fields(new.params), new.priority, new.final_only, delay)
 
 
 def delayed(grammar: Grammar, delay: Delay | None) -> Grammar:
@@ -219,12 +219,12 @@ def to_delta(output: RequestOutput) -> Delta:
     )
 
 
-def from_delta(delta: Delta, prompt: TokenizedPrompt) -> RequestOutput:
+def from_delta(delta: Delta, request: Submission) -> RequestOutput:
     """The output again."""
     return RequestOutput(
-        request_id=delta.request_id,
-        prompt=prompt.text,
-        prompt_token_ids=prompt.token_ids,
+        request_id=request.request_id,
+        prompt=request.prompt.text,
+        prompt_token_ids=request.prompt.token_ids,
         prompt_logprobs=delta.prompt_logprobs,
         outputs=[
             CompletionOutput(
