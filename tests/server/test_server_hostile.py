@@ -106,14 +106,12 @@ def test_long_texts_hold_up_nobody(server, http):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    slowest = 0.0
+    num_answers = 0
     while thread.is_alive():
-        start = time.monotonic()
-        http.get("/version")
-        slowest = max(slowest, time.monotonic() - start)
+        num_answers += http.get("/version").status_code == 200
     assert answers[0].json()["count"] > 350_000
     assert answers[1].status_code == 400
-    assert slowest < 0.5 * answers[0].elapsed.total_seconds()
+    assert num_answers > 20  # a loop that is held up answers between the two at most
 
 
 @pytest.mark.parametrize(
