@@ -195,7 +195,7 @@ class AsyncLLMEngine:
         self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
         self._fail_streams(self._closed)
         if not await asyncio.to_thread(self._engine.stop, JOIN_SECONDS):
-            _logger.error("the engine's step has not ended after %g s and is left behind", JOIN_SECONDS)
+            _logger.error("the engine's step has not ended after %g s and is given up", JOIN_SECONDS)
 
     def _expire(self, request_id: str, timeout_seconds: float) -> None:
         stream = self._streams.get(request_id)

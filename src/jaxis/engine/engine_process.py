@@ -7,6 +7,7 @@ for its turn longer than a step takes. A fault that kills the engine's process l
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -64,7 +65,7 @@ class EngineProcess:
         settings = {
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
-            "log": log and {"as_json": log.as_json, "level": log.level},
+            "log": log and dataclasses.asdict(log),
         }
         with theirs:
             self._process = subprocess.Popen(
@@ -88,7 +89,6 @@ class EngineProcess:
         self.num_cache_tokens = built.num_cache_tokens
         self.model_type = built.model_type
         self.grammar_compiler = GrammarCompiler(self.tokenizer, built.vocab_size, built.eos_token_ids)
-        self._stall_seconds = stall_seconds
         self._submissions: dict[str, Submission] = {}  # by their ids over there
         self._ids: dict[str, str] = {}  # from a request's id to that
         self._unsent = bytearray()

@@ -1,4 +1,4 @@
-"""When the readers of streams get to run, so that they leave the processor to the engine's thread."""
+"""When the readers of streams get to run, so that they leave the processors to the engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REST = 3.0  # seconds of rest for each second of work
 class StreamWaker:
     """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
 
-    The readers format and send every token, and hold Python's lock while they do: with many streams and a fast model
-    they would take more time than the model. After each round they rest for three times as long as it took; what comes
-    meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at all. A stream's first
-    output and its last never wait.
+    The readers format and send every token: with many streams and a fast model they would take as much processor time
+    as the model, and Python's lock from an engine in this process. After each round they rest for three times as long
+    as it took; what comes meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at
+    all. A stream's first output and its last never wait.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -66,7 +66,7 @@ class Built(msgspec.Struct, tag="built"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """An error: of the engine as a whole, or with `request_id` of one request."""
+    """An error of the engine as a whole."""
 
     kind: str
     message: str
