@@ -10,7 +10,7 @@ import argparse
 
 from jaxis.bench.limits import measure_limits
 from jaxis.bench.text import format_limits
-from jaxis.machine import usable_cores
+from jaxis.host.machine import usable_cores
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ from jaxis.bench.limits import measure_limits
 from jaxis.bench.process import describe_machine
 from jaxis.bench.run import Load
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import JaxisError
-from jaxis.hf_config import HFConfig
-from jaxis.machine import usable_cores
+from jaxis.host.machine import usable_cores
 from random_checkpoint import SHAPES, write_random_checkpoint
 from report import write_report
 

@@ -17,8 +17,8 @@ import numpy as np
 from flax import nnx
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import construct_model
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import get_model_class
 
 # The shapes of Qwen/Qwen3-0.6B and Qwen3-1.7B, as their config.json give them, and others in their manner.

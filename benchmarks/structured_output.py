@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from jaxis import StructuredOutputs
+from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from jaxis.engine.setup import EMBEDDED_MODEL
-from jaxis.engine.structured_output import CompiledGrammar, GrammarCompiler
 from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 

@@ -30,9 +30,9 @@ from tiny.tokenizer import END_OF_TEXT, IM_END, VOCAB_SIZE, render, save_tokeniz
 from tokenizers import Tokenizer
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.loading.model_loader import construct_model, load_model
+from jaxis.models.model_loader import construct_model, load_model
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh
 

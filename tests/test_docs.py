@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxis import LLM, SamplingParams
+from jaxis.config.rope_config import ROPE_TYPES
 from jaxis.models.registry import built_in_models
-from jaxis.rope_config import ROPE_TYPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -5,9 +5,9 @@ import pickle
 import pytest
 from transformers import AutoConfig, GenerationConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.rope_config import rope_config
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig, load_generation_defaults
-from jaxis.rope_config import rope_config
 from published_configs import LLAMA_2, LLAMA_3_2, MISTRAL, QWEN_2_5, QWEN_3
 
 # What a decoder of these families is made of: every other key of their configs must be neutral.

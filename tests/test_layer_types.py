@@ -3,9 +3,9 @@
 import pytest
 from transformers import Cohere2Config, Gemma2Config, Gemma3TextConfig, Olmo3Config
 
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_type, layer_window
 from jaxis.errors import ConfigError
-from jaxis.hf_config import HFConfig
-from jaxis.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_type, layer_window
 
 KINDS = [SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION]
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from jaxis.progress import ProgressDisplay
+from jaxis.host.progress import ProgressDisplay
 
 
 @pytest.fixture

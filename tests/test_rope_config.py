@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoConfig
 
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
-from jaxis.hf_config import HFConfig
-from jaxis.rope_config import ROPE_TYPES, rope_config
 from published_configs import LLAMA_2, LLAMA_3_2, MISTRAL, QWEN_2_5, QWEN_3
 
 BASE = {key: value for key, value in LLAMA_2.items() if key != "rope_scaling"}

@@ -10,7 +10,7 @@ import numpy as np
 from jaxis.bench.cost import DecodeCost, decode_cost
 from jaxis.bench.run import BatchRun, Load, run_batch
 from jaxis.bench.session import build_sized_engine, longest_sequence
-from jaxis.progress import ProgressDisplay
+from jaxis.host.progress import ProgressDisplay
 
 
 class JaxisPeer:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.attention import attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
@@ -15,8 +16,7 @@ from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.rope import make_rotary_embedding
-from jaxis.models.decoder import CausalLM
-from jaxis.rope_config import rope_config
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

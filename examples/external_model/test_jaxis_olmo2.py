@@ -10,9 +10,9 @@ from transformers import Olmo2Config
 from transformers import Olmo2ForCausalLM as Reference
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.loading.model_loader import load_model
+from jaxis.models.model_loader import load_model
 from jaxis.models.registry import register_model
 from jaxis.parallel.mesh import make_mesh
 

@@ -16,9 +16,9 @@ from jaxis.engine.engine import LLMEngine
 from jaxis.engine.output_processor import RequestState
 from jaxis.engine.setup import EngineArgs, build_engine
 from jaxis.errors import EngineError, RequestError
-from jaxis.interrupt import interrupt_deferred
+from jaxis.host.interrupt import interrupt_deferred
+from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import Logprob, RequestOutput
-from jaxis.progress import ProgressDisplay
 from jaxis.prompts import (
     Message,
     Prompt,

@@ -13,7 +13,7 @@ from jaxis.bench.cost import (
     prefill_cost,
 )
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 
 FLOAT32 = 4
 

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.loading.model_loader import load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from random_checkpoint import SHAPES, write_random_checkpoint
 

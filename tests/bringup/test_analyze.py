@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxis.bringup.analyze import analyze
+from jaxis.bringup.analyze.analysis import analyze
 from jaxis.errors import CheckpointError, ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxis.bringup.analyze import analyze
-from jaxis.bringup.analyze_figures import MEMORY_SHARE, CacheKind, fit
+from jaxis.bringup.analyze.analysis import analyze
+from jaxis.bringup.analyze.figures import MEMORY_SHARE, CacheKind, fit
 from jaxis.kernels.quantized_matmul import quantize
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from sparse_checkpoints import deepseek_v3_tensors, gpt_oss_tensors, write_sparse_checkpoint
 
-from jaxis.bringup.analyze import analyze
+from jaxis.bringup.analyze.analysis import analyze
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 
@@ -120,7 +120,7 @@ def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_pat
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoint, tmp_path, scanned):
-    from jaxis.bringup.convert import convert_checkpoint
+    from jaxis.bringup.convert.convert import convert_checkpoint
 
     convert_checkpoint(moe_checkpoint, tmp_path / "orbax", "orbax", scanned=scanned)
     analysis, of_source = analyze(tmp_path / "orbax"), analyze(moe_checkpoint)

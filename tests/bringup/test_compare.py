@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxis.bringup.compare import GATES, compare_logits, kl_divergence, relative_error
+from jaxis.bringup.verify.compare import GATES, compare_logits, kl_divergence, relative_error
 
 
 def logits(rows=70, vocab=37, seed=0):

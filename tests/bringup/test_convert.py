@@ -11,8 +11,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.bringup import convert, orbax_writer
-from jaxis.bringup.convert import convert_checkpoint
+from jaxis.bringup.convert import convert, orbax_writer
+from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 import published_configs
-from jaxis.bringup.shrink import tiny_twin
+from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
 
 PUBLISHED = {

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from verified_models import TOKEN_IDS, load, twin
 
-from jaxis.bringup.recording import LOGITS, Values, as_shape
-from jaxis.bringup.tap import follow, record
+from jaxis.bringup.verify.probe import follow, record
+from jaxis.bringup.verify.recording import LOGITS, Values, as_shape
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import calls_are_observed, calls_observed, named_modules
 from jaxis.quantization.native import NativeQuantizationConfig

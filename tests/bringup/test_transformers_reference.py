@@ -7,11 +7,11 @@ import pytest
 import torch
 from verified_models import TOKEN_IDS, published
 
-from jaxis.bringup import reference as module
-from jaxis.bringup.compare import relative_error
-from jaxis.bringup.recording import LOGITS
-from jaxis.bringup.reference import Reference, complete_config
-from jaxis.bringup.shrink import tiny_twin
+from jaxis.bringup.verify import reference as module
+from jaxis.bringup.verify.compare import relative_error
+from jaxis.bringup.verify.recording import LOGITS
+from jaxis.bringup.verify.reference import Reference, complete_config
+from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.errors import ConfigError
 
 

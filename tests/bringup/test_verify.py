@@ -9,8 +9,8 @@ from faulty_models import become
 from verified_models import registered
 
 import published_configs
-from jaxis.bringup.golden import Golden, checkpoint_hashes
-from jaxis.bringup.verify import verify
+from jaxis.bringup.verify.golden import Golden, checkpoint_hashes
+from jaxis.bringup.verify.verify import verify
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.attention import GroupedQueryAttention
 from jaxis.models.registry import get_model_class

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 import published_configs
-from jaxis.bringup.compare import GATES
-from jaxis.bringup.layers import check_layers
-from jaxis.bringup.reference import Reference, complete_config
-from jaxis.bringup.shrink import tiny_twin
+from jaxis.bringup.verify.check_layers import check_layers
+from jaxis.bringup.verify.compare import GATES
+from jaxis.bringup.verify.reference import Reference, complete_config
+from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import load_model
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import load_model
 from jaxis.models.registry import _registered, register_model
 from jaxis.parallel.mesh import make_mesh
 

@@ -6,10 +6,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from jaxis.bringup.compare import GATES, LogitsComparison
-from jaxis.bringup.layers import Divergence, LayersCheck, ModuleComparison
-from jaxis.bringup.paths import PathCheck
-from jaxis.bringup.verify import DecodeCheck, LogitsCheck, VerifyResult
+from jaxis.bringup.verify.check_layers import Divergence, LayersCheck, ModuleComparison
+from jaxis.bringup.verify.check_paths import PathCheck
+from jaxis.bringup.verify.compare import GATES, LogitsComparison
+from jaxis.bringup.verify.verify import DecodeCheck, LogitsCheck, VerifyResult
 from jaxis.cli.main import app
 
 COMPARISON = LogitsComparison(17, 1e-5, 2e-6, 3e-12, 4e-12, 1.0, 0.99)
@@ -43,7 +43,7 @@ def run(monkeypatch):
             asked.update(options, model=model)
             return result
 
-        monkeypatch.setattr("jaxis.bringup.verify.verify", verify)
+        monkeypatch.setattr("jaxis.bringup.verify.verify.verify", verify)
         return CliRunner().invoke(app, ["verify", *arguments]), asked
 
     return invoke

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 from jaxis.engine.output_processor import RequestState, SequenceState
-from jaxis.engine.request import Request, RequestStatus
+from jaxis.engine.scheduling.sequence import Request, RequestStatus
 from jaxis.errors import EngineError, RequestError
 from jaxis.sampling_params import SamplingParams
 

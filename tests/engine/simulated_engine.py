@@ -12,10 +12,10 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
-from jaxis.engine.block_manager import BlockManager
-from jaxis.engine.request import Request, RequestStatus
-from jaxis.engine.scheduler import Scheduler, SchedulerOutput
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Request, RequestStatus
 from jaxis.sampling_params import SamplingParams
 
 VOCABULARY_SIZE = 24

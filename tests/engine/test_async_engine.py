@@ -8,8 +8,8 @@ import time
 import pytest
 from fake_engine import MAX_NUM_SEQS, fake_built_engine
 
-from jaxis.engine.async_engine import AsyncLLMEngine
-from jaxis.engine.programs import CompileWait
+from jaxis.engine.execution.programs import CompileWait
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -220,7 +220,7 @@ def test_compiling_is_progress_and_the_step_after_it_has_its_own_time(monkeypatc
             await eventually(lambda: fake.last_compile_wait)
             await asyncio.sleep(0.2)
             assert engine.is_making_progress
-            monkeypatch.setattr("jaxis.engine.engine_thread.COMPILE_STALL_SECONDS", 0.1)
+            monkeypatch.setattr("jaxis.engine.frontend.engine_thread.COMPILE_STALL_SECONDS", 0.1)
             assert not engine.is_making_progress
             compiled.set()
             await eventually(lambda: fake.last_compile_wait.ended)

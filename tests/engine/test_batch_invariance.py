@@ -76,8 +76,8 @@ def digest(row):
 def main(num_processors, model, quantization):
     """Prints, as JSON, what each kind of run gave for each prompt."""
     from jaxis import LLM, SamplingParams
-    from jaxis.engine.block_manager import BlockManager
-    from jaxis.layers.attention_span import FULL_CONTEXT
+    from jaxis.config.attention_span import FULL_CONTEXT
+    from jaxis.engine.scheduling.block_manager import BlockManager
 
     runs = {}
     with LLM(

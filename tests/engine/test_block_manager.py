@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from jaxis.engine.block_manager import BlockManager
-from jaxis.engine.request import BlockTable, Request
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.sequence import BlockTable, Request
 from jaxis.errors import ConfigError
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.sampling_params import SamplingParams
 
 ARRIVALS = itertools.count()

@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
-from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens, ReasoningTracker
-from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens, ReasoningTracker
 from jaxis.prompts import tokenize_chat
 from jaxis.tokenizer import Tokenizer
 

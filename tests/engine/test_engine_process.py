@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
-from jaxis.engine import wire
-from jaxis.engine.async_engine import AsyncLLMEngine
-from jaxis.engine.delayed_grammar import DelayedGrammar, ReasoningTokens
-from jaxis.engine.engine_process import EngineProcess
-from jaxis.engine.engine_thread import Submission
-from jaxis.engine.output_stream import merge_outputs
+from jaxis.engine.frontend import wire
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_process import EngineProcess
+from jaxis.engine.frontend.engine_thread import Submission
+from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
 from jaxis.errors import CheckpointError, ConfigError, RequestError, UnavailableError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -158,7 +158,7 @@ def test_what_building_raises_is_raised_here(arguments, kind):
 
 def test_it_ends_with_the_process_that_started_it():
     code = (
-        "from jaxis.engine.engine_process import EngineProcess\n"
+        "from jaxis.engine.frontend.engine_process import EngineProcess\n"
         "import time\n"
         "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
         "print(process._process.pid, flush=True)\n"
@@ -176,7 +176,7 @@ def test_it_ends_with_the_process_that_started_it():
 
 def test_it_ends_with_the_process_that_started_it_while_it_loads():
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "jaxis.engine.engine_worker", str(theirs.fileno())]
+    command = [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as worker:  # waits for settings
         theirs.close()
         ours.close()
@@ -186,12 +186,12 @@ def test_it_ends_with_the_process_that_started_it_while_it_loads():
 def test_the_server_leaves_the_devices_to_the_engine():
     """A backend that starts here would take an accelerator's memory from it."""
     code = (
-        "from jaxis.engine.engine_process import EngineProcess\n"
-        "from jaxis.engine.async_engine import AsyncLLMEngine\n"
-        "from jaxis.server.app import create_app\n"
+        "from jaxis.engine.frontend.engine_process import EngineProcess\n"
+        "from jaxis.engine.frontend.async_engine import AsyncLLMEngine\n"
+        "from jaxis.server.http.app import create_app\n"
         "from jaxis.server.config import ServerConfig\n"
         "from jaxis import StructuredOutputs\n"
-        "import jaxis.server.run\n"
+        "import jaxis.server.http.run\n"
         "from jax._src import xla_bridge\n"
         "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
         "create_app(AsyncLLMEngine(process), ServerConfig())\n"

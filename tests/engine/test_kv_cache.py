@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from jaxis.engine import kv_cache
-from jaxis.engine.kv_cache import block_bytes, num_cache_blocks
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution import kv_cache
+from jaxis.engine.execution.kv_cache import block_bytes, num_cache_blocks
 from jaxis.errors import EngineError
-from jaxis.hf_config import HFConfig
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.parallel.mesh import make_mesh
 

@@ -8,10 +8,10 @@ import torch
 import transformers
 
 from jaxis import SamplingParams, register_model
-from jaxis.engine.block_manager import BlockManager
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 from leak_check import no_blocks_leaked
 from tiny_checkpoints import LATENT_SIZES, write_checkpoint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxis.engine.request import Request, RequestStatus
+from jaxis.engine.scheduling.sequence import Request, RequestStatus
 from jaxis.sampling_params import SamplingParams
 
 

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from jaxis.engine.runner import ForwardKey, Runner
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.runner import ForwardKey, Runner
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh

@@ -7,9 +7,9 @@ import torch
 from scipy.stats import chisquare
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from jaxis.engine.request_sampling import RequestSampling
-from jaxis.engine.sampler import INVALID_TOKEN_ID, adjust_logits, sample, token_logprobs
-from jaxis.engine.sampling_batch import SamplingArrays, build_sampling_arrays
+from jaxis.engine.execution.request_sampling import RequestSampling
+from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, adjust_logits, sample, token_logprobs
+from jaxis.engine.execution.sampling_batch import SamplingArrays, build_sampling_arrays
 from jaxis.sampling_params import SamplingParams
 
 

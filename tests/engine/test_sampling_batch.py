@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxis.engine.request_sampling import (
+from jaxis.engine.execution.request_sampling import (
     RequestSampling,
     request_seed,
     tokenize_bad_words,
     validate_for_vocab,
 )
-from jaxis.engine.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from simulated_engine import EOS_TOKEN_ID, SimulatedEngine
 
-from jaxis.engine.block_manager import BlockManager
-from jaxis.engine.request import Request, RequestStatus
-from jaxis.engine.scheduler import Scheduler, SchedulerOutput
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Request, RequestStatus
 from jaxis.errors import ConfigError, RequestError
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.sampling_params import SamplingParams
 
 

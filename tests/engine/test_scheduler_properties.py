@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulated_engine import VOCABULARY_SIZE, SimulatedEngine
 
-from jaxis.engine.request import RequestStatus
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.sequence import RequestStatus
 from jaxis.errors import RequestError
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
 
 SHARED_PREFIXES = [[5] * 40, [7, 8] * 20, list(range(1, 21)) * 2]
 

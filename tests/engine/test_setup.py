@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine import kv_cache
+from jaxis.engine.execution import kv_cache
 from jaxis.engine.setup import EngineArgs, parse_bytes
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from tiny_checkpoints import variant, write_checkpoint

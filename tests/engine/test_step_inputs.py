@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from jaxis import SamplingParams
-from jaxis.engine.request import BlockTable, Request
-from jaxis.engine.scheduler import ScheduledRequest, SchedulerOutput
-from jaxis.engine.step_inputs import StepShape, pack_step, unpack_step
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.execution.step_inputs import StepShape, pack_step, unpack_step
+from jaxis.engine.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from jaxis.engine.scheduling.sequence import BlockTable, Request
 
 SHAPE = StepShape(num_tokens=16, num_requests=4, max_blocks=3, block_size=4, spans=(FULL_CONTEXT,))
 

@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from jaxis.engine.output_stream import OutputStream
-from jaxis.engine.stream_waker import StreamWaker
+from jaxis.engine.frontend.output_stream import OutputStream
+from jaxis.engine.frontend.stream_waker import StreamWaker
 from jaxis.outputs import CompletionOutput, RequestOutput
 
 

@@ -9,8 +9,8 @@ import pytest
 import regex
 
 from jaxis import StructuredOutputs
-from jaxis.engine import structured_output
-from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.engine.grammar import compiler as structured_output
+from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 

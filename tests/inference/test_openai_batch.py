@@ -5,13 +5,13 @@ import json
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import RequestError
+from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, RESPONSES_URL, BatchTask
 from jaxis.inference.run import MemorySink, run
 from jaxis.inference.source import ListSource, Row
-from jaxis.progress import ProgressDisplay
-from jaxis.server.served_model import ServedModel
+from jaxis.server.endpoints.served_model import ServedModel
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from jaxis.layers.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 
 SPANS = [
     FULL_CONTEXT,

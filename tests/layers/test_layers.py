@@ -22,7 +22,7 @@ from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
 

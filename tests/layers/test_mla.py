@@ -15,7 +15,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.mla import LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.native import NativeQuantizationConfig
 

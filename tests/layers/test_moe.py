@@ -16,14 +16,14 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, ClampedGLU
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE, moe_from_config
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 X, E, F, T = 8, 12, 20, 23
 PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}

@@ -9,10 +9,10 @@ from transformers import LlamaConfig
 from transformers.models.cohere import modeling_cohere
 from transformers.models.phi3 import modeling_phi3
 
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
 from jaxis.errors import ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
-from jaxis.rope_config import rope_config
 
 HEAD_DIM = 64
 CONTEXT = 512

@@ -10,13 +10,13 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
-from jaxis.hf_config import HFConfig
+from jaxis.layers.expert_stacks import PartialStack, load_expert
 from jaxis.layers.module import named_parameters
-from jaxis.loading.expert_stacks import PartialStack, load_expert
 from jaxis.loading.headers import HeaderTensor, only_headers
-from jaxis.loading.model_loader import load_model
-from jaxis.models.prediction_layers import without_prediction_layers
+from jaxis.models.common.prediction_layers import without_prediction_layers
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from tiny_checkpoints import write_checkpoint
 

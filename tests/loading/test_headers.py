@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
-from jaxis.hf_config import HFConfig
+from jaxis.layers.weight_loader import place_array
 from jaxis.loading.headers import HeaderTensor, only_headers, reading_only_headers
-from jaxis.loading.weight_loader import place_array
 
 LARGE = (1 << 20, 1 << 16)
 
@@ -44,7 +44,7 @@ def test_headers_are_taken_but_not_placed():
 def test_a_model_is_filled_with_headers_and_still_refuses_what_does_not_fit(checkpoint):
     from jaxis.config import ModelConfig, VllmConfig
     from jaxis.loading.checkpoint import Checkpoint
-    from jaxis.loading.model_loader import construct_abstractly, unfilled_parameters
+    from jaxis.models.model_loader import construct_abstractly, unfilled_parameters
 
     config = HFConfig.from_folder(checkpoint())
     model = construct_abstractly(VllmConfig(ModelConfig("x", config)))

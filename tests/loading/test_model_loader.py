@@ -18,7 +18,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.models.interfaces import LoadableWithIterator
+from jaxis.models.common.interfaces import LoadableWithIterator
 from jaxis.models.registry import register_model
 
 

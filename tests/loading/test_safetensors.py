@@ -212,7 +212,7 @@ def test_a_file_with_changed_bytes_is_read_in_bounds_or_refused(tmp_path_factory
 
 
 def test_importing_the_readers_loads_neither_torch_nor_huggingface_hub():
-    code = "import sys, jaxis.loading.checkpoint, jaxis.loading.hub, jaxis.rope_config\n"
+    code = "import sys, jaxis.loading.checkpoint, jaxis.loading.hub, jaxis.config.rope_config\n"
     code += "print([name for name in ('torch', 'huggingface_hub') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.layers.linear import JaxEinsum, JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader, place_parameter
-from jaxis.models.interfaces import LoadableWithIterator
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader, place_parameter
+from jaxis.models.common.interfaces import LoadableWithIterator
 
 RNGS = nnx.Rngs(0)
 A = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -11,9 +11,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.module import JaxModule
-from jaxis.loading.model_loader import load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
 LLAMA = {

@@ -23,11 +23,11 @@ import transformers
 from flax import nnx
 from paged_sequences import PagedSequence, PagedSequences
 
-from jaxis.bringup.compare import relative_error
+from jaxis.bringup.verify.compare import relative_error
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.loading.model_loader import load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
 # Threads cost more than they gain on models this small.

@@ -8,7 +8,7 @@ import pytest
 from parity import FAMILIES, checkpoint_folder
 from safetensors import safe_open
 
-from jaxis.bringup.analyze import analyze
+from jaxis.bringup.analyze.analysis import analyze
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

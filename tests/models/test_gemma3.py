@@ -8,8 +8,8 @@ from parity import FAMILIES, reference_greedy_tokens, reference_model
 from safetensors.numpy import load_file
 
 from jaxis import LLM, SamplingParams
-from jaxis.config_defaults import CONFIG_DEFAULTS, with_defaults
-from jaxis.hf_config import HFConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.hf_defaults import CONFIG_DEFAULTS, with_defaults
 
 TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")
 VISION = {

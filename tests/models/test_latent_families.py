@@ -16,11 +16,11 @@ import torch
 from paged_sequences import PagedSequence, PagedSequences
 from safetensors.numpy import load_file, save_file
 
-from jaxis.bringup.compare import kl_divergence, relative_error
+from jaxis.bringup.verify.compare import kl_divergence, relative_error
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import construct_abstractly, load_model
+from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"

@@ -9,7 +9,7 @@ import pytest
 from paged_sequences import PagedSequence, PagedSequences
 from parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, Family, prompt
 
-from jaxis.bringup.compare import GATES, kl_divergence, relative_error
+from jaxis.bringup.verify.compare import GATES, kl_divergence, relative_error
 
 MAX_RELATIVE_ERROR = GATES["float32"].relative_error
 MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats

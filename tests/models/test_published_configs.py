@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import construct_abstractly
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import construct_abstractly
 
 FOLDER = Path(__file__).parents[1] / "data" / "configs"
 NAMES = (

@@ -8,10 +8,10 @@ import torch
 import transformers
 
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.layers.module import named_parameters
-from jaxis.loading.model_loader import construct_abstractly
+from jaxis.models.model_loader import construct_abstractly
 from published_moe_configs import GPT_OSS_120B, LLAMA_4_MAVERICK, PUBLISHED_MOE_CONFIGS
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import parity
 from paged_sequences import PagedSequence, PagedSequences
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import load_model
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
 family = next(f for f in parity.FAMILIES if f.name == "DeepSeek V3")

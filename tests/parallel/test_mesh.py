@@ -52,8 +52,8 @@ import numpy as np
 import parity
 from paged_sequences import PagedSequence, PagedSequences
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.hf_config import HFConfig
-from jaxis.loading.model_loader import load_model
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
 parity._SIZES.update(num_attention_heads=8)  # 2 kv heads, a vocabulary of 131

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from jaxis import SamplingParams
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.kernels.quantized_matmul import BlockScaledWeight, dequantize
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.quantization.arguments import parse_quantization

@@ -13,8 +13,8 @@ from compressed_tensors.quantization import QuantizationScheme, preset_name_to_s
 from quantized_models import IDS, assert_equal, load, logits
 from safetensors.numpy import load_file, save_file
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.kernels import native as kernels
 from jaxis.kernels.quantized_matmul import dequantize, quantize
 from jaxis.quantization.arguments import parse_quantization

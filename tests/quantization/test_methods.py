@@ -16,7 +16,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxLinear
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 
 SCHEMES = {

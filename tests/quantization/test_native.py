@@ -13,7 +13,7 @@ from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.mlp import GatedMLP, activation_function
-from jaxis.loading.weight_loader import JaxAutoWeightsLoader
+from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.methods import QuantizedLinearMethod
 from jaxis.quantization.native import NativeLinearMethod, NativeQuantizationConfig

@@ -12,11 +12,11 @@ import openai
 import pytest
 from chromium import EXECUTABLE, Chromium
 
-from jaxis.engine.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.setup import EngineArgs, build_engine
-from jaxis.progress import ProgressDisplay
+from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
-from jaxis.server.run import listen, make_server
+from jaxis.server.http.run import listen, make_server
 
 
 @dataclasses.dataclass

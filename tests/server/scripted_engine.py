@@ -7,11 +7,11 @@ import tokenizers
 from starlette.testclient import TestClient
 
 from jaxis import SamplingParams
-from jaxis.engine.async_engine import EngineStats
-from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.engine.frontend.async_engine import EngineStats
+from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
-from jaxis.server.app import create_app
 from jaxis.server.config import ServerConfig
+from jaxis.server.http.app import create_app
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import TokenizerConfig
 

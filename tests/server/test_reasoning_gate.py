@@ -3,9 +3,9 @@
 import pytest
 import tokenizers
 
-from jaxis.engine.delayed_grammar import ReasoningTokens
-from jaxis.server.reasoning_gate import reasoning_tokens
-from jaxis.server.reasoning_parsers import get_reasoning_parser
+from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
+from jaxis.parsing.reasoning_gate import reasoning_tokens
+from jaxis.parsing.reasoning_parsers import get_reasoning_parser
 from jaxis.tokenizer import Tokenizer
 
 SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>"]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from jaxis.engine.programs import ProgramCache
+from jaxis.engine.execution.programs import ProgramCache
 from jaxis.errors import EngineError
 
 ENDLESS = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}

@@ -11,8 +11,8 @@ import time
 import httpx
 import pytest
 
-from jaxis.server.json_body import MAX_NESTING, parse_json
-from jaxis.server.run import allow_many_connections
+from jaxis.server.http.json_body import MAX_NESTING, parse_json
+from jaxis.server.http.run import allow_many_connections
 
 JSON = {"Content-Type": "application/json"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

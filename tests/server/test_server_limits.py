@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.server.auth import read_api_keys
+from jaxis.server.http.auth import read_api_keys
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}

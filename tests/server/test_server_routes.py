@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from jaxis.server.logs import JsonFormatter
+from jaxis.host.logs import JsonFormatter
 from jaxis.version import __version__
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -13,8 +13,8 @@ import pytest
 import jaxis
 from jaxis.cli.serve_options import ServerOptions
 from jaxis.engine.setup import EMBEDDED_MODEL, EngineArgs, build_engine
-from jaxis.progress import ProgressDisplay
-from jaxis.server import auth
+from jaxis.host.progress import ProgressDisplay
+from jaxis.server.http import auth
 
 SOURCES = sorted(Path(jaxis.__path__[0]).rglob("*.py"))
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}

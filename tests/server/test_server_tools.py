@@ -8,7 +8,7 @@ import pytest
 from scripted_engine import TEMPLATE, ScriptedEngine, connected
 from tool_call_formats import FORMATS
 
-from jaxis.server.tool_choice import template_messages
+from jaxis.parsing.tool_choice import template_messages
 from jaxis.tokenizer.chat_template import render_chat_template
 
 WEATHER = {

@@ -135,7 +135,7 @@ def test_an_endpoint_that_is_no_address_is_told_in_one_line(endpoint, monkeypatc
 def test_without_the_extra_the_option_says_how_to_get_it(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "jaxis.server.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxis.server.observability.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--otlp-traces-endpoint", "http://localhost:4318"])
     assert result.exit_code == 1
@@ -145,8 +145,8 @@ def test_without_the_extra_the_option_says_how_to_get_it(monkeypatch):
 
 def test_a_server_without_traces_does_not_import_what_writes_them():
     modules = ["opentelemetry.sdk", "opentelemetry.exporter", "aiohttp"]  # fastapi imports opentelemetry itself
-    script = (
-        f"import sys, jaxis.cli.serve, jaxis.server.app; print([name for name in {modules} if name in sys.modules])"
-    )
+    script = f"""
+import sys, jaxis.cli.serve, jaxis.server.http.app
+print([name for name in {modules} if name in sys.modules])"""
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output == "[]\n"

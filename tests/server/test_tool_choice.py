@@ -5,9 +5,9 @@ import llguidance
 import pytest
 
 from jaxis.errors import RequestError
-from jaxis.server.output_parser import OutputParser, parse_output
-from jaxis.server.tool_choice import plan_tools, required_tools_schema, template_messages
-from jaxis.server.tool_parsers.tools import FunctionTool, function_tools
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.tool_choice import plan_tools, required_tools_schema, template_messages
+from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
 
 TREE = FunctionTool(
     "tree",

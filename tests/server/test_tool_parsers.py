@@ -9,13 +9,13 @@ import pytest
 from tool_call_formats import FORMATS
 
 from jaxis.errors import ConfigError
-from jaxis.server.output_parser import OutputParser, parse_output
-from jaxis.server.parser_detection import detect_parsers
-from jaxis.server.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
-from jaxis.server.reasoning_parsers import get_reasoning_parser
-from jaxis.server.tool_choice import template_messages
-from jaxis.server.tool_parsers import get_tool_parser
-from jaxis.server.tool_parsers.tools import FunctionTool
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.parser_detection import detect_parsers
+from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
+from jaxis.parsing.reasoning_parsers import get_reasoning_parser
+from jaxis.parsing.tool_choice import template_messages
+from jaxis.parsing.tool_parsers import get_tool_parser
+from jaxis.parsing.tool_parsers.tools import FunctionTool
 from jaxis.tokenizer.chat_template import render_chat_template
 
 WEATHER = FunctionTool(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from jaxis.layers.module import named_parameters
-from jaxis.loading.model_loader import construct_model
+from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import get_model_class
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.engine.engine import LLMEngine
-    from jaxis.hf_config import HFConfig
 
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"

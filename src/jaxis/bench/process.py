@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from jaxis.machine import cpu_model, usable_cores
+from jaxis.host.machine import cpu_model, usable_cores
 from jaxis.version import __version__
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"

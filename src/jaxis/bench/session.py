@@ -16,8 +16,8 @@ from jaxis.bench.process import CompileStats, compile_stats, describe_machine, p
 from jaxis.bench.run import Load, run_batch
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.setup import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineArgs, build_engine
-from jaxis.machine import usable_cores
-from jaxis.progress import ProgressDisplay
+from jaxis.host.machine import usable_cores
+from jaxis.host.progress import ProgressDisplay
 
 BLOCK_SIZE = EngineArgs.block_size
 

@@ -43,8 +43,8 @@ def analyze(
     with report_errors(debug=debug):
         from rich.console import Console
 
-        from jaxis.bringup.analyze import analyze
-        from jaxis.bringup.analyze_text import analysis_text
+        from jaxis.bringup.analyze.analysis import analyze
+        from jaxis.bringup.analyze.text import analysis_text
 
         analysis = analyze(model, memory=memory, kv_cache_dtype=kv_cache_dtype, revision=revision)
         if as_json:

@@ -140,7 +140,7 @@ def _open(
             import numpy as np
 
             from jaxis.bench.session import open_session
-            from jaxis.progress import ProgressDisplay
+            from jaxis.host.progress import ProgressDisplay
 
             rng = np.random.default_rng(seed)
             session = stack.enter_context(

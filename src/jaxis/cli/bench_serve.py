@@ -223,7 +223,7 @@ async def _measure(
 ) -> tuple[str, str, LoadResult]:
     from jaxis.bench.serving.client import ServingClient
     from jaxis.bench.serving.load import allow_many_connections, run_load
-    from jaxis.progress import ProgressDisplay
+    from jaxis.host.progress import ProgressDisplay
 
     allow_many_connections()
     api_key = target.api_key or os.environ.get(API_KEY_VARIABLE)

@@ -55,9 +55,9 @@ def convert(
             "is for --to orbax: safetensors files always hold each tensor by itself", param_hint="--scanned"
         )
     with report_errors(debug=debug):
-        from jaxis.bringup.convert import convert_checkpoint
+        from jaxis.bringup.convert.convert import convert_checkpoint
+        from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.hub import resolve_model
-        from jaxis.progress import ProgressDisplay
 
         with ProgressDisplay().working(f"Converting {source}") as on_progress:
             done = convert_checkpoint(

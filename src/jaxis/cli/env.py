@@ -14,7 +14,7 @@ import typer
 
 from jaxis.cli.console import report_errors
 from jaxis.cli.options import Debug
-from jaxis.machine import cpu_flags, cpu_model, usable_cores
+from jaxis.host.machine import cpu_flags, cpu_model, usable_cores
 from jaxis.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
@@ -97,7 +97,7 @@ def _devices() -> list[dict[str, Any]] | str:
 def _program_cache() -> dict[str, Any]:
     import jax
 
-    from jaxis.engine.programs import default_cache_dir
+    from jaxis.engine.execution.programs import default_cache_dir
 
     folder = Path(jax.config.jax_compilation_cache_dir or default_cache_dir())
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []

@@ -46,8 +46,8 @@ def quantize(
     additional = None if additional_config is None else parse_additional_config(additional_config)
     with report_errors(debug=debug):
         from jaxis.errors import ConfigError
+        from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.hub import resolve_model
-        from jaxis.progress import ProgressDisplay
         from jaxis.quantization.arguments import parse_quantization
         from jaxis.quantization.checkpoint import quantize_checkpoint
         from jaxis.quantization.rules import RuleQuantizationConfig

@@ -41,8 +41,8 @@ def report(
     with report_errors(debug=debug):
         from rich.console import Console
 
-        from jaxis.bringup.report import make_report
-        from jaxis.bringup.report_text import report_html, report_markdown
+        from jaxis.bringup.report.report import make_report
+        from jaxis.bringup.report.text import report_html, report_markdown
         from jaxis.errors import JaxisError
 
         with Console(stderr=True).status("Starting") as status:

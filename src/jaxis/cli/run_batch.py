@@ -63,15 +63,15 @@ def run_batch(
     output = output_of(output_path)
     with report_errors(debug=debug), input_file(input_path) as requests:
         from jaxis.inference.source import JSONLSource
-        from jaxis.server.served_model import ServedModel, check_parser_names
+        from jaxis.server.endpoints.served_model import ServedModel, check_parser_names
 
         check_parser_names(tool_call_parser, reasoning_parser)
         source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
         with open_llm(model, arguments) as llm:
+            from jaxis.host.progress import ProgressDisplay
             from jaxis.inference.journal import run_key
             from jaxis.inference.openai_batch import BatchTask
             from jaxis.inference.run import model_identity, run_to_output
-            from jaxis.progress import ProgressDisplay
 
             names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
             key = run_key(

@@ -18,7 +18,7 @@ from jaxis.cli.options import Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import LimitOptions, ServerOptions
 
 if TYPE_CHECKING:
-    from jaxis.engine.async_engine import AsyncLLMEngine
+    from jaxis.engine.frontend.async_engine import AsyncLLMEngine
     from jaxis.server.config import ServerConfig
     from jaxis.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ def serve(
         config = _server_config(model, server, limits)
         server.check_tls()
         server.check_tracing()
-        from jaxis.server.run import allow_many_connections, listen
+        from jaxis.server.http.run import allow_many_connections, listen
 
         allow_many_connections()
 
@@ -74,10 +74,10 @@ def _serve(
     debug: bool,
 ) -> None:
     with exit_on_interrupt():
-        from jaxis.engine.async_engine import AsyncLLMEngine
-        from jaxis.engine.engine_process import EngineProcess, LogSettings
-        from jaxis.server.logs import set_up_logs
-        from jaxis.server.run import make_server
+        from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+        from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+        from jaxis.host.logs import set_up_logs
+        from jaxis.server.http.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
         process = EngineProcess({"model": model, **engine_arguments}, stall_seconds=config.stall_seconds, log=log)
@@ -101,7 +101,7 @@ def _serve(
 
 def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
     """What is printed when the server starts: the model, what fits, where, and a request that works."""
-    from jaxis.server.hosts import is_loopback
+    from jaxis.server.http.hosts import is_loopback
 
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"{'https' if tls else 'http'}://{shown_host}:{port}"
@@ -132,8 +132,8 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
     from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
-    from jaxis.server.hosts import is_loopback
-    from jaxis.server.served_model import check_parser_names
+    from jaxis.server.endpoints.served_model import check_parser_names
+    from jaxis.server.http.hosts import is_loopback
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
     api_keys = server.api_keys()

@@ -78,7 +78,7 @@ class ServerOptions:
         Raises:
           ConfigError: A key is empty, or the file holds none.
         """
-        from jaxis.server.auth import read_api_keys
+        from jaxis.server.http.auth import read_api_keys
 
         from_environment = os.environ.get(API_KEY_VARIABLE)
         given = self.api_key or ([] if from_environment is None else [from_environment])
@@ -89,7 +89,7 @@ class ServerOptions:
     def check_tracing(self) -> None:
         """Raises ConfigError if traces are wanted and cannot be: OpenTelemetry is missing, or there is no address."""
         if self.otlp_traces_endpoint is not None:
-            from jaxis.server.tracing import check_endpoint
+            from jaxis.server.observability.tracing import check_endpoint
 
             check_endpoint(self.otlp_traces_endpoint)
 

@@ -14,9 +14,9 @@ from jaxis.cli.console import EXIT_ERROR, note, report_errors
 from jaxis.cli.options import Debug
 
 if TYPE_CHECKING:
-    from jaxis.bringup.compare import LogitsComparison
-    from jaxis.bringup.layers import LayersCheck
-    from jaxis.bringup.verify import DecodeCheck, VerifyResult
+    from jaxis.bringup.verify.check_layers import LayersCheck
+    from jaxis.bringup.verify.compare import LogitsComparison
+    from jaxis.bringup.verify.verify import DecodeCheck, VerifyResult
 
 
 class Dtype(StrEnum):
@@ -73,7 +73,7 @@ def verify(
     with report_errors(debug=debug):
         from rich.console import Console
 
-        from jaxis.bringup.verify import verify as run
+        from jaxis.bringup.verify.verify import verify as run
 
         with Console(stderr=True).status("Starting") as status:
             result = run(

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxis.engine.block_manager import BlockManager
+from jaxis.engine.execution.programs import CompileWait
+from jaxis.engine.execution.request_sampling import RequestSampling, request_seed, tokenize_bad_words
+from jaxis.engine.execution.runner import DispatchedStep, Runner
+from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
+from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.output_processor import RequestState, SequenceState
-from jaxis.engine.programs import CompileWait
-from jaxis.engine.request import Request, RequestStatus
-from jaxis.engine.request_sampling import RequestSampling, request_seed, tokenize_bad_words
-from jaxis.engine.runner import DispatchedStep, Runner
-from jaxis.engine.sampler import INVALID_TOKEN_ID
-from jaxis.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from jaxis.engine.structured_output import GrammarCompiler
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Request, RequestStatus
 from jaxis.errors import EngineError, RequestError
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.engine.delayed_grammar import Grammar
+    from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxis.engine.request import Request
-from jaxis.engine.request_sampling import RequestSampling
-from jaxis.engine.sampler import TokenLogprobs
+from jaxis.engine.execution.request_sampling import RequestSampling
+from jaxis.engine.execution.sampler import TokenLogprobs
+from jaxis.engine.scheduling.sequence import Request
 from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import SamplingParams

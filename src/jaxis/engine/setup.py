@@ -20,23 +20,23 @@ from jaxis.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.rope_config import rope_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.programs import enable_disk_cache
-from jaxis.engine.runner import ForwardKey
+from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.execution.runner import ForwardKey
 from jaxis.errors import ConfigError, RequestError
-from jaxis.hf_config import HFConfig, load_generation_defaults
+from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.hub import resolve_model
-from jaxis.loading.model_loader import load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
-from jaxis.progress import ProgressDisplay
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.config import QuantizationConfig
 from jaxis.quantization.dequantized import Dequantize
 from jaxis.quantization.native import NativeQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
-from jaxis.rope_config import rope_config
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 

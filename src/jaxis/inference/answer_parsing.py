@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.inference.conversation import Message, Role
 from jaxis.outputs import RequestOutput
-from jaxis.server.chat_output import ChatOutput, message_of
-from jaxis.server.output_parser import OutputParser
-from jaxis.server.parser_detection import detect_parsers
-from jaxis.server.reasoning_parsers import ReasoningParser, get_reasoning_parser
-from jaxis.server.tool_parsers import ToolParser, get_tool_parser
-from jaxis.server.tool_parsers.tools import function_tools
+from jaxis.parsing.output_parser import OutputParser
+from jaxis.parsing.parser_detection import detect_parsers
+from jaxis.parsing.reasoning_parsers import ReasoningParser, get_reasoning_parser
+from jaxis.parsing.tool_parsers import ToolParser, get_tool_parser
+from jaxis.parsing.tool_parsers.tools import function_tools
+from jaxis.server.endpoints.chat_output import ChatOutput, message_of
 
 if TYPE_CHECKING:
     from jaxis.inference.engine import JAXInferenceEngine

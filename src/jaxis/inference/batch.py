@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.engine.output_processor import RequestState
 from jaxis.errors import EngineError, JaxisError
+from jaxis.host.interrupt import interrupt_deferred
 from jaxis.inference.source import Row
-from jaxis.interrupt import interrupt_deferred
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from jaxis.engine.delayed_grammar import Grammar
+from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
+from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.answer_parsing import AnswerParsing
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
@@ -21,11 +22,10 @@ from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sa
 from jaxis.inference.source import JSONLSource, ListSource, Row, Source
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
-from jaxis.progress import ProgressDisplay
+from jaxis.parsing.tool_choice import template_messages
+from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
-from jaxis.server.tool_choice import template_messages
-from jaxis.server.tool_parsers.tools import function_tools
 
 ID_KEY = "conversation_id"
 

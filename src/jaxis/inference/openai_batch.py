@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from jaxis.engine.delayed_grammar import Grammar
+from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import RequestError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.run import with_row_seed
@@ -19,14 +19,14 @@ from jaxis.inference.source import Row
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
-from jaxis.server.chat import ChatCompletion
-from jaxis.server.completions import Completion
-from jaxis.server.errors import ModelNotFoundError, api_error
+from jaxis.server.endpoints.chat import ChatCompletion
+from jaxis.server.endpoints.completions import Completion
+from jaxis.server.endpoints.responses import ResponseRun
+from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.errors import ModelNotFoundError, api_error
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
 from jaxis.server.protocol.responses import ResponseRequest
-from jaxis.server.responses import ResponseRun
-from jaxis.server.served_model import ServedModel
 
 CUSTOM_ID = "custom_id"
 CHAT_URL = "/v1/chat/completions"

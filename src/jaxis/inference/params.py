@@ -144,7 +144,7 @@ class ModelParams(_Params):
         return "model"
 
     def __post_init__(self) -> None:
-        from jaxis.server.tool_parsers import get_tool_parser
+        from jaxis.parsing.tool_parsers import get_tool_parser
 
         for name in ("model_name", "model_revision", "chat_template", "tool_call_parser"):
             self._check(name, str, "a text", optional=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxis.errors import ConfigError
-from jaxis.progress import ProgressDisplay
+from jaxis.host.progress import ProgressDisplay
 
 FILE_INTERVAL_SECONDS = 1.0
 

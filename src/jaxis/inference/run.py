@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from jaxis.engine.delayed_grammar import Grammar
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import EngineError
+from jaxis.host.interrupt import interrupt_deferred
+from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Journal, RowResult
 from jaxis.inference.progress import shown_progress
 from jaxis.inference.sampling import SPEED_ARGUMENTS
 from jaxis.inference.source import Row, Source
-from jaxis.interrupt import interrupt_deferred
 from jaxis.outputs import RequestOutput
-from jaxis.progress import ProgressDisplay
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.layers.attention_span import AttentionSpan
+from jaxis.config.attention_span import AttentionSpan
 
 
 @jax.tree_util.register_dataclass

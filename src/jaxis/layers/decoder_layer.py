@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 from flax import nnx
 
+from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.layers.attention import GroupedQueryAttention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.mlp import GatedMLP, activation_function
@@ -16,7 +17,6 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import rms_norm_from_config
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.scale import scaled
-from jaxis.rope_config import RopeConfig, rope_config
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -12,10 +12,10 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.layers.expert_stacks import load_expert
 from jaxis.layers.glu import GatedUnit
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.loading.expert_stacks import load_expert
 from jaxis.quantization.experts import select_experts_method
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ class JaxEinsum(JaxModule):
 
 def load_reshaped(param: nnx.Param, tensor: Any, shard_id: str | int | None = None) -> None:
     """A `weight_loader` that splits or merges neighbouring axes of the checkpoint's tensor to the parameter's shape."""
-    from jaxis.loading.weight_loader import default_weight_loader
+    from jaxis.layers.weight_loader import default_weight_loader
 
     shape = param.get_value().shape
     if _merges(shape, tensor.shape) or _merges(tensor.shape, shape):

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.config.rope_config import RopeConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.rotary_embedding import HeadNorms, rotary_embedding
-from jaxis.rope_config import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def make_rotary_embedding(
     """The rope that a config.json asks for.
 
     Args:
-      config: Its settings, as `jaxis.rope_config.rope_config` reads them.
+      config: Its settings, as `jaxis.config.rope_config.rope_config` reads them.
       head_dim: D; `partial_rotary_factor` says which share of it is turned.
       max_model_len: The longest sequence this engine will serve.
       interleaved: How dimensions pair up.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.json_object import read_json_object
+from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import SafetensorsFile, TensorInfo
 
 _SINGLE = "model.safetensors"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.json_object import read_json_object
+from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout, layout_from_json
 

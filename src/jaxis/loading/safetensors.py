@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.json_object import parse_json_object
+from jaxis.host.json_object import parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64  # numpy's

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import attention_from_config, mlp_from_config
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
-from jaxis.models.decoder import CausalLM
-from jaxis.rope_config import rope_config
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

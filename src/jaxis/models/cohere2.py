@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layer_types import SLIDING_ATTENTION, layer_type, layer_window
+from jaxis.config.layer_types import SLIDING_ATTENTION, layer_type, layer_window
 from jaxis.layers.decoder_layer import attention_from_config, mlp_from_config
 from jaxis.models.cohere import CohereForCausalLM, ParallelDecoderLayer
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
+from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, mlp_from_config
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
@@ -14,12 +15,11 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
-from jaxis.rope_config import RopeConfig, rope_config
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

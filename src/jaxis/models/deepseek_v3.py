@@ -9,13 +9,13 @@ import numpy as np
 from flax import nnx
 
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.prediction_layers import without_prediction_layers
 from jaxis.models.deepseek_v2 import DeepseekDecoderLayer, require_value
-from jaxis.models.prediction_layers import without_prediction_layers
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

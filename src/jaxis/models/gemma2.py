@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layer_types import layer_type, layer_window
+from jaxis.config.layer_types import layer_type, layer_window
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import rms_norm_from_config
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layer_types import layer_type, layer_window
+from jaxis.config.layer_types import layer_type, layer_window
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import SandwichNormDecoderLayer, attention_from_config
 from jaxis.layers.norm import rms_norm_from_config
+from jaxis.models.common.text_part import TextPart
 from jaxis.models.gemma2 import GemmaCausalLM, gemma_mlp
-from jaxis.models.text_part import TextPart
-from jaxis.rope_config import rope_config
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -12,8 +12,8 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_confi
 from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
-from jaxis.models.prediction_layers import without_prediction_layers
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.prediction_layers import without_prediction_layers
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -12,7 +12,7 @@ from jaxis.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_v3_routing
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

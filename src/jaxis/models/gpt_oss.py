@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
+from jaxis.config.layer_types import layer_type, layer_window
 from jaxis.errors import ConfigError
-from jaxis.layer_types import layer_type, layer_window
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import ClampedGLU
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.config.rope_config import rope_config
 from jaxis.errors import ConfigError
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.attention import GroupedQueryAttention, attention, turn
@@ -19,13 +20,12 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
-from jaxis.models.text_part import TextPart
-from jaxis.rope_config import rope_config
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.text_part import TextPart
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

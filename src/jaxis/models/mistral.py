@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flax import nnx
 
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

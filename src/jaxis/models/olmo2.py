@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
+from jaxis.config.rope_config import RopeConfig
 from jaxis.layers.attention import GroupedQueryAttention
 from jaxis.layers.decoder_layer import PostNormDecoderLayer, attention_from_config, mlp_from_config
 from jaxis.layers.norm import rms_norm_from_config
-from jaxis.models.decoder import CausalLM
-from jaxis.rope_config import RopeConfig
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from flax import nnx
 
-from jaxis.layer_types import layer_type, layer_window
+from jaxis.config.layer_types import layer_type, layer_window
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PostNormDecoderLayer, mlp_from_config
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 from jaxis.models.olmo2 import olmo_attention
-from jaxis.rope_config import rope_config
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

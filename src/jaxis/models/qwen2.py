@@ -8,11 +8,11 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

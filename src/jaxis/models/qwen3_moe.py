@@ -10,11 +10,11 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_confi
 from jaxis.layers.module import JaxModule
 from jaxis.layers.moe import moe_from_config
 from jaxis.layers.routing import Routing
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 

@@ -13,7 +13,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
-from jaxis.models.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.block_scaled import scale_shape
-from jaxis.loading.expert_stacks import load_expert
+from jaxis.layers.expert_stacks import load_expert
 from jaxis.quantization.block_scaled import BLOCK_SCALE_DTYPES, check_finite
 from jaxis.quantization.experts import STACK_AXES, apply_stacks, stack_shape
 from jaxis.quantization.stored import stored_parameter

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.hf_config import HFConfig
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.headers import HeaderTensor
-from jaxis.loading.model_loader import construct_abstractly
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors

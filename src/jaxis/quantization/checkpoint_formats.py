@@ -13,7 +13,7 @@ from jaxis.quantization.mxfp4 import Mxfp4Config
 from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
 
 if TYPE_CHECKING:
-    from jaxis.hf_config import HFConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 # Those whose activations no rule can change.

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import QuantizedWeight
-from jaxis.loading.expert_stacks import fill_expert
+from jaxis.layers.expert_stacks import fill_expert
 from jaxis.quantization.compressed_tensors_method import VALUES_PER_WORD, unpack_rows
 from jaxis.quantization.experts import STACK_AXES, stack_shape
 from jaxis.quantization.methods import WeightScheme

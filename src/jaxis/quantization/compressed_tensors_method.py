@@ -12,8 +12,8 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import QuantizedWeight
+from jaxis.layers.weight_loader import check_loadable
 from jaxis.loading.headers import reading_only_headers
-from jaxis.loading.weight_loader import check_loadable
 from jaxis.quantization.methods import WeightScheme
 from jaxis.quantization.stored import SCALE_DTYPES, stored_parameter
 

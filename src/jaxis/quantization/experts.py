@@ -13,8 +13,8 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul import grouped_matmul
 from jaxis.kernels.quantized_matmul import QuantizedWeight, quantize
+from jaxis.layers.expert_stacks import fill_expert, load_expert
 from jaxis.layers.module import initializers_are_skipped, make_parameter
-from jaxis.loading.expert_stacks import fill_expert, load_expert
 from jaxis.quantization.methods import WeightScheme, place_quantized
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize, quantized_matmul
 from jaxis.layers.module import initializers_are_skipped, make_parameter
-from jaxis.loading.weight_loader import check_loadable, place_array
+from jaxis.layers.weight_loader import check_loadable, place_array
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed

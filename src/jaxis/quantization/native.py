@@ -16,7 +16,7 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight, packed
 from jaxis.layers.module import make_parameter
-from jaxis.loading.weight_loader import check_loadable
+from jaxis.layers.weight_loader import check_loadable
 from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlocksMethod
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
 from jaxis.quantization.dequantized import DequantizedLinearMethod

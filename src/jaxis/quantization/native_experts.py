@@ -16,9 +16,9 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul import packed as packed_stacks
 from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight, packed
+from jaxis.layers.expert_stacks import fill_expert
 from jaxis.layers.glu import ClampedGLU, GatedUnit
 from jaxis.layers.mlp import GATED_KERNELS
-from jaxis.loading.expert_stacks import fill_expert
 from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod
 from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
 from jaxis.quantization.dequantized import DequantizedExpertsMethod

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
-from jaxis.loading.weight_loader import check_loadable, place_array
+from jaxis.layers.weight_loader import check_loadable, place_array
 
 SCALE_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

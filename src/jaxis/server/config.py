@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxis.engine.async_engine import DEFAULT_MAX_QUEUED, DEFAULT_STALL_SECONDS
+from jaxis.engine.frontend.async_engine import DEFAULT_MAX_QUEUED, DEFAULT_STALL_SECONDS
 
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
-from jaxis.server.context import ServerContext, get_context
+from jaxis.server.endpoints.context import ServerContext, get_context
 from jaxis.server.protocol.errors import LOOKUP_ERRORS
 from jaxis.version import __version__
 

@@ -6,17 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from jaxis.server.chat import ChatCompletion
-from jaxis.server.completions import Completion
-from jaxis.server.context import ServerContext, get_context
-from jaxis.server.json_body import StrictJSONRoute
+from jaxis.server.endpoints.chat import ChatCompletion
+from jaxis.server.endpoints.completions import Completion
+from jaxis.server.endpoints.context import ServerContext, get_context
+from jaxis.server.endpoints.responses import ResponseRun
+from jaxis.server.http.json_body import StrictJSONRoute
+from jaxis.server.http.sse import respond, respond_stream
 from jaxis.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from jaxis.server.protocol.completions import CompletionRequest, CompletionResponse
 from jaxis.server.protocol.errors import GENERATION_RESPONSES, LOOKUP_ERRORS
 from jaxis.server.protocol.models import ModelCard, ModelList
 from jaxis.server.protocol.responses import ResponseObject, ResponseRequest
-from jaxis.server.responses import ResponseRun
-from jaxis.server.sse import respond, respond_stream
 
 _SHOWN_DEFAULTS = (
     "temperature",

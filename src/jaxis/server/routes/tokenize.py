@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from jaxis.errors import RequestError
-from jaxis.server.chat_prompt import messages_for_template, template_arguments
-from jaxis.server.context import ServerContext, get_context
-from jaxis.server.json_body import StrictJSONRoute
+from jaxis.server.endpoints.chat_prompt import messages_for_template, template_arguments
+from jaxis.server.endpoints.context import ServerContext, get_context
+from jaxis.server.http.json_body import StrictJSONRoute
 from jaxis.server.protocol.errors import TEXT_ERRORS
 from jaxis.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from jaxis.tokenizer import Tokenizer

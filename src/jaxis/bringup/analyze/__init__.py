@@ -1,0 +1,1 @@
+"""Can a checkpoint run, and what is missing."""

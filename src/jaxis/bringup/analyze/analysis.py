@@ -1,0 +1,291 @@
+"""Whether jaxis can run a model, axis by axis and key by key, told from config.json and safetensors headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.bringup.analyze.axes import Axis, ModelFacts, files_of
+from jaxis.bringup.analyze.config import Construction, construct
+from jaxis.bringup.analyze.detectors import AXES
+from jaxis.bringup.analyze.figures import (
+    CacheKind,
+    Fit,
+    ParameterCount,
+    bytes_by_dtype,
+    cache_kinds,
+    count_parameters,
+    fit,
+    machine_memory,
+    weight_bytes,
+)
+from jaxis.bringup.analyze.source import ModelSource, open_source
+from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.hf_defaults import with_defaults
+from jaxis.engine.setup import KV_CACHE_DTYPES, parse_bytes
+from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
+
+SCHEMA = 1
+"""Version of the JSON that `Analysis.to_json` writes; it grows when a field changes its meaning or goes."""
+_STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral"}
+_QUANTIZATIONS = ("int8", "int4")
+
+
+@dataclass(frozen=True)
+class KeyStatus:
+    """One key of config.json.
+
+    Attributes:
+      key: With dots where it is nested.
+      value: As the file has it.
+      status: "supported": read, and done as it says. "default": read, and what the family assumes anyway.
+        "neutral": cannot change logits. "unsupported": known, and not provided. "unknown": nothing here knows it.
+    """
+
+    key: str
+    value: Any
+    status: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory, and which weights fit it.
+
+    Attributes:
+      name: "RAM", a device's name, or "given".
+      nbytes: All of it.
+      fits: One for each width of the weights.
+    """
+
+    name: str
+    nbytes: int
+    fits: tuple[Fit, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `jaxis analyze` says.
+
+    Attributes:
+      model: What the user called it.
+      architectures: config.json's.
+      problems: Why it cannot run, one line each; empty if it can.
+      keys: Every key of config.json.
+      axes: What it is on each axis.
+      tensor_problems: Where tensors and parameters do not match; None if there are no weights or no family to check.
+      no_tensors_reason: Why not; empty where they were.
+      num_tensors: Tensors of the checkpoint; None without weights.
+      bytes_by_dtype: Bytes of its tensors by type; None without weights.
+      parameters: Of the model; None if it cannot be constructed.
+      kv_cache_dtype: Of the cache of which `kv_cache` tells.
+      kv_cache: What layers keep of each token; None if the model cannot be constructed.
+      max_context: Most tokens that the config allows; None if it names none.
+      memory: What fits; None if the model cannot be constructed.
+    """
+
+    model: str
+    architectures: tuple[str, ...]
+    problems: tuple[str, ...]
+    keys: tuple[KeyStatus, ...]
+    axes: tuple[Axis, ...]
+    tensor_problems: tuple[TensorProblem, ...] | None
+    no_tensors_reason: str
+    num_tensors: int | None
+    bytes_by_dtype: dict[str, int] | None
+    parameters: ParameterCount | None
+    kv_cache_dtype: str
+    kv_cache: tuple[CacheKind, ...] | None
+    max_context: int | None
+    memory: Memory | None
+
+    @property
+    def can_run(self) -> bool:
+        """Whether jaxis runs the model; of memory it says nothing."""
+        return not self.problems
+
+    @property
+    def fits(self) -> bool:
+        """Whether some width of its weights fits the memory."""
+        return self.memory is not None and any(fit.fits for fit in self.memory.fits)
+
+    def to_json(self) -> str:
+        """One JSON object; docs/bring-up.md describes it."""
+        facts = {"schema": SCHEMA, "can_run": self.can_run, "fits": self.fits} | dataclasses.asdict(self)
+        for axis, facts_of_axis in zip(self.axes, facts["axes"], strict=True):
+            facts_of_axis["features"] = [
+                {"value": feature.value, "provided": feature.is_provided, "files": files_of(feature)}
+                for feature in axis.features
+            ]
+        return json.dumps(_finite(facts), indent=2)
+
+
+def analyze(
+    model: str | os.PathLike[str],
+    *,
+    memory: int | str | None = None,
+    kv_cache_dtype: str = "bfloat16",
+    revision: str | None = None,
+    token: str | None = None,
+) -> Analysis:
+    """Analyses a model without reading its weights.
+
+    Args:
+      model: A folder, a config.json, or a hub id, of which nothing but config.json and headers is downloaded.
+      memory: What weights and cache may fill, in bytes or as "80GiB"; None is what this machine has.
+      kv_cache_dtype: Type of the cache that the figures are for.
+      revision: Branch, tag or commit on the hub.
+      token: Access token of the hub.
+
+    Raises:
+      CheckpointError: There is no such model, or a file is broken.
+      ConfigError: `memory` is no size.
+    """
+    name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory))
+    return analyze_source(open_source(model, revision=revision, token=token), name_and_bytes, kv_cache_dtype)
+
+
+def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
+    """As `analyze`, of what was read already; `memory` is (name, bytes)."""
+    construction = construct(source.config, source.config_path)
+    facts = None
+    if construction.model is not None and construction.vllm_config is not None:
+        facts = ModelFacts.of(construction.model, construction.vllm_config)
+    config = HFConfig(source.config, source=source.config_path)
+    text_config = config.get("text_config")
+    prefix = "text_config." if isinstance(text_config, HFConfig) else ""
+    axes = [row.detect(_text_view(source.config), facts) for row in AXES]
+    keys = _key_statuses(construction, axes, prefix)
+    tensor_problems = None
+    plain = construction
+    if construction.model is not None:
+        if construction.vllm_config.quant_config is not None or source.tensors is not None:
+            # As it would be without quantization, and with parameters that stay empty: for the figures.
+            plain = construct(_unquantized(source.config), source.config_path)
+        if source.tensors is not None and not construction.refusals:
+            tensor_problems = tuple(check_tensors(construction.model, source.tensors))
+    parameters = kinds = None
+    max_context = _text_view(source.config).get("max_position_embeddings")
+    if plain.model is not None:
+        parameters = count_parameters(plain.model, _text_view(source.config))
+        kinds = tuple(cache_kinds(plain.model, plain.vllm_config, KV_CACHE_DTYPES[kv_cache_dtype]))
+    return Analysis(
+        model=source.name,
+        architectures=tuple(source.config.get("architectures") or ()),
+        problems=tuple(_problems(construction, axes, keys, tensor_problems)),
+        keys=keys,
+        axes=tuple(axes),
+        tensor_problems=tensor_problems,
+        no_tensors_reason=_no_tensors_reason(source, construction, tensor_problems),
+        num_tensors=None if source.tensors is None else len(source.tensors),
+        bytes_by_dtype=None if source.tensors is None else bytes_by_dtype(source.tensors),
+        parameters=parameters,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache=kinds,
+        max_context=max_context,
+        memory=None if kinds is None else _memory(source, plain, kinds, memory, max_context),
+    )
+
+
+def _text_view(values: dict[str, Any]) -> HFConfig:
+    """The text model's part of a config, with what only the whole has beside it."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        return HFConfig(values)
+    outer = {key: value for key, value in values.items() if key != "text_config"}
+    return HFConfig({**outer, **with_defaults(text)})
+
+
+def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> tuple[KeyStatus, ...]:
+    asked = {key for axis in axes for feature in axis.missing for key in feature.keys}
+    understood: dict[str, bool] = {}
+    for axis in axes:
+        for key, says_more in axis.keys.items():
+            top = key.partition(".")[0]
+            understood[top] = understood.get(top, False) or says_more
+    statuses = []
+    for use in construction.uses:
+        key = use.key.removeprefix(prefix).partition(".")[0]
+        is_asked = key in asked and use.value is not None
+        is_refused = any(f"{use.key}.".startswith(f"{refused}.") for refused in construction.refused_keys)
+        if is_refused or (is_asked and (use.use == "unread" or construction.model is None)):
+            status = "unsupported"
+        elif use.use in _STATUS_OF_USE:
+            status = _STATUS_OF_USE[use.use]
+        elif construction.model is None and key in understood:  # construction did not get there
+            status = "supported" if understood[key] else "default"
+        else:
+            status = "unknown"
+        statuses.append(KeyStatus(use.key, use.value, status))
+    return tuple(statuses)
+
+
+def _problems(
+    construction: Construction,
+    axes: list[Axis],
+    keys: tuple[KeyStatus, ...],
+    tensor_problems: tuple[TensorProblem, ...] | None,
+) -> list[str]:
+    problems = list(construction.refusals)
+    missing = [(axis, feature) for axis in axes for feature in axis.missing]
+    refused = construction.refused_keys
+    unread = [key for key in keys if key.status == "unsupported" and key.key.partition(".")[0] not in refused]
+    if construction.model is None or unread:
+        for axis, feature in missing:
+            where = f": belongs in {', '.join(files_of(feature))}" if files_of(feature) else ""
+            problems.append(f"missing on the axis {axis.name!r}: {feature.value}{where}")
+    if not construction.is_known:
+        rest = "" if missing else "; all that its config asks for is there"
+        problems.append(f"no family of this architecture: belongs in models/, models/registry.py{rest}")
+    if unknown := [key.key for key in keys if key.status == "unknown"]:
+        problems.append(f"config.json has keys that nothing here knows: {', '.join(unknown)}")
+    for kind, words in (("refused", "tensors of the checkpoint are refused"), ("unfilled", "parameters stay unfilled")):
+        if count := sum(problem.count for problem in tensor_problems or () if problem.kind == kind):
+            problems.append(f"{count} {words}")
+    return problems
+
+
+def _no_tensors_reason(
+    source: ModelSource, construction: Construction, tensor_problems: tuple[TensorProblem, ...] | None
+) -> str:
+    if source.tensors is None or tensor_problems is not None:
+        return source.no_tensors_reason
+    return "there is no model to check them against" if construction.model is None else "their format is not supported"
+
+
+def _memory(
+    source: ModelSource,
+    plain: Construction,
+    kinds: tuple[CacheKind, ...],
+    memory: tuple[str, int],
+    max_context: int | None,
+) -> Memory:
+    name, nbytes = memory
+    weights = {}
+    if source.tensors is not None:
+        weights["as published"] = sum(info.nbytes for info in source.tensors.values())
+    weights["bfloat16"] = weight_bytes(plain.model)
+    for quantization in _QUANTIZATIONS:
+        rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+        quantized = construct(_unquantized(source.config), source.config_path, rules)
+        if quantized.model is not None:  # some layers' sizes do not allow it
+            weights[quantization] = weight_bytes(quantized.model)
+    fits = (fit(width, size, kinds, nbytes, max_context or 2**20) for width, size in weights.items())
+    return Memory(name, nbytes, tuple(fits))
+
+
+def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "quantization_config": None}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity, which some configs have: it becomes a text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

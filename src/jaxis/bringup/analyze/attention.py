@@ -1,0 +1,175 @@
+"""What a config asks for in attention: its kind, which layers have which, and rope."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jaxis.bringup.analyze.axes import Feature, ModelFacts
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import ROPE_TYPES, rope_config
+from jaxis.errors import ConfigError
+
+ATTENTION = "jaxis.layers.attention:attention"
+_RECURRENT_FILES = ("layers/kv_cache_spec.py", "engine/kv_cache.py", "engine/block_manager.py")
+_MAMBA_KEYS = (
+    *("hybrid_override_pattern", "conv_kernel", "n_groups", "expand", "chunk_size"),
+    *("use_conv_bias", "use_mamba_kernels", "residual_in_fp32", "state_size"),
+)
+_DELTA_NET_KEYS = (
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
+    *("linear_num_value_heads", "linear_value_head_dim", "full_attention_interval"),
+)
+
+
+def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+    """Heads or latents, and what stands beside the scores. The only names looked at are of families without a key."""
+    features = [_latent(config) if config.get("kv_lora_rank") is not None else _grouped(config)]
+    if (top_k := config.get("index_topk")) is not None:
+        where = ("layers/mla.py", "kernels/latent_attention", "layers/kv_cache_spec.py")
+        keys = ("index_topk", "index_head_dim", "index_n_heads")
+        features.append(Feature(f"sparse indexer: a token attends to its best {top_k}", None, where, keys))
+    if config.get("global_head_dim") not in (None, config.get("head_dim")):
+        keys = ("global_head_dim", "num_global_key_value_heads")
+        features.append(Feature("heads of another size in full layers", None, ("layers/decoder_layer.py",), keys))
+    where = ("layers/attention.py",)
+    for key, words in (
+        ("attention_k_eq_v", "values are the keys"),
+        ("use_bidirectional_attention", "bidirectional attention"),
+        ("alibi", "ALiBi position biases"),
+    ):
+        if config.get(key):
+            features.append(Feature(words, None, where, (key,)))
+    if config.get("attn_output_gate") or config.get("model_type") == "qwen3_next":
+        features.append(Feature("output gate", None, where, ("attn_output_gate",)))
+    if "self_attn.sinks" in facts.layers if facts else config.get("model_type") == "gpt_oss":
+        features.append(Feature("attention sinks", f"{ATTENTION}(sinks)"))
+    return features
+
+
+def _latent(config: HFConfig) -> Feature:
+    rank, query_rank, heads = config["kv_lora_rank"], config.get("q_lora_rank"), config.get("num_attention_heads")
+    plain, turned, value = (config.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    queries = f"queries from {query_rank}" if query_rank else "queries without a latent"
+    return Feature(
+        f"multi-head latent (MLA): latent {rank} + {turned} a token, {heads} heads of {plain}+{turned}, values of "
+        f"{value}, {queries}",
+        "jaxis.layers.mla:MultiHeadLatentAttention",
+        ("layers/mla.py", "kernels/latent_attention"),
+        ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    )
+
+
+def _grouped(config: HFConfig) -> Feature:
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    if heads is None:
+        return Feature("no number of attention heads", None, ("models/",))
+    kv_heads = config.get("num_key_value_heads", heads)
+    head_dim = config.get("head_dim", config.get("attention_head_dim"))
+    if head_dim is None and isinstance(config.get("hidden_size"), int):
+        head_dim = config["hidden_size"] // heads
+    kind = "multi-head" if kv_heads == heads else "multi-query" if kv_heads == 1 else "grouped-query"
+    return Feature(f"{kind}: {heads} query heads, {kv_heads} key-value heads of {head_dim}")
+
+
+def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+    """How far back each layer looks, and layers that are no attention."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    chunk = config.get("attention_chunk_size")
+    of_type = {
+        "full_attention": Feature("full"),
+        "sliding_attention": Feature(f"window of {window}", f"{ATTENTION}(sliding_window)"),
+        "chunked_attention": Feature(f"chunks of {chunk}", f"{ATTENTION}(attention_chunk_size)"),
+        "linear_attention": _linear_attention(config),
+    }
+    features = []
+    types = _layer_types(config)
+    if facts is not None:
+        words = {"window": "window of {}", "chunk": "chunks of {}", "full": "full", "latent": "full, of latents"}
+        return [Feature(f"{count} x {words[kind].format(tokens)}") for (kind, tokens), count in facts.spans.items()]
+    for kind, count in types.items():
+        known = of_type.get(kind) or Feature(f"{kind!r} layers", None, ("layers/",), ("layer_types",))
+        features.append(Feature(f"{count} x {known.value}", known.code, known.files, known.keys))
+    if not types and (window or chunk):
+        features.append(of_type["sliding_attention" if window else "chunked_attention"])
+    if (pattern := config.get("hybrid_override_pattern")) is not None:
+        features += _hybrid(config, Counter(pattern))
+    elif any(key in config for key in ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "state_size")):
+        features.append(_mamba(config, "Mamba layers"))
+    if (shared := config.get("num_kv_shared_layers", 0)) > 0:
+        where = ("engine/kv_cache.py", "models/decoder.py")
+        features.append(Feature(f"{shared} layers share another's cache", None, where, ("num_kv_shared_layers",)))
+    if config.get("hidden_size_per_layer_input", 0) > 0:
+        keys = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+        features.append(Feature("embeddings of each layer's own", None, ("layers/embed.py",), keys))
+    return features or [Feature("full")]
+
+
+def _layer_types(config: HFConfig) -> Counter[str]:
+    types = Counter(config.get("layer_types") or ())
+    if not types and (interval := config.get("full_attention_interval")):
+        num_layers = config.get("num_hidden_layers", 0)
+        full = num_layers // interval
+        types = Counter(linear_attention=num_layers - full, full_attention=full)
+    return types
+
+
+def _linear_attention(config: HFConfig) -> Feature:
+    name = "Gated DeltaNet" if "linear_num_value_heads" in config else "linear attention"
+    return Feature(name, None, ("layers/gated_delta_net.py", *_RECURRENT_FILES), _DELTA_NET_KEYS)
+
+
+def _hybrid(config: HFConfig, pattern: Counter[str]) -> list[Feature]:
+    features = [_mamba(config, f"{pattern['M']} x Mamba-2")] if pattern["M"] else []
+    for letter, words in (("*", "attention"), ("-", "feed-forward"), ("E", "mixture of experts")):
+        if count := pattern[letter]:
+            features.append(Feature(f"{count} x {words} alone"))
+    return features
+
+
+def _mamba(config: HFConfig, words: str) -> Feature:
+    keys = [key for key in config if key.startswith(("mamba_", "ssm_", "time_step_")) or key in _MAMBA_KEYS]
+    return Feature(words, None, ("layers/mamba2.py", *_RECURRENT_FILES), tuple(keys))
+
+
+def detect_rope(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+    """The rope, or one for each kind of layer."""
+    features = _ropes(config)
+    if facts is not None and (without := facts.rope_counts.get(False)):
+        features.append(Feature(f"none in {without} layers"))
+    return features
+
+
+def _ropes(config: HFConfig) -> list[Feature]:
+    parameters = config.get("rope_parameters")
+    kinds: list[str] = []
+    if isinstance(parameters, HFConfig):
+        kinds = [key for key in parameters if isinstance(parameters.get(key), HFConfig)]
+    if not kinds:
+        return [_rope(config, "")]
+    values = {key: value for key, value in config.to_dict().items() if key not in ("rope_scaling", "rope_theta")}
+    return [
+        _rope(HFConfig({**values, "rope_parameters": values["rope_parameters"][kind]}), f"{kind}: ") for kind in kinds
+    ]
+
+
+def _rope(config: HFConfig, prefix: str) -> Feature:
+    where = ("rope_config.py", "layers/rope.py")
+    keys = ("rope_scaling", "rope_parameters", "rope_theta")
+    settings = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(settings, HFConfig):
+        rope_type = settings.get("rope_type", settings.get("type", "default"))
+        if rope_type not in (*ROPE_TYPES, "su"):
+            return Feature(f"{prefix}rope_type {rope_type!r}", None, where, keys)
+    try:
+        rope = rope_config(config)
+    except ConfigError as error:
+        return Feature(f"{prefix}{error}", None, where, keys)
+    is_named = "rope_theta" in config or (isinstance(settings, HFConfig) and "rope_theta" in settings)
+    # The family's own default may be another than the one that is assumed here.
+    words = f"{prefix}{rope.rope_type}, theta {format(rope.theta, 'g') if is_named else 'by default'}"
+    if rope.factor is not None:
+        words += f", factor {rope.factor:g}"
+    if rope.partial_rotary_factor != 1:
+        words += f", {rope.partial_rotary_factor:g} of each head"
+    return Feature(words)

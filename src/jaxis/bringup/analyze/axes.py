@@ -1,0 +1,151 @@
+"""The axes along which decoder models differ: what a config asks for on each, and whether jaxis provides it.
+
+A detector (`analyze_detectors.py`) turns keys of a config into features. Each feature names the code that provides it,
+and whether that code is there is looked up, so that this table cannot promise what jaxis has not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from jaxis.bringup.analyze.figures import cache_span, has_tied_head
+from jaxis.config import VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.kv_cache import kv_cache_specs
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
+
+_CODE = re.compile(r"([\w.]+):(\w+)(?:\((\w+)\)|\[(.+)\])?")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing that a config asks for.
+
+    Attributes:
+      value: What, in words.
+      code: What provides it: "package.module:name", a parameter of it as "...:name(parameter)", or an entry of a table
+        or tuple as "...:name[key]". "" is what every model here has; None is provided by nothing.
+      files: The files of src/jaxis that it belongs in.
+      keys: Keys of the config that ask for it.
+    """
+
+    value: str
+    code: str | None = ""
+    files: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def is_provided(self) -> bool:
+        """Whether the code is there."""
+        return self.code == "" or (self.code is not None and _exists(self.code))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a constructed model shows of itself.
+
+    Attributes:
+      layers: Name of a parameter below its layer -> (shape, number of layers that have it).
+      is_tied: Whether the head is the table of embeddings.
+      spans: (Kind of cache, tokens that it ever needs or None) -> number of layers.
+      rope_counts: Whether a layer has rope -> number of layers; empty where layers do not say.
+    """
+
+    layers: dict[str, tuple[tuple[int, ...], int]]
+    is_tied: bool
+    spans: dict[tuple[str, int | None], int]
+    rope_counts: dict[bool, int]
+
+    @classmethod
+    def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
+        """Of a model constructed abstractly, and what it was constructed from."""
+        layers: dict[str, tuple[tuple[int, ...], int]] = {}
+        for name, param in named_parameters(model):
+            if match := _LAYER.search(name):
+                shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
+                layers[match[2]] = shape, count + 1
+        spans = Counter(cache_span(spec) for spec in kv_cache_specs(model, vllm_config))
+        rope_counts = Counter(module.rope is not None for _, module in named_modules(model) if hasattr(module, "rope"))
+        return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a model is on one axis.
+
+    Attributes:
+      name: The axis.
+      features: What the config, or the constructed model, has on it.
+      keys: Keys of the config that say so, and whether they say more than what is assumed without them.
+    """
+
+    name: str
+    features: tuple[Feature, ...]
+    keys: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[Feature, ...]:
+        """Those that nothing here provides."""
+        return tuple(feature for feature in self.features if not feature.is_provided)
+
+
+Detector = Callable[[HFConfig, ModelFacts | None], Sequence[Feature]]
+
+
+@dataclass(frozen=True)
+class AxisRow:
+    """A row of the table of axes.
+
+    Attributes:
+      name: The axis.
+      detector: What the config, or the constructed model, has on it.
+      other_keys: Keys that belong to it too, and that the detector need not look at.
+    """
+
+    name: str
+    detector: Detector
+    other_keys: tuple[str, ...] = ()
+
+    def detect(self, config: HFConfig, facts: ModelFacts | None) -> Axis:
+        """What a model is on the axis.
+
+        Args:
+          config: Of the text model; nothing of what is read here counts as read by anybody.
+          facts: Of the constructed model; None where there is none.
+        """
+        view = HFConfig(config.to_dict(), source=config.source)
+        features = tuple(self.detector(view, facts))
+        for key in self.other_keys:
+            if key in view:
+                view.get(key)
+        keys = {use.key: use.use == "used" for use in view.key_uses() if use.use in ("used", "default")}
+        return Axis(self.name, features, keys)
+
+
+def files_of(feature: Feature) -> tuple[str, ...]:
+    """Where a feature belongs: its files, or those that its code would be in."""
+    if feature.files or not feature.code:
+        return feature.files
+    module = feature.code.partition(":")[0]
+    return (module.removeprefix("jaxis.").replace(".", "/") + ".py",)
+
+
+def _exists(code: str) -> bool:
+    match = _CODE.fullmatch(code)
+    if match is None:
+        raise ValueError(f"{code!r} names no code")
+    module, name, parameter, key = match.groups()
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return False
+    if parameter is not None:
+        # Not of the class: the metaclass of modules has a `__call__` of its own.
+        return parameter in inspect.signature(found.__init__ if isinstance(found, type) else found).parameters
+    return key is None or key in found

@@ -1,0 +1,121 @@
+"""What jaxis makes of each key of a config.json. The code itself is asked: the family is constructed abstractly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig, KeyUse
+from jaxis.engine.setup import DTYPES
+from jaxis.errors import ConfigError
+from jaxis.layers.module import JaxModule
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.registry import supported_architectures
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.config import QuantizationConfig
+from jaxis.quantization.rules import RuleQuantizationConfig
+
+MAX_REFUSALS = 10
+_DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Construction:
+    """What came of constructing the model's family without weights.
+
+    Attributes:
+      model: Parameters have shapes and types only; None if the family is not there or refuses the config.
+      vllm_config: What it was constructed from.
+      uses: What was made of each key of config.json.
+      refusals: Why it cannot be constructed as the config says, one line each.
+      refused_keys: Keys that the refusals name.
+      is_known: Whether jaxis has the architecture.
+    """
+
+    model: JaxModule | None
+    vllm_config: VllmConfig | None
+    uses: tuple[KeyUse, ...]
+    refusals: tuple[str, ...] = ()
+    refused_keys: frozenset[str] = field(default_factory=frozenset)
+    is_known: bool = True
+
+
+def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig | None = None) -> Construction:
+    """Constructs the family abstractly; a refused key is taken out and the next one looked for.
+
+    Args:
+      values: config.json, parsed.
+      source: Where it is from, for error messages.
+      rules: How an unquantized checkpoint is to be quantized; None is not at all.
+    """
+    architectures = values.get("architectures") or []
+    if not any(name in supported_architectures() for name in architectures):
+        config = HFConfig(values)
+        config.get("text_config")  # so that its keys are told one by one
+        return Construction(None, None, tuple(config.key_uses()), is_known=False)
+    refusals: list[str] = []
+    refused: dict[str, None] = {}
+    while True:
+        config = HFConfig(values, refused, source=source)
+        try:
+            model, vllm_config = _construct(config, source, rules, refusals, refused)
+        except ConfigError as error:
+            if refused and isinstance(error, KeyError):  # misses what was taken out
+                break
+            refusals.append(_one_line(error))
+            named = [use.key for use in config.key_uses() if use.value is not None and _names(str(error), use.key)]
+            if not named or len(refusals) == MAX_REFUSALS:
+                refused |= dict.fromkeys(named)
+                break
+            refused |= dict.fromkeys(named)
+        except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+            refusals.append(f"the family cannot be constructed: {type(error).__name__}: {_one_line(error)}")
+            break
+        else:
+            if set(refused) - {"quantization_config"}:
+                break
+            return Construction(model, vllm_config, tuple(config.key_uses()), tuple(refusals), frozenset(refused))
+    return Construction(None, None, tuple(config.key_uses()), tuple(refusals), frozenset(refused))
+
+
+def _construct(
+    config: HFConfig,
+    source: str,
+    rules: RuleQuantizationConfig | None,
+    refusals: list[str],
+    refused: dict[str, None],
+) -> tuple[JaxModule, VllmConfig]:
+    quant_config: QuantizationConfig | None = None
+    try:
+        quant_config = quantization_of_checkpoint(config, rules)
+    except ConfigError as error:
+        # Of the model as such, everything else can still be told.
+        refusals.append(_one_line(error))
+        refused["quantization_config"] = None
+    dtype = str(config.get("dtype", config.get("torch_dtype", "bfloat16")))
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} in config.json is not supported; known: {', '.join(DTYPES)}")
+    vllm_config = VllmConfig(
+        ModelConfig(
+            source,
+            config,
+            dtype=DTYPES[dtype],
+            max_model_len=config.get("max_position_embeddings", _DEFAULT_CONTEXT),
+        ),
+        quant_config=quant_config,
+    )
+    model = construct_abstractly(vllm_config, check_config=False)
+    if quant_config is not None:
+        quant_config.check_all_used()
+    return model, vllm_config
+
+
+def _names(message: str, key: str) -> bool:
+    """Whether an error's message names the key, alone or with the objects that it is in."""
+    return re.search(rf"(?<![\w]){re.escape(key.rpartition('.')[2])}(?!\w)", message) is not None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

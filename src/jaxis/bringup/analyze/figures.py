@@ -1,0 +1,214 @@
+"""How large a model is: parameters, bytes, KV cache a token, and what of it fits a memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config import VllmConfig
+from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.loading.safetensors import TensorInfo
+from jaxis.quantization.methods import WeightScheme
+
+BLOCK_SIZE = 16
+_BITS = {"int8": 8, "int4": 4}
+MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Numbers of parameters.
+
+    Attributes:
+      total: All of them.
+      embedding: Of the table of token embeddings; it is looked up, not multiplied, unless the head is tied to it.
+      experts: Of all experts that a router chooses among.
+      active: What one token is multiplied by: all but experts not chosen and an embedding table of its own.
+    """
+
+    total: int
+    embedding: int
+    experts: int
+    active: int
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """Layers whose cache is alike.
+
+    Attributes:
+      kind: "full", "window", "chunk" or "latent"; a window or chunk is as long as `max_tokens`.
+      layers: How many.
+      bytes_per_token: Of all these layers together.
+      max_tokens: Tokens of a sequence that are ever needed at once; None is all.
+    """
+
+    kind: str
+    layers: int
+    bytes_per_token: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether weights of some width, and how much context with them, fit a memory.
+
+    Attributes:
+      weights: "as published", "bfloat16", "int8" or "int4".
+      weight_bytes: Of the weights.
+      fits: Whether they do, with a block of cache beside them.
+      context_tokens: The longest one sequence that fits beside them, at most the model's own limit; 0 for none.
+    """
+
+    weights: str
+    weight_bytes: int
+    fits: bool
+    context_tokens: int
+
+
+def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCount:
+    """Counts the parameters of an abstractly constructed model, one under several names once."""
+    sizes = {id(param): (name, param) for name, param in named_parameters(model)}.values()
+    total = embedding = experts = 0
+    for name, param in sizes:
+        size = _num_elements(param)
+        total += size
+        if _axes(param)[:1] == ("expert",):
+            experts += size
+        elif name.endswith("embed_tokens.weight"):
+            embedding += size
+    chosen, available = config.get("num_experts_per_tok"), _num_experts(model)
+    used = experts * chosen // available if available and chosen else experts
+    return ParameterCount(
+        total, embedding, experts, total - experts + used - (0 if has_tied_head(model) else embedding)
+    )
+
+
+def has_tied_head(model: JaxModule) -> bool:
+    """Whether a model's head is its table of embeddings."""
+    return not any(f".{name}".endswith(".lm_head.weight") for name, _ in named_parameters(model))
+
+
+def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Bytes of a checkpoint's tensors by their type, the most first."""
+    found: Counter[str] = Counter()
+    for info in tensors.values():
+        found[str(info.dtype)] += info.nbytes
+    return dict(found.most_common())
+
+
+def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: Any) -> list[CacheKind]:
+    """The model's layers by what they keep of each token.
+
+    Args:
+      model: Constructed, abstractly or not.
+      vllm_config: What it was constructed from.
+      dtype: Of the cache.
+    """
+    kinds: dict[tuple[str, int | None], list[int]] = {}
+    for spec in kv_cache_specs(model, vllm_config):
+        token_bytes = math.prod(spec.shape(1, BLOCK_SIZE, dtype)) * np.dtype(dtype).itemsize // BLOCK_SIZE
+        kinds.setdefault(cache_span(spec), []).append(token_bytes)
+    return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
+
+
+def cache_span(spec: Any) -> tuple[str, int | None]:
+    """What a layer's cache is ("full", "window", "chunk" or "latent"), and the most tokens it ever needs at once."""
+    if spec.sliding_window is not None:
+        return "window", spec.sliding_window
+    if spec.attention_chunk_size is not None:
+        return "chunk", spec.attention_chunk_size
+    return "full" if spec.head_axis_name is not None else "latent", None
+
+
+def weight_bytes(model: JaxModule) -> int:
+    """Bytes of a model's weights once they are loaded: 2 for each parameter, or what quantization makes of it.
+
+    Args:
+      model: Constructed abstractly, its weights still in the checkpoint's own shapes, with the quantization rules or
+        none.
+    """
+    schemes: dict[int, WeightScheme] = {}
+    for _, module in named_modules(model):
+        if (scheme := getattr(getattr(module, "quant_method", None), "scheme", None)) is not None:
+            schemes |= {id(param): scheme for param in _matrices(module)}
+    total = 0
+    for param in {id(param): param for _, param in named_parameters(model)}.values():
+        scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
+        total += 2 * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
+    return total
+
+
+def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int, max_context: int) -> Fit:
+    """How much context fits beside weights in `MEMORY_SHARE` of a memory.
+
+    Args:
+      weights: What they are called.
+      nbytes: Of the weights.
+      kinds: The cache's layers.
+      memory_bytes: The memory, all of it.
+      max_context: Most tokens of a sequence.
+    """
+    left = int(memory_bytes * MEMORY_SHARE) - nbytes
+
+    def cache_bytes(tokens: int) -> int:
+        return sum(kind.bytes_per_token * min(tokens, kind.max_tokens or tokens) for kind in kinds)
+
+    low, high = 0, max_context
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cache_bytes(middle) <= left else (low, middle - 1)
+    return Fit(weights, nbytes, low >= min(BLOCK_SIZE, max_context), max(0, low))
+
+
+def machine_memory() -> tuple[str, int]:
+    """What holds weights and cache here: ("NVIDIA H100", bytes) or ("RAM", bytes), all devices together."""
+    import psutil
+
+    devices = jax.local_devices()
+    if devices[0].platform == "cpu":
+        total = psutil.virtual_memory().total
+        try:  # a container's own limit, which the system-wide figure does not know
+            return "RAM", min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        except (OSError, ValueError):
+            return "RAM", total
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
+    return f"{len(devices)} x {devices[0].device_kind}", sum(limits)
+
+
+def _matrices(module: nnx.Module) -> list[nnx.Param]:
+    """The parameters of a quantized layer that are narrowed: its matrix, or, of experts, stacks of them."""
+    params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
+    minimum = 3 if any(_axes(param)[:1] == ("expert",) for param in params) else 2
+    return [param for param in params if len(_axes(param)) >= minimum]
+
+
+def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
+    elements, columns = math.prod(shape), shape[-1]
+    groups = elements // columns * (1 if scheme.tile_size is None else columns // scheme.tile_size)
+    # Scales are float32 of a whole row, bfloat16 of a group: see QuantizedWeight.
+    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.tile_size is None else 2)
+
+
+def _num_elements(param: nnx.Param) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param.get_value()))
+
+
+def _num_experts(model: JaxModule) -> int | None:
+    for _, param in named_parameters(model):
+        if _axes(param)[:1] == ("expert",):
+            return jax.tree.leaves(param.get_value())[0].shape[0]
+    return None
+
+
+def _axes(param: nnx.Param) -> tuple[str | None, ...]:
+    return tuple(param.get_metadata().get("logical_axes") or ())

@@ -1,0 +1,71 @@
+"""What there is to analyse: a config, and the headers of the weights where there are any."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import CheckpointError
+from jaxis.host.json_object import read_json_object
+from jaxis.loading.hub_headers import download_config, hub_tensor_infos
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
+from jaxis.loading.safetensors import TensorInfo
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model before anything is made of it.
+
+    Attributes:
+      name: What the user called it.
+      config_path: Where its config.json is.
+      config: config.json, parsed.
+      tensors: Tensor name -> header, in the checkpoint's order; None where there are no weights.
+      no_tensors_reason: Why there are none; empty where there are.
+    """
+
+    name: str
+    config_path: str
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo] | None
+    no_tensors_reason: str = ""
+
+
+def open_source(model: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None) -> ModelSource:
+    """Reads config.json and the safetensors headers of a folder, a hub repository, or config.json alone.
+
+    Args:
+      model: A folder, a config.json, or a hub id, of which nothing but config.json and headers is downloaded.
+      revision: Branch, tag or commit on the hub.
+      token: Access token of the hub.
+
+    Raises:
+      CheckpointError: There is no such model, or a file is broken.
+    """
+    name = os.fspath(model)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".json":
+            raise CheckpointError(f"{name} is no config.json: give that, a folder, or a hub id such as Qwen/Qwen3-0.6B")
+        return ModelSource(name, str(path), read_json_object(path), None, "config.json alone was given")
+    if path.is_dir():
+        config_path = path / "config.json"
+        if not config_path.exists():
+            raise CheckpointError(f"{name} has no config.json: give the folder of a checkpoint in Hugging Face format")
+        config = read_json_object(config_path)
+        if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
+            return ModelSource(name, str(config_path), config, None, "the folder has no *.safetensors files")
+        with open_checkpoint(path) as checkpoint:
+            tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
+        return ModelSource(name, str(config_path), config, tensors)
+    if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
+        raise CheckpointError(
+            f"there is no {name!r}: give a folder, a config.json, or a hub id such as Qwen/Qwen3-0.6B"
+        )
+    config_path = download_config(name, revision=revision, token=token)
+    tensors = hub_tensor_infos(name, revision=revision, token=token)
+    reason = "the repository has no safetensors weights" if tensors is None else ""
+    return ModelSource(name, str(config_path), read_json_object(config_path), tensors, reason)

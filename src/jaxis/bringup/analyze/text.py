@@ -1,0 +1,151 @@
+"""An analysis as text for people, readable in 80 columns and without colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxis.bringup.analyze.analysis import Analysis
+from jaxis.bringup.analyze.axes import Axis
+from jaxis.bringup.analyze.figures import MEMORY_SHARE
+
+_STATUSES = ("unsupported", "unknown", "supported", "default", "neutral")
+_LONGEST_VALUE = 40
+
+
+def analysis_text(analysis: Analysis, console: Console, *, verbose: bool = False) -> str:
+    """An analysis as lines of text.
+
+    Args:
+      analysis: The analysis.
+      console: Whose width and colours to use.
+      verbose: Also name the keys that cannot change anything.
+    """
+    with console.capture() as capture:
+        _print(analysis, console, verbose=verbose)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
+    console.print(Text(f"{analysis.model}  {', '.join(analysis.architectures)}", style="bold"))
+    if analysis.can_run:
+        console.print(Text("can run", style="green"))
+    else:
+        count = len(analysis.problems)
+        console.print(Text(f"cannot run, for {count} reason{'s' if count > 1 else ''}:", style="red"))
+        for problem in analysis.problems:
+            console.print(_hanging("-", Text(problem)))
+    _section(console, "Axes", [(axis.name, _axis_text(axis)) for axis in analysis.axes])
+    _section(console, "Keys of config.json", _key_rows(analysis, verbose=verbose))
+    _section(console, "Weights", _weight_rows(analysis))
+    for problem in analysis.tensor_problems or ():
+        words = f"{problem.kind}, {problem.count} x {problem.names}: {problem.reason}"
+        console.print(Padding(_hanging("-", Text(words)), (0, 0, 0, 2)))
+    if analysis.kv_cache is not None:
+        _section(console, f"KV cache in {analysis.kv_cache_dtype}", _cache_rows(analysis))
+    if analysis.memory is not None:
+        memory = analysis.memory
+        title = f"Fits {MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
+        _section(console, title, [(fit.weights, _fit_text(fit)) for fit in memory.fits])
+
+
+def human_bytes(nbytes: float) -> str:
+    """A number of bytes with three digits or so: "576 B", "68.6 KiB", "1250.0 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def human_count(count: int) -> str:
+    """A number of parameters: "494 M", "30.53 B"."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def _section(console: Console, title: str, rows: Iterable[tuple[str, Text | str]]) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=24)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name, style="cyan"), value if isinstance(value, Text) else Text(value))
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _hanging(mark: str, text: Text) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row(mark, text)
+    return table
+
+
+def _axis_text(axis: Axis) -> Text:
+    parts = []
+    for feature in axis.features:
+        if feature.is_provided:
+            parts.append(Text(feature.value))
+        else:
+            parts.append(Text(f"missing: {feature.value}", style="red"))
+    return Text("; ").join(parts)
+
+
+def _key_rows(analysis: Analysis, *, verbose: bool) -> Iterable[tuple[str, Text | str]]:
+    for status in _STATUSES:
+        keys = [key for key in analysis.keys if key.status == status]
+        if not keys:
+            continue
+        shown = ", ".join(f"{key.key}={_short(key.value)}" for key in keys)
+        if status == "neutral" and not verbose:
+            shown = "cannot change logits"
+        style = "red" if status in ("unsupported", "unknown") else ""
+        yield f"{len(keys)} {status}", Text(shown, style=style)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _weight_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
+    if (count := analysis.parameters) is not None:
+        words = f"{human_count(count.total)} ({count.total:,})"
+        if count.experts:
+            words += f", of which experts {human_count(count.experts)}"
+        yield "parameters", words
+        is_tied = count.active + count.embedding > count.total
+        besides = "" if is_tied else f", besides {human_count(count.embedding)} of embeddings looked up"
+        yield "active for a token", human_count(count.active) + besides
+    if analysis.bytes_by_dtype is not None:
+        of_each = ", ".join(f"{dtype} {human_bytes(nbytes)}" for dtype, nbytes in analysis.bytes_by_dtype.items())
+        yield "checkpoint", f"{analysis.num_tensors} tensors: {of_each}"
+    if analysis.tensor_problems is None:
+        yield "tensors", f"not checked: {analysis.no_tensors_reason}"
+    elif analysis.tensor_problems:
+        yield "tensors", "do not match:"
+    else:
+        yield "tensors", "each has its parameter, and each parameter its tensor"
+
+
+def _cache_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
+    kinds = analysis.kv_cache or ()
+    for kind in kinds:
+        limit = f", of the last {kind.max_tokens} tokens" if kind.max_tokens else ""
+        per_token = human_bytes(kind.bytes_per_token)
+        yield f"{kind.layers} x {kind.kind}", f"{per_token} a token ({kind.bytes_per_token} bytes){limit}"
+    if len(kinds) > 1:
+        total = sum(kind.bytes_per_token for kind in kinds)
+        yield "together", f"{human_bytes(total)} a token ({total} bytes)"
+
+
+def _fit_text(fit: Any) -> Text:
+    size = f"{human_bytes(fit.weight_bytes)} of weights"
+    if not fit.fits:
+        return Text(f"no: {size}", style="red")
+    return Text(f"yes: {size}, and a context of {fit.context_tokens} tokens", style="green")

@@ -1,0 +1,1 @@
+"""The bring-up checklist as a report."""

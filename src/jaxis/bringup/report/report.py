@@ -1,0 +1,235 @@
+"""The bring-up checklist of a model, ticked from evidence that is gathered while the report is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jax
+
+from jaxis.bringup.analyze.analysis import Analysis, analyze
+from jaxis.bringup.convert.round_trip import RoundTrip, round_trips
+from jaxis.bringup.verify.reference import Reference
+from jaxis.bringup.verify.shrink import tiny_twin
+from jaxis.bringup.verify.source import find_source
+from jaxis.bringup.verify.verify import VerifyResult, verify
+from jaxis.errors import ConfigError
+from jaxis.host.machine import cpu_model
+from jaxis.models.registry import get_model_class
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ChecklistItem:
+    """One item of the checklist.
+
+    Attributes:
+      title: What is asked for.
+      passed: Whether the evidence says so.
+      evidence: What was seen, a line each.
+      commands: That show it again.
+    """
+
+    title: str
+    passed: bool
+    evidence: tuple[str, ...]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `jaxis report` writes.
+
+    Attributes:
+      model: As it was given.
+      made_at: UTC, to the second.
+      machine: Processor and platform.
+      items: The checklist.
+      analysis, verifications, conversions: The evidence itself; conversions are of the model's tiny twin.
+    """
+
+    model: str
+    made_at: str
+    machine: str
+    items: tuple[ChecklistItem, ...]
+    analysis: Analysis
+    verifications: tuple[VerifyResult, ...]
+    conversions: tuple[RoundTrip, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every item is ticked."""
+        return all(item.passed for item in self.items)
+
+    def to_json(self) -> str:
+        """All of it as one JSON object."""
+        found = {
+            "passed": self.passed,
+            "model": self.model,
+            "made_at": self.made_at,
+            "machine": self.machine,
+            "checklist": [dataclasses.asdict(item) for item in self.items],
+            "analysis": json.loads(self.analysis.to_json()),
+            "verifications": [result.to_dict() for result in self.verifications],
+            "conversions": [{"passed": trip.passed, **dataclasses.asdict(trip)} for trip in self.conversions],
+        }
+        return json.dumps(found, indent=2)
+
+
+def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[str], None] = lambda _: None) -> Report:
+    """Analyses, verifies and converts a model.
+
+    Args:
+      model: A folder, a config.json, or a hub id. Without weights, its tiny twin is verified. What is converted to
+        Orbax and back is the twin: it has a tensor of every kind.
+      revision: Branch, tag or commit on the hub.
+      on_stage: Told what begins, in a few words.
+
+    Raises:
+      ConfigError: jaxis cannot run the model, or transformers is missing or does not know it.
+      CheckpointError: The checkpoint cannot be read.
+    """
+    on_stage("analysing")
+    analysis = analyze(model, revision=revision)
+    if not analysis.can_run:
+        raise ConfigError(
+            f"{model} cannot run, so there is nothing to prove: {analysis.problems[0]}; jaxis analyze says more"
+        )
+    source = find_source(model, revision=revision)
+    with tempfile.TemporaryDirectory(prefix="jaxis_report_") as scratch:
+        twin = Path(scratch, "twin")
+        config = tiny_twin(source.config)
+        Reference.random(config).save(twin, config)
+        subject = str(source.folder or twin)
+        verifications = []
+        for dtype in DTYPES:
+            result = verify(subject, dtype=dtype, on_stage=lambda stage, dtype=dtype: on_stage(f"{dtype}: {stage}"))
+            weights = result.weights if source.folder is not None else "tiny twin"
+            verifications.append(dataclasses.replace(result, model=model, weights=weights))
+        on_stage("converting there and back")
+        conversions = round_trips(twin)
+    return Report(
+        model=model,
+        made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        machine=f"{cpu_model()}, {jax.default_backend()} backend, {platform.system()} {platform.machine()}",
+        items=tuple(_checklist(model, analysis, verifications, conversions)),
+        analysis=analysis,
+        verifications=tuple(verifications),
+        conversions=tuple(conversions),
+    )
+
+
+def _checklist(
+    model: str, analysis: Analysis, verifications: Sequence[VerifyResult], conversions: Sequence[RoundTrip]
+) -> list[ChecklistItem]:
+    verify_commands = tuple(f"jaxis verify {model} --dtype {result.dtype}" for result in verifications)
+    return [
+        _architecture(model, analysis),
+        _features(model, analysis),
+        _conversion(model, analysis, conversions),
+        _modules(verifications, verify_commands),
+        _logits(verifications, verify_commands),
+        _decoding(verifications, verify_commands),
+        _documentation(model, analysis),
+    ]
+
+
+def _architecture(model: str, analysis: Analysis) -> ChecklistItem:
+    unknown = [key.key for key in analysis.keys if key.status in ("unsupported", "unknown")]
+    evidence = [f"{axis.name}: {', '.join(feature.value for feature in axis.features)}" for axis in analysis.axes]
+    evidence.append(
+        f"{len(analysis.keys)} keys of config.json, of which not accounted for: {', '.join(unknown) or 'none'}"
+    )
+    return ChecklistItem("Architecture analysis", not unknown, tuple(evidence), (f"jaxis analyze {model}",))
+
+
+def _features(model: str, analysis: Analysis) -> ChecklistItem:
+    missing = [feature.value for axis in analysis.axes for feature in axis.missing]
+    model_class = get_model_class(list(analysis.architectures))
+    evidence = [f"implemented by {model_class.__module__}.{model_class.__name__}"]
+    evidence.append(f"not provided: {', '.join(missing) or 'nothing'}")
+    return ChecklistItem("Feature implementation", not missing, tuple(evidence), (f"jaxis analyze {model} --verbose",))
+
+
+def _conversion(model: str, analysis: Analysis, conversions: Sequence[RoundTrip]) -> ChecklistItem:
+    evidence = []
+    problems = analysis.tensor_problems
+    if problems is None:
+        evidence.append(f"tensors of the checkpoint itself: {analysis.no_tensors_reason}")
+    else:
+        evidence.append(
+            f"{analysis.num_tensors} tensors of the checkpoint against the parameters: {len(problems)} problems"
+        )
+    for trip in conversions:
+        outcome = "bit for bit the same" if trip.passed else f"{len(trip.different)} differ: {trip.different[0]}"
+        evidence.append(
+            f"tiny twin to Orbax ({trip.form}) and back: {trip.num_tensors} tensors in {trip.num_arrays} arrays, "
+            f"{outcome}"
+        )
+    passed = not problems and all(trip.passed for trip in conversions)
+    commands = (f"jaxis convert {model} ORBAX --to orbax --scanned", "jaxis convert ORBAX BACK --to hf")
+    return ChecklistItem("Checkpoint conversion", passed, tuple(evidence), commands)
+
+
+def _modules(verifications: Sequence[VerifyResult], commands: tuple[str, ...]) -> ChecklistItem:
+    evidence, passed = [], True
+    for result in verifications:
+        layers = result.layers
+        if layers is None:
+            continue
+        worst = max((m for m in layers.modules if m.own_error is not None), key=lambda m: m.own_error or 0.0)
+        evidence.append(
+            f"{result.dtype}: {layers.num_compared} modules against the reference's, each given its input: largest "
+            f"error {worst.own_error:.1e} ({worst.name}), limit {layers.limit:.0e}"
+        )
+        if layers.divergence is not None:
+            evidence.append(f"{result.dtype}: {layers.divergence}")
+        passed &= layers.passed
+    return ChecklistItem("Unit testing: every module", passed and bool(evidence), tuple(evidence), commands)
+
+
+def _logits(verifications: Sequence[VerifyResult], commands: tuple[str, ...]) -> ChecklistItem:
+    evidence = []
+    for result in verifications:
+        for check in result.logits:
+            figures = check.comparison
+            evidence.append(
+                f"{result.dtype}, {check.prompt_length} tokens: relative error {figures.relative_error:.1e}, KL mean "
+                f"{figures.mean_kl_nats:.1e} max {figures.max_kl_nats:.1e} nats, same best token "
+                f"{figures.argmax_agreement:.1%}"
+            )
+    passed = all(check.passed for result in verifications for check in result.logits)
+    return ChecklistItem("Logit verification", passed, tuple(evidence), commands)
+
+
+def _decoding(verifications: Sequence[VerifyResult], commands: tuple[str, ...]) -> ChecklistItem:
+    evidence = []
+    for result in verifications:
+        decode = result.decode
+        apart = "" if decode.margin is None else f"; then a tie of {decode.margin:.1e} in logits"
+        evidence.append(
+            f"{result.dtype}: greedy tokens equal the reference's for {decode.num_equal} of {decode.num_tokens}{apart}"
+        )
+        worst = max(path.comparison.max_kl_nats for path in result.paths)
+        names = ", ".join(path.path for path in result.paths)
+        evidence.append(f"{result.dtype}: {names}: KL to the sequence run at once at most {worst:.1e} nats")
+    passed = all(result.decode.passed and all(path.passed for path in result.paths) for result in verifications)
+    return ChecklistItem("Decode test, on every path", passed, tuple(evidence), commands)
+
+
+def _documentation(model: str, analysis: Analysis) -> ChecklistItem:
+    model_class = get_model_class(list(analysis.architectures))
+    module = inspect.getmodule(model_class)
+    about = (inspect.getdoc(module) if module is not None else None) or ""
+    first_line = about.partition("\n")[0]
+    evidence = (first_line or f"{model_class.__module__} has no docstring that says what the family is",)
+    commands = (f"jaxis generate {model} 'Hello'", f"jaxis chat {model}")
+    return ChecklistItem("Documentation: what it is, how to run it", bool(first_line), evidence, commands)

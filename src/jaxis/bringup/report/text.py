@@ -1,0 +1,34 @@
+"""A report as Markdown and as a page of HTML in one file."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import jinja2
+
+from jaxis.bringup.report.plots import plots
+from jaxis.bringup.report.report import Report
+
+
+def report_markdown(report: Report) -> str:
+    """The checklist with its evidence, and what it was made with."""
+    verdict = "every item is ticked" if report.passed else "NOT every item is ticked"
+    lines = [f"# Bring-up of {report.model}", "", f"{', '.join(report.analysis.architectures)}: {verdict}.", ""]
+    for item in report.items:
+        lines.append(f"- [{'x' if item.passed else ' '}] **{item.title}**")
+        lines += [f"  - {line}" for line in item.evidence]
+        lines += [f"  - `{command}`" for command in item.commands]
+    lines += ["", "## Made with", "", f"- {report.made_at}, {report.machine}"]
+    lines += [f"- {name} {version}" for name, version in report.verifications[0].versions.items()]
+    lines += [f"- reference: {report.verifications[0].reference}; weights: {report.verifications[0].weights}"]
+    lines += [f"- SHA-256 of {name}: {value}" for name, value in report.verifications[0].hashes.items()]
+    return "\n".join(lines) + "\n"
+
+
+def report_html(report: Report) -> str:
+    """One page that needs nothing else. Raises ConfigError if matplotlib is missing."""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = resources.files("jaxis.bringup.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(report=report, plots=plots(report.verifications))

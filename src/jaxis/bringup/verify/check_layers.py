@@ -1,0 +1,169 @@
+"""Layer level: every module against the reference's of the same name, and which one is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxis.bringup.verify.compare import Gates
+from jaxis.bringup.verify.probe import Event, follow, record, values_error
+from jaxis.bringup.verify.recording import LOGITS, Recording
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
+
+
+@dataclass(frozen=True)
+class ModuleComparison:
+    """One module, under its dotted name. Errors are relative; None where there is nothing to compare.
+
+    Attributes:
+      name: Of the module.
+      input_error, output_error: In the chain, everything before it being jaxis's own.
+      own_error: Of its output when every module is given the reference's input and goes on with its output.
+    """
+
+    name: str
+    input_error: float | None
+    output_error: float | None
+    own_error: float | None
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first module that is at fault.
+
+    Attributes:
+      module: Dotted name.
+      where: Of what it does, what differs: its output, or the input that it makes for a module inside it.
+      own_error: Relative error of that, everything before it being the reference's.
+      error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
+      not_called: Modules inside it that the reference calls and jaxis does not.
+      not_compared: Modules inside it of which the reference has nothing comparable: they may be what is at fault.
+    """
+
+    module: str
+    where: str
+    own_error: float
+    error_before: float | None
+    error_after: float | None
+    not_called: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.module}: {self.where} is off by {self.own_error:.1e} when all before it is right"
+        text += f"; in the chain, {_error(self.error_before)} before it and {_error(self.error_after)} after it"
+        for what, names in (("not called", self.not_called), ("not compared", self.not_compared)):
+            text += f"; {what}: {', '.join(names)}" if names else ""
+        return text
+
+
+@dataclass(frozen=True)
+class LayersCheck:
+    """Every module of one run.
+
+    Attributes:
+      num_tokens: Of the sequence.
+      limit: What `own_error` must not exceed.
+      modules: In the order in which their calls ended.
+      divergence: None if there is none.
+      unmatched: Modules of jaxis that were called and stand against nothing in the reference.
+      not_called: Modules with weights that the reference called and jaxis did not.
+    """
+
+    num_tokens: int
+    limit: float
+    modules: tuple[ModuleComparison, ...]
+    divergence: Divergence | None
+    unmatched: tuple[str, ...]
+    not_called: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.divergence is None
+
+    @property
+    def num_compared(self) -> int:
+        return sum(module.own_error is not None for module in self.modules)
+
+
+def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recording, gates: Gates) -> LayersCheck:
+    """Compares every module of one run without a cache.
+
+    Args:
+      model: Loaded with the reference's weights.
+      token_ids: Of one sequence.
+      reference: The reference's calls for it.
+      gates: `module_error` and `module_tokens` apply.
+    """
+    token_ids = list(token_ids)
+    calls = record(model, token_ids)
+    events = follow(model, token_ids, reference, gates.module_tokens)
+    own_errors = {event.module: event.error for event in events if not event.begins}
+    modules = []
+    for name, call in calls.items():
+        if name and (expected := reference.get(name)) is not None:
+            chain = [
+                values_error(call.inputs, expected.inputs, gates.module_tokens),
+                values_error(call.outputs, expected.outputs, gates.module_tokens),
+            ]
+            modules.append(ModuleComparison(name, *chain, own_errors.get(name)))
+    ours = {name for name, module in named_modules(model) if any(True for _ in named_parameters(module))}
+    not_called = tuple(name for name in reference if name in ours and name not in calls)
+    return LayersCheck(
+        num_tokens=len(token_ids),
+        limit=gates.module_error,
+        modules=tuple(modules),
+        divergence=_first_divergence(events, modules, not_called, gates.module_error),
+        unmatched=tuple(name for name in calls if name and name not in reference),
+        not_called=not_called,
+    )
+
+
+def _first_divergence(
+    events: Sequence[Event], modules: Sequence[ModuleComparison], not_called: Sequence[str], limit: float
+) -> Divergence | None:
+    running: list[str] = []
+    # Where the run stands: after which module, and whether that one could be compared.
+    last: tuple[str, bool] | None = None
+    for event in events:
+        if event.begins:
+            enclosing = running[-1] if running else "the model"
+            running.append(event.module)
+        elif event.module != LOGITS:
+            running.pop()
+        if event.error is not None and event.error > limit:
+            if last is not None and not last[1]:
+                module, where = last[0], "its output, as far as what follows shows,"
+            elif event.begins:
+                module = enclosing
+                where = f"what it gives {_inside(event.module, module)}" + (
+                    f" after {_inside(last[0], module)}" if last and last[0].startswith(f"{module}.") else ""
+                )
+            else:
+                module, where = event.module, "its output"
+            chain = next((m for m in modules if m.name == module), None)
+            return Divergence(
+                module=module,
+                where=where,
+                own_error=event.error,
+                error_before=None if chain is None else chain.input_error,
+                error_after=None if chain is None else chain.output_error,
+                not_called=_names_inside(module, not_called),
+                not_compared=_names_inside(module, [m.name for m in modules if m.own_error is None]),
+            )
+        if not event.begins:
+            last = (event.module, event.error is not None)
+        elif event.error is not None:
+            last = None
+    return None
+
+
+def _names_inside(module: str, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_inside(name, module) for name in names if name.startswith(f"{module}."))
+
+
+def _inside(name: str, module: str) -> str:
+    return name.removeprefix(f"{module}.")
+
+
+def _error(error: float | None) -> str:
+    return "nothing to compare" if error is None else f"{error:.1e}"

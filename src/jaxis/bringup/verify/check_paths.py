@@ -1,0 +1,111 @@
+"""Paths: however the engine comes to a token, its logits are those of the whole sequence run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxis.bringup.verify.compare import Gates, LogitsComparison, compare_logits
+from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.llm import LLM
+from jaxis.sampling_params import SamplingParams
+
+CHUNK = 24  # tokens a step, where prompts are to come in chunks
+
+
+@dataclass(frozen=True)
+class PathCheck:
+    """One way through the engine, against the same tokens run at once without a cache.
+
+    Attributes:
+      path: Its name.
+      comparison: Over all tokens that it computed.
+      passed: Whether that is within the limits.
+    """
+
+    path: str
+    comparison: LogitsComparison
+    passed: bool
+
+
+@dataclass
+class _Computed:
+    """What the engine computed for a prompt: position -> logits [V], the newest where it did so again."""
+
+    token_ids: list[int]
+    logits: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def check_paths(
+    llm: LLM, prompt: Sequence[int], others: Sequence[Sequence[int]], num_tokens: int, gates: Gates
+) -> list[PathCheck]:
+    """Runs prompts through the engine in every way it has.
+
+    Args:
+      llm: Idle; its prefix cache is emptied.
+      prompt: Of several blocks.
+      others: To run beside it: no two alike, none the beginning of another.
+      num_tokens: To generate after each.
+      gates: As for logits.
+    """
+    engine = llm._engine
+    checks = []
+
+    def check(path: str, computed: Sequence[_Computed], first: int = 0, last: int | None = None) -> None:
+        actual, expected = [], []
+        for sequence in computed:
+            whole = engine.runner.whole_logits(sequence.token_ids)
+            positions = [p for p in sorted(sequence.logits) if p >= first and (last is None or p < last)]
+            actual += [sequence.logits[position] for position in positions]
+            expected += [whole[position] for position in positions]
+        comparison = compare_logits(np.stack(actual), np.stack(expected))
+        checks.append(PathCheck(path, comparison, comparison.passes(gates)))
+
+    engine.reset()
+    alone = _run(llm, [prompt], num_tokens)
+    check("prefill", alone, last=len(prompt))
+    check("decode", alone, first=len(prompt))
+
+    halfway = len(prompt) // 2
+    forked = [*prompt[: halfway + 1], *others[0][: len(prompt) - halfway]]
+    check("prefix cache hit", _run(llm, [forked], num_tokens, cached=True))
+
+    for path, prompts in ((f"prefill in chunks of {CHUNK}", [prompt]), ("batch, in chunks", [prompt, *others])):
+        engine.reset()
+        engine.scheduler.max_num_batched_tokens = CHUNK
+        check(path, _run(llm, prompts, num_tokens))
+    engine.reset()
+    check("batch", _run(llm, [prompt, *others], num_tokens))
+    engine.reset()
+    return checks
+
+
+def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached: bool = False) -> list[_Computed]:
+    """Generates for the prompts together; `cached` asserts that some of each was in the prefix cache."""
+    steps: dict[tuple[int, ...], dict[int, np.ndarray]] = {tuple(prompt): {} for prompt in prompts}
+
+    def record(output: SchedulerOutput, logits: np.ndarray) -> None:
+        row = 0
+        for entry in output.scheduled:
+            rows = steps[tuple(entry.request.prompt_token_ids)]
+            for position in range(entry.start, entry.start + entry.num_tokens):
+                rows[position] = logits[row]
+                row += 1
+
+    runner = llm._engine.runner
+    runner.on_step_logits = record
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        outputs = llm.generate([list(prompt) for prompt in prompts], params, progress=False)
+    finally:
+        runner.on_step_logits = None
+    results = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert not cached or output.num_cached_tokens
+        token_ids = [*prompt, *output.outputs[0].token_ids]
+        rows = steps[tuple(prompt)]
+        # The engine runs a step ahead of the end; the last token itself is not run.
+        results.append(_Computed(token_ids, {p: rows[p] for p in rows if p < len(token_ids) - 1}))
+    return results

@@ -1,0 +1,159 @@
+"""A tap on a model: what each of its modules is given and gives, and what it gives when given something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.bringup.verify.compare import relative_error
+from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values, as_shape
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule, calls_observed, named_modules
+
+
+@dataclass(frozen=True)
+class Event:
+    """A module's call begins or ends, in the run that follows the reference.
+
+    Attributes:
+      module: Dotted name.
+      begins: Whether the call begins, and `error` is that of its input; else it ends, and it is that of its output.
+      error: Relative error; None where there is nothing to compare with.
+    """
+
+    module: str
+    begins: bool
+    error: float | None
+
+
+def record(model: JaxModule, token_ids: list[int]) -> Recording:
+    """Runs one sequence without a cache, module by module. The logits [T, V] stand last, under LOGITS."""
+    calls: Recording = {}
+
+    def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        result = call(module, *args, **kwargs)
+        if name not in calls:
+            calls[name] = ModuleCall(_values(args, kwargs), _values(_parts(result), {}))
+        return result
+
+    logits = _run(model, token_ids, observe)
+    calls[LOGITS] = ModuleCall(Values(), Values(logits))
+    return calls
+
+
+def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens: float = 1.0) -> list[Event]:
+    """Runs one sequence as `record`, but gives each module the reference's input and goes on with its output.
+
+    What a module then does differently is its own doing, and what differs between two modules is that of the module
+    around them.
+
+    Args:
+      model: To run.
+      token_ids: Of the sequence.
+      reference: The reference's calls for it, its logits among them.
+      tokens: As for `relative_error`.
+    """
+    events: list[Event] = []
+    seen: set[str] = set()
+
+    def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        expected = None if name in seen else reference.get(name)
+        seen.add(name)
+        if expected is None:
+            return call(module, *args, **kwargs)
+        given = [*args, *kwargs.values()]
+        given, error = _replace(given, expected.inputs, tokens)
+        events.append(Event(name, True, error))
+        result = call(module, *given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        replaced, error = _replace(_parts(result), expected.outputs, tokens)
+        events.append(Event(name, False, error))
+        return tuple(replaced) if isinstance(result, tuple) else replaced[0]
+
+    logits = Values(_run(model, token_ids, observe))
+    events.append(Event(LOGITS, False, values_error(logits, reference[LOGITS].outputs, tokens)))
+    return events
+
+
+def _run(model: JaxModule, token_ids: list[int], observe: Callable[..., Any]) -> np.ndarray:
+    names = {id(module): name for name, module in reversed([*named_modules(model)])}
+    running: list[JaxModule] = []
+
+    def observer(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A method that calls its base class's goes on with the same call.
+        if (running and running[-1] is module) or id(module) not in names:
+            return call(module, *args, **kwargs)
+        running.append(module)
+        try:
+            return observe(names[id(module)], module, call, list(args), kwargs)
+        finally:
+            running.pop()
+
+    metadata = AttentionMetadata.for_whole_sequences([len(token_ids)])
+    with calls_observed(observer):
+        _, hidden, _ = model(None, jnp.asarray(token_ids, jnp.int32), metadata)
+        return np.asarray(model.compute_logits(hidden), np.float32)
+
+
+def _parts(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _values(args: list[Any], kwargs: dict[str, Any]) -> Values:
+    return Values.of([_to_numpy(a) for a in (*args, *kwargs.values()) if isinstance(a, jax.Array)])
+
+
+def _to_numpy(array: jax.Array) -> np.ndarray:
+    return np.asarray(array, np.float32 if jnp.issubdtype(array.dtype, jnp.floating) else None)
+
+
+def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[Any], float | None]:
+    """The items with the arrays that the reference has put in the place of ours, and how far apart they were."""
+    items, errors = list(items), []
+    ours = Values.of(arrays := [_to_numpy(item) for item in items if isinstance(item, jax.Array)])
+    places = [i for i, item in enumerate(items) if isinstance(item, jax.Array)]
+
+    def put(array: np.ndarray, replacement: np.ndarray) -> None:
+        place = places[next(i for i, candidate in enumerate(arrays) if candidate is array)]
+        items[place] = jnp.asarray(replacement, items[place].dtype)
+
+    if ours.hidden is not None and (hidden := as_shape(expected.hidden, ours.hidden.shape)) is not None:
+        errors.append(relative_error(ours.hidden, hidden, tokens))
+        put(ours.hidden, hidden)
+    if ours.expert_ids is not None:
+        expected = expected.as_routing(ours.expert_ids.shape[-1])
+    if ours.expert_ids is not None and expected.expert_ids is not None:
+        errors.append(_routing_error(ours, expected, tokens))
+        if ours.expert_ids.shape == expected.expert_ids.shape:
+            put(ours.expert_ids, expected.expert_ids)
+            put(ours.expert_weights, expected.expert_weights)
+    return items, max(errors, default=None)
+
+
+def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float | None:
+    """Relative error of what can be compared; None if nothing can."""
+    errors = []
+    if actual.hidden is not None and (hidden := as_shape(expected.hidden, actual.hidden.shape)) is not None:
+        errors.append(relative_error(actual.hidden, hidden, tokens))
+    if actual.expert_ids is not None:
+        expected = expected.as_routing(actual.expert_ids.shape[-1])
+    if actual.expert_ids is not None and expected.expert_ids is not None:
+        errors.append(_routing_error(actual, expected, tokens))
+    return max(errors, default=None)
+
+
+def _routing_error(actual: Values, expected: Values, tokens: float) -> float:
+    """Of the weight that each expert gets: the order in which experts are named does not matter."""
+    num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
+    return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
+
+
+def _weight_of_each(values: Values, num_experts: int) -> np.ndarray:
+    """f32 [T, X]."""
+    weights = np.zeros((len(values.expert_ids), num_experts), np.float32)
+    np.put_along_axis(weights, values.expert_ids.astype(np.int64), values.expert_weights, axis=-1)
+    return weights

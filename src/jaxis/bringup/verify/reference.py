@@ -1,0 +1,294 @@
+"""The reference: a `transformers` model in float32, and what each of its modules does.
+
+The only module of jaxis that needs torch and transformers. It imports them when a reference is made.
+
+Memory. A checkpoint whose weights fit in float32 is loaded so. One that fits only in its own data type is kept in it,
+and each module's weights are widened while that module runs: the numbers are the same, and one module's weights more
+are needed. The reference runs first and gives its memory back before jaxis loads the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values
+from jaxis.errors import ConfigError
+from jaxis.loading.checkpoint import Checkpoint
+
+INSTALL = "pip install 'jaxis[verify]'"
+SMALL_PARAMETERS = 10**7
+MEMORY_SHARE = 0.8  # of what is free, for the reference's weights
+# Of a call by keyword, what is no activation.
+_NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position", "input_ids"})
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What the reference generates.
+
+    Attributes:
+      token_ids: The most likely token, again and again.
+      logits: float32 [N, V], from which each was taken.
+    """
+
+    token_ids: list[int]
+    logits: np.ndarray
+
+
+class Reference:
+    """A transformers model in eval mode.
+
+    Attributes:
+      versions: Of the libraries that compute.
+      how: How its weights are held, for a report.
+    """
+
+    def __init__(self, model: Any, how: str) -> None:
+        torch, transformers = _libraries()
+        self._model, self._torch = model, torch
+        self._generation_config = transformers.GenerationConfig
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
+        # Handing such a model's products from thread to thread takes many times longer than computing them.
+        self._num_threads = 1 if is_small else torch.get_num_threads()
+        self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        self.how = how
+
+    @classmethod
+    def random(cls, config: Mapping[str, Any], seed: int = 0) -> Reference:
+        """A model of this config.json whose every parameter and saved buffer is random.
+
+        Norms are around 1, so that a missing one shows and activations keep their size; all values are bfloat16
+        numbers, so that no data type changes the model.
+
+        Raises:
+          ConfigError: The libraries are missing, or transformers does not know the architecture.
+        """
+        torch, _ = _libraries()
+        model = _model_class(config)[0](_config(config)).float().eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                if tensor.is_floating_point():
+                    center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+                    values = center + _spread(name) * torch.randn(tensor.shape, generator=generator)
+                    tensor.copy_(values.bfloat16())
+        return cls(model, "random weights in float32")
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Reference:
+        """The checkpoint's model.
+
+        Raises:
+          ConfigError: The libraries are missing, transformers does not know the architecture, or memory is short.
+        """
+        torch, _ = _libraries()
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model_class, transformers = _model_class(config)
+        with Checkpoint(folder) as checkpoint:
+            infos = [checkpoint.info(name) for name in checkpoint.names()]
+        free = MEMORY_SHARE * psutil.virtual_memory().available
+        wide = 4 * sum(math.prod(info.shape) for info in infos)
+        narrow = sum(info.nbytes for info in infos)
+        options: dict[str, Any] = {}
+        if (settings := _dequantizing(transformers, config)) is not None:
+            options["quantization_config"], narrow = settings, wide // 2
+        if min(wide, narrow) > free:
+            raise ConfigError(
+                f"the reference needs {min(wide, narrow) / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: "
+                "on a larger machine save its logits with --save-golden FILE, and compare here with --golden FILE"
+            )
+        is_wide = wide <= free
+        options["dtype"] = torch.float32 if is_wide else "auto"
+        model = model_class.from_pretrained(folder, config=_config(config), attn_implementation="eager", **options)
+        if not is_wide:
+            _widen_while_running(torch, model)
+        return cls(
+            model.eval(), "float32" if is_wide else "the checkpoint's data type, each module widened while it runs"
+        )
+
+    def save(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Writes the weights under their published names, and `config` as config.json, spelled as it is."""
+        self._model.save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        before = self._torch.get_num_threads()
+        self._torch.set_num_threads(self._num_threads)
+        try:
+            with self._torch.no_grad():
+                yield
+        finally:
+            self._torch.set_num_threads(before)
+
+    def logits(self, token_ids: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
+        """Logits float32 [T, V] of one sequence; of these rows only, where given."""
+        kept = {} if rows is None else {"logits_to_keep": self._torch.from_numpy(rows).long()}
+        with self._computing():
+            result = self._model(self._torch.tensor([list(token_ids)]), use_cache=False, **kept)
+        return result.logits[0].float().numpy()
+
+    def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
+        """The most likely continuation by `num_tokens`, whatever ends a text."""
+        prompt = self._torch.tensor([list(token_ids)])
+        # A fresh one: the checkpoint's own may ask for sampling and penalties.
+        self._model.generation_config = self._generation_config()
+        with self._computing():
+            result = self._model.generate(
+                prompt,
+                attention_mask=self._torch.ones_like(prompt),
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        logits = self._torch.stack([step[0] for step in result.logits]).float().numpy()
+        return Continuation(result.sequences[0, len(token_ids) :].tolist(), logits)
+
+    def record(self, token_ids: Sequence[int]) -> Recording:
+        """Runs one sequence; the first call of every named module, under the checkpoint's names.
+
+        The logits [T, V] stand last, under LOGITS.
+        """
+        calls: Recording = {}
+        with self._hooks(calls):
+            logits = self.logits(token_ids)
+        calls[LOGITS] = ModuleCall(Values(), Values(logits))
+        return calls
+
+    @contextmanager
+    def _hooks(self, calls: Recording) -> Iterator[None]:
+        torch = self._torch
+        inputs: dict[str, Values] = {}
+        handles = []
+
+        def values(items: Sequence[Any]) -> Values:
+            return Values.of([_to_numpy(torch, item) for item in items if isinstance(item, torch.Tensor)])
+
+        def watch(module: Any, name: str) -> None:
+            def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                activations = [value for key, value in kwargs.items() if key not in _NOT_ACTIVATIONS]
+                inputs.setdefault(name, values([*args, *activations]))
+
+            def after(_: Any, __: tuple[Any, ...], result: Any) -> None:
+                parts = [result] if isinstance(result, torch.Tensor) else list(_parts(result))
+                calls.setdefault(name, ModuleCall(inputs[name], values(parts)))
+
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+
+        for name, module in self._model.named_modules():
+            if name:
+                watch(module, self._checkpoint_name(name))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _checkpoint_name(self, name: str) -> str:
+        """A module's name as the published tensors have it, where transformers renames them as it loads."""
+        mapping = importlib.import_module("transformers.conversion_mapping")
+        renaming = importlib.import_module("transformers.core_model_loading").WeightRenaming
+        tensor = f"{name}.weight"
+        for transform in mapping.get_model_conversion_mapping(self._model, add_legacy=False):
+            if isinstance(transform, renaming):
+                tensor, _ = transform.reverse_transform().rename_source_key(tensor)
+        return tensor.removesuffix(".weight")
+
+
+def _spread(name: str) -> float:
+    """Standard deviation of a random parameter: as large as lets bfloat16 be told from a fault."""
+    # A router's close calls fall differently in bfloat16; what one expert adds is not to decide everything.
+    if ".experts.down_proj" in name:
+        return 0.05
+    # Probabilities as even as those of a trained model, not nearly all of it on one token.
+    return 0.1 if "embed_tokens" in name or "lm_head" in name else 0.2
+
+
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with what transformers makes of keys that are not there.
+
+    Raises:
+      ConfigError: The libraries are missing, or transformers does not know the architecture.
+    """
+    return _config(config).to_dict()
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    except ImportError as error:
+        raise ConfigError(f"the reference needs torch and transformers ({error}): {INSTALL}") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return torch, transformers
+
+
+def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    _, transformers = _libraries()
+    architectures = list(config.get("architectures") or ())
+    for name in architectures:
+        if (model_class := getattr(transformers, name, None)) is not None:
+            return model_class, transformers
+    raise ConfigError(
+        f"transformers {transformers.__version__} has no model for architectures={architectures} of config.json, so "
+        "there is no reference to verify against: compare with stored logits (--golden FILE)"
+    )
+
+
+def _config(config: Mapping[str, Any]) -> Any:
+    """By the architecture's own config class: model_type may be one that transformers does not know."""
+    config_class = _model_class(config)[0].config_class
+    # A copy: transformers writes into nested objects.
+    settings = copy.deepcopy({key: value for key, value in config.items() if key not in ("model_type", "auto_map")})
+    return config_class.from_dict({**settings, "attn_implementation": "eager", "experts_implementation": "eager"})
+
+
+def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:
+    """Settings that make transformers widen the weights as it loads them, for formats that have such."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    classes = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+    return getattr(transformers, classes[method])(dequantize=True) if method in classes else None
+
+
+def _widen_while_running(torch: Any, model: Any) -> None:
+    """Makes each module with weights of its own compute in float32, its weights widened for the time of its call."""
+
+    def widen(module: Any, _: Any) -> None:
+        module.narrow = {parameter: parameter.data for parameter in module.parameters(recurse=False)}
+        for parameter, data in module.narrow.items():
+            parameter.data = data.float()
+
+    def restore(module: Any, _: Any, __: Any) -> None:
+        for parameter, data in module.narrow.items():
+            parameter.data = data
+        del module.narrow
+
+    for module in model.modules():
+        if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(widen)
+            module.register_forward_hook(restore)
+
+
+def _parts(result: Any) -> Iterator[Any]:
+    yield from result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple | list) else ()
+
+
+def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
+    """A copy, of one sequence's values, without the batch's dimension."""
+    array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy().copy()
+    return array[0] if array.ndim > 1 and array.shape[0] == 1 else array

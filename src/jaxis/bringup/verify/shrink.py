@@ -1,0 +1,294 @@
+"""The tiny twin of a config.json: every size small, every feature still at work.
+
+A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For
+that to prove something about the model, nothing may fall out of play: there are at least two layers of each kind the
+model has, query heads share key-value heads where they did, experts are chosen in groups where they were, windows,
+chunks and the context after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.config.hf_defaults import with_defaults
+from jaxis.errors import ConfigError
+
+LAYERS_OF_EACH_KIND = 2
+HIDDEN_SIZE = 64
+VOCAB_SIZE = 131
+NUM_HEADS = 4
+HEAD_DIM = 16
+MAX_POSITION_EMBEDDINGS = 1024
+ORIGINAL_MAX_POSITION_EMBEDDINGS = 128
+NUM_EXPERTS = 8
+NUM_GROUPS = 4
+
+# Different sizes for different things, so that one taken for another shows. None keeps what is null or absent.
+_SIZES = {
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 96,
+    "intermediate_size_mlp": 112,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "vocab_size": VOCAB_SIZE,
+    "sliding_window": 11,
+    "sliding_window_size": 11,
+    "attention_chunk_size": 16,
+    "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
+    # Latent attention.
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "qk_head_dim": 24,
+    "v_head_dim": 12,
+    # Llama 4's temperature: positions over which it is one step.
+    "floor_scale": 8,
+    # Scores and logits of the twin are smaller too.
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 3.0,
+    "query_pre_attn_scalar": 20,
+}
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# How far a layer sees, or a position counts: far beyond the prompts, where a config leaves it to the family.
+_REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")
+# Lists of layer numbers.
+_LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
+_DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
+
+
+def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The config.json, spelled as it was, of the model's tiny twin: unquantized, without names of special tokens.
+
+    Args:
+      config: A parsed config.json. One with a `text_config` gives the twin of that.
+      complete: The same with what the reference makes of keys that are not there, such as each layer's type; None goes
+        by the keys that are.
+
+    Raises:
+      ConfigError: It names no number of layers or heads.
+    """
+    twin = copy.deepcopy(with_defaults(config))
+    complete = {} if complete is None else complete
+    if isinstance(text := twin.get("text_config"), dict):
+        twin["text_config"] = tiny_twin(text, complete.get("text_config"))
+        parts = {key for key, value in complete.items() if key.endswith("_config") and isinstance(value, Mapping)}
+        for key in parts - {"text_config", "quantization_config"}:
+            twin[key] = _smallest(complete[key])
+        return twin
+    for key in ("num_hidden_layers", "num_attention_heads"):
+        if not isinstance(twin.get(key), int):
+            raise ConfigError(f"config.json has {key}={twin.get(key)!r}, so there is nothing to shrink: give a number")
+    for key in _DROPPED:
+        twin.pop(key, None)
+    for key in _TOKEN_IDS:
+        if key in twin:
+            twin[key] = None
+    for key in _REACHES:
+        if key not in twin and complete.get(key) is not None:
+            twin[key] = complete[key]
+    _select_layers(twin, complete)
+    _shrink_heads(twin)
+    for key, size in _SIZES.items():
+        if twin.get(key) is not None:
+            twin[key] = size
+    _shrink_experts(twin)
+    _shrink_rope(twin)
+    return twin
+
+
+def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of a part that is made and never run, such as what sees images: one layer, small sizes."""
+    small = copy.deepcopy(dict(config))
+    for key, value in small.items():
+        if key.endswith(("_size", "_dim")) and isinstance(value, int):
+            small[key] = min(value, HIDDEN_SIZE)
+        elif key == "num_attention_heads":
+            small[key] = NUM_HEADS
+        elif key.startswith("num_") and key.endswith("_layers"):
+            small[key] = 1
+    return small
+
+
+def _shrink_heads(config: dict[str, Any]) -> None:
+    num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if config.get("head_dim") is not None:
+        usual = config["head_dim"] * num_heads == config.get("hidden_size")
+        # Of latent attention, head_dim is the part that is turned.
+        config["head_dim"] = (config.get("qk_rope_head_dim") and _SIZES["qk_rope_head_dim"]) or HEAD_DIM * (
+            1 if usual else 2
+        )
+    if num_kv_heads is not None:
+        config["num_key_value_heads"] = NUM_HEADS if num_kv_heads == num_heads else 1 if num_kv_heads == 1 else 2
+    config["num_attention_heads"] = NUM_HEADS
+
+
+def _shrink_experts(config: dict[str, Any]) -> None:
+    for key in _EXPERT_COUNTS:
+        if config.get(key):
+            config[key] = NUM_EXPERTS
+    for key in ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"):
+        if config.get(key):
+            config[key] = min(config[key], 3)
+    if config.get("n_group") and config["n_group"] > 1:
+        config["topk_group"] = NUM_GROUPS // 2 if config["topk_group"] < config["n_group"] else NUM_GROUPS
+        config["n_group"] = NUM_GROUPS
+
+
+def _shrink_rope(config: dict[str, Any]) -> None:
+    """Contexts at which a rope changes become shorter than the longest prompts."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = config.get(key)
+        if isinstance(settings, dict):
+            # One object, or one for each type of layer.
+            for rope in [settings, *(value for value in settings.values() if isinstance(value, dict))]:
+                _shrink_rope_settings(config, rope)
+    for key in ("original_max_position_embeddings", "initial_context_length"):
+        if config.get(key) is not None:
+            config[key] = ORIGINAL_MAX_POSITION_EMBEDDINGS
+
+
+def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
+    kind = rope.get("rope_type", rope.get("type"))
+    if rope.get("original_max_position_embeddings") is not None:
+        rope["original_max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
+    if kind == "dynamic" or (kind == "yarn" and rope.get("original_max_position_embeddings") is None):
+        config["max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
+    head_dim = config.get("head_dim") or HIDDEN_SIZE // NUM_HEADS
+    turned = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+    for key in ("short_factor", "long_factor"):
+        if isinstance(factors := rope.get(key), list):
+            rope[key] = [factors[i * len(factors) // (turned // 2)] for i in range(turned // 2)]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A way in which layers of one model differ.
+
+    Attributes:
+      kind: The layer's kind along this axis, of its number.
+      rewrite: Changes the config to one whose layers are those of these numbers.
+    """
+
+    kind: Callable[[int], Any]
+    rewrite: Callable[[Sequence[int]], None]
+
+
+def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
+    """Keeps LAYERS_OF_EACH_KIND layers of each kind, in an order that the model could have."""
+    _spell_out_periods(config)
+    axes = _axes(config)
+    kinds = [tuple(axis.kind(i) for axis in axes) for i in range(config["num_hidden_layers"])]
+    unsaid = _kinds_not_said(config, complete, kinds)
+    chosen = _choose(kinds) if unsaid is None else _first_layers_with(list(zip(kinds, unsaid, strict=True)))
+    for axis in axes:
+        axis.rewrite(chosen)
+    config["num_hidden_layers"] = len(chosen)
+
+
+def _kinds_not_said(
+    config: dict[str, Any], complete: Mapping[str, Any], kinds: Sequence[Any]
+) -> list[tuple[Any, ...]] | None:
+    """Each layer's kind along axes that follow from its number alone, as the family has it; None if there are none."""
+    lists = []
+    for key, value in complete.items():
+        if isinstance(value, list) and not config.get(key):
+            if key in _LAYER_NUMBERS:
+                lists.append([i in value for i in range(len(kinds))])
+            elif len(value) == len(kinds):
+                lists.append(value)
+    unsaid = list(zip(*lists, strict=True))
+    # What follows from what the config says is said.
+    return unsaid if len(set(zip(kinds, unsaid, strict=False))) > len(set(kinds)) else None
+
+
+def _first_layers_with(kinds: Sequence[Any]) -> list[int]:
+    """The first layers, as many as it takes to have LAYERS_OF_EACH_KIND of each kind, or all of them."""
+    for count in range(1, len(kinds)):
+        if all(kinds[:count].count(kind) >= LAYERS_OF_EACH_KIND for kind in set(kinds)):
+            return list(range(count))
+    return list(range(len(kinds)))
+
+
+def _choose(kinds: Sequence[Any]) -> list[int]:
+    chosen: list[int] = []
+    for _ in range(LAYERS_OF_EACH_KIND):
+        for kind in dict.fromkeys(kinds):
+            numbers = [i for i, other in enumerate(kinds) if other == kind]
+            later = [i for i in numbers if chosen and i > chosen[-1]]
+            unused = [i for i in numbers if i not in chosen]
+            chosen.append((later or unused or numbers)[0])
+    return sorted(chosen)
+
+
+def _spell_out_periods(config: dict[str, Any]) -> None:
+    """Writes as lists what a config says by a period, where the family knows the list too."""
+    num_layers = config["num_hidden_layers"]
+    if "no_rope_layers" in config and not config["no_rope_layers"]:
+        interval = config.get("no_rope_layer_interval") or 4
+        config["no_rope_layers"] = [int((i + 1) % interval != 0) for i in range(num_layers)]
+    if (step := config.get("interleave_moe_layer_step")) and step > 1 and not config.get("moe_layers"):
+        config["moe_layers"] = list(range(step - 1, num_layers, step))
+    if (step := config.get("decoder_sparse_step")) and step > 1:
+        dense = {i for i in range(num_layers) if (i + 1) % step}
+        config["mlp_only_layers"] = sorted(dense | set(config.get("mlp_only_layers") or ()))
+        config["decoder_sparse_step"] = 1
+
+
+def _axes(config: dict[str, Any]) -> list[_Axis]:
+    num_layers = config["num_hidden_layers"]
+    axes = []
+    for key, value in config.items():
+        if isinstance(value, list) and key in _LAYER_NUMBERS:
+            axes.append(_numbered(config, key))
+        elif isinstance(value, list) and len(value) == num_layers > 1:
+            axes.append(_listed(config, key))
+    if config.get("first_k_dense_replace"):
+        axes.append(_first_layers(config, "first_k_dense_replace"))
+    if config.get("layer_types") is None:
+        if config.get("use_sliding_window") and config.get("max_window_layers") is not None:
+            axes.append(_first_layers(config, "max_window_layers"))
+        if isinstance(period := config.get("sliding_window_pattern"), int) and period > 1:
+            axes.append(_every(config, "sliding_window_pattern"))
+    return axes
+
+
+def _listed(config: dict[str, Any], key: str) -> _Axis:
+    values = config[key]
+
+    def rewrite(chosen: Sequence[int]) -> None:
+        config[key] = [values[i] for i in chosen]
+
+    return _Axis(lambda i: values[i], rewrite)
+
+
+def _numbered(config: dict[str, Any], key: str) -> _Axis:
+    numbers = set(config[key])
+
+    def rewrite(chosen: Sequence[int]) -> None:
+        config[key] = [place for place, i in enumerate(chosen) if i in numbers]
+
+    return _Axis(lambda i: i in numbers, rewrite)
+
+
+def _first_layers(config: dict[str, Any], key: str) -> _Axis:
+    count = config[key]
+
+    def rewrite(chosen: Sequence[int]) -> None:
+        config[key] = sum(i < count for i in chosen)
+
+    return _Axis(lambda i: i < count, rewrite)
+
+
+def _every(config: dict[str, Any], key: str) -> _Axis:
+    """Layers that differ from the others once in a period: of the layers kept, every other one."""
+    period = config[key]
+
+    def rewrite(_: Sequence[int]) -> None:
+        config[key] = 2
+
+    return _Axis(lambda i: (i + 1) % period == 0, rewrite)

@@ -1,0 +1,50 @@
+"""What `jaxis verify` is pointed at: a checkpoint with weights, or a config.json alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import CheckpointError
+from jaxis.host.json_object import read_json_object
+from jaxis.loading.hub import resolve_model
+from jaxis.loading.hub_headers import download_config
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to verify.
+
+    Attributes:
+      config: Its config.json.
+      folder: Of the checkpoint; None where there are no weights.
+    """
+
+    config: dict[str, Any]
+    folder: Path | None
+
+
+def find_source(model: str, *, revision: str | None = None) -> Source:
+    """A folder, a config.json, or a hub id, of which the weights count only if they are in the cache already.
+
+    Raises:
+      CheckpointError: There is no such thing.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        return Source(read_json_object(path), None)
+    try:
+        folder = resolve_model(model, revision=revision, local_files_only=None if path.is_dir() else True)
+    except CheckpointError:
+        if path.is_dir() or not _HUB_ID.fullmatch(model):
+            raise
+        return Source(read_json_object(download_config(model, revision=revision)), None)
+    config = folder / "config.json"
+    if not config.exists():
+        raise CheckpointError(f"{folder} has no config.json: give a config.json, or the folder that holds one")
+    has_weights = any(folder.glob("*.safetensors"))
+    return Source(read_json_object(config), folder if has_weights else None)

@@ -1,0 +1,292 @@
+"""A checkpoint's config.json, read so that no key of it can be overlooked.
+
+A model reads the keys it needs; `unread_keys` then names those that nobody read and that could change its logits.
+A config that says something the model does not do is an error, not a wrong answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxis.config.hf_defaults import with_defaults
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.json_object import read_json_object
+
+NEUTRAL_KEYS = frozenset(
+    {
+        # Bookkeeping.
+        *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
+        *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
+        *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
+        *("model_max_length", "use_parallel_embedding"),
+        # How the weights are stored or computed with; the engine decides that.
+        *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
+        *("cache_implementation", "for_llm_compressor", "ep_size"),
+        # Training only.
+        *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
+        *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
+        *("residual_dropout", "embedding_dropout"),
+        *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
+        *("aux_loss_alpha", "seq_aux"),
+        # What a call returns, in transformers.
+        *("return_dict", "output_attentions", "output_hidden_states", "tf_legacy_loss", "chunk_size_feed_forward"),
+        # Classification heads.
+        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
+        # Token ids: the tokenizer's and the generation config's business.
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        # Generation settings that old versions of transformers wrote here.
+        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+        *("diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+        *("return_dict_in_generate", "output_scores", "forced_bos_token_id", "forced_eos_token_id", "prefix"),
+        *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+    }
+)
+"""Keys that cannot change a decoder's logits, whatever their value.
+
+`pretraining_tp` is here because it only split a product into parts with the same sum; transformers 5 ignores it.
+"""
+
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "is_decoder": (False, True),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "use_mrope": (False,),
+}
+"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
+
+GENERATION_KEYS = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "max_new_tokens", "min_new_tokens"),
+)
+"""Keys of generation_config.json that `load_generation_defaults` returns."""
+
+
+@dataclass(frozen=True)
+class KeyUse:
+    """What a reader made of one key of a config.
+
+    Attributes:
+      key: The key; one of a nested object is written with dots.
+      value: As config.json has it.
+      use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
+        "neutral" cannot change logits; "unread" could, and nobody read it.
+    """
+
+    key: str
+    value: Any
+    use: Literal["used", "default", "neutral", "unread"]
+
+
+class _MissingKeyError(ConfigError, KeyError, AttributeError):
+    """A required key is absent. Also a KeyError and AttributeError, so that `getattr(config, key, default)` works."""
+
+    def __str__(self) -> str:  # KeyError's would put the message in quotes
+        return str(self.args[0])
+
+
+class HFConfig(Mapping[str, Any]):
+    """A read-only view of a config that records every key read.
+
+    `config.hidden_size`, `config["hidden_size"]` and `config.get("hidden_size", default)` read a key. A nested object
+    is an HFConfig too. A key set to null counts as absent. `key in config` and iterating over keys are not reading.
+
+    Attributes:
+      source: What the config was read from, for error messages.
+    """
+
+    __slots__ = ("_path", "_read", "_values", "source")
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        source: str = "the model's config",
+        _path: str = "",
+    ) -> None:
+        """Wraps a parsed config.
+
+        Args:
+          values: The config.
+          overrides: Key -> value to set before anything reads the config; None removes the key. A key of a nested
+            object is written with dots, e.g. `text_config.hidden_size`.
+          source: What the config was read from.
+
+        Raises:
+          ConfigError: If an override goes through a key that is no object.
+        """
+        self.source = source
+        self._path = _path
+        # Key -> whether every reader so far assumes, without the key, the value that it has.
+        self._read: dict[str, bool] = {}
+        plain = with_defaults(_apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source))
+        self._values = {
+            key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
+            for key, value in plain.items()
+        }
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
+        """Reads `folder`/config.json.
+
+        Raises:
+          CheckpointError: If there is no such file, or it is not a JSON object.
+          ConfigError: As the constructor does.
+        """
+        path = Path(folder) / "config.json"
+        if not path.exists():
+            raise CheckpointError(
+                f"{folder} has no config.json: give the folder of a checkpoint in Hugging Face format"
+            )
+        return cls(read_json_object(path), overrides, source=str(path))
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
+            raise _MissingKeyError(
+                f"{self.source} has no {self._path + key!r}, which the model needs: "
+                f"add it to the file, or give hf_overrides={{{self._path + key!r}: ...}}"
+            )
+        self._read[key] = False
+        return self._values[key]
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key in HFConfig.__slots__:  # copy and pickle probe for these before they are set
+            raise AttributeError(key)
+        return self[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The key's value, or `default` where it is absent or null. Records the key as read either way."""
+        value = self._values.get(key)
+        self._read[key] = self._read.get(key, True) and value == default
+        return default if value is None else value
+
+    def get_nullable(self, key: str, default: Any) -> Any:
+        """As `get`, but null is None: for keys that null turns off what their absence does not."""
+        return self.get(key, None if key in self._values else default)
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Reads a key whose other values the model does not implement; absent is as good as expected.
+
+        Raises:
+          ConfigError: It has another value.
+        """
+        value = self.get(key, expected[0])
+        if value not in expected:
+            wanted = " or ".join(map(repr, expected))
+            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
+
+    def get_text_config(self) -> HFConfig:
+        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
+        text_config = self._values.get("text_config")
+        return self["text_config"] if isinstance(text_config, HFConfig) else self
+
+    def read_object(self, key: str) -> dict[str, Any] | None:
+        """A nested object as a plain dict, all of it recorded as read; None where it is absent.
+
+        Raises:
+          ConfigError: If the key's value is no object.
+        """
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, HFConfig):
+            raise ConfigError(f"{self.source} has {self._path + key}={value!r}, expected an object")
+        for nested in value:
+            if isinstance(value.get(nested), HFConfig):
+                value.read_object(nested)
+        return value.to_dict()
+
+    def __contains__(self, key: object) -> bool:
+        return self._values.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, value in self._values.items() if value is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"HFConfig({self.to_dict()!r}, source={self.source!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain deep copy, nulls included. Does not count as reading."""
+        return {
+            key: value.to_dict() if isinstance(value, HFConfig) else copy.deepcopy(value)
+            for key, value in self._values.items()
+        }
+
+    def unread_keys(self) -> list[str]:
+        """Keys that are set, that nobody read, and that are in neither NEUTRAL_KEYS nor NEUTRAL_VALUES, sorted.
+
+        A nested object that was read is followed: its unread keys are given with dots, e.g. `rope_scaling.factor`.
+        """
+        return sorted(use.key for use in self.key_uses() if use.use == "unread")
+
+    def key_uses(self) -> list[KeyUse]:
+        """What was made of each key so far, nulls included; a nested object that was read is followed."""
+        uses: list[KeyUse] = []
+        for key, value in self._values.items():
+            if key in self._read and isinstance(value, HFConfig):
+                uses += value.key_uses()
+                continue
+            plain = value.to_dict() if isinstance(value, HFConfig) else value
+            if value is None:
+                use = "default"
+            elif key in self._read:
+                use = "default" if self._read[key] else "used"
+            else:
+                use = "neutral" if _is_neutral(key, value) else "unread"
+            uses.append(KeyUse(self._path + key, plain, use))
+        return uses
+
+
+def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads the sampling settings that a checkpoint's makers recommend, from `folder`/generation_config.json.
+
+    Returns:
+      Those of GENERATION_KEYS that the file sets, as it sets them (`eos_token_id` may be one id or a list); empty
+      where there is no such file.
+
+    Raises:
+      CheckpointError: If the file is not a JSON object, or a setting has the wrong type.
+    """
+    path = Path(folder) / "generation_config.json"
+    if not path.exists():
+        return {}
+    found = read_json_object(path)
+    defaults = {key: found[key] for key in GENERATION_KEYS if found.get(key) is not None}
+    for key, value in defaults.items():
+        types = (bool,) if key == "do_sample" else (int,) if key.endswith("_token_id") else (int, float)
+        settings = value if key == "eos_token_id" and isinstance(value, list) else [value]
+        if not all(type(setting) in types for setting in settings):
+            expected = " or ".join(kind.__name__ for kind in types)
+            raise CheckpointError(f"{path} sets {key} to {value!r}, expected {expected}: correct the file")
+    return defaults
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    plain = value.to_dict() if isinstance(value, HFConfig) else value
+    return key in NEUTRAL_KEYS or plain in NEUTRAL_VALUES.get(key, ())
+
+
+def _apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
+    for dotted, value in overrides.items():
+        *parents, key = dotted.split(".")
+        target = values
+        for parent in parents:
+            if target.get(parent) is None:
+                target[parent] = {}
+            target = target[parent]
+            if not isinstance(target, dict):
+                raise ConfigError(f"the override {dotted!r} goes through {parent!r}, which is no object in {source}")
+        target[key] = copy.deepcopy(value)
+    return values

@@ -1,0 +1,191 @@
+"""Rotary embedding settings, from any of the ways in which a config.json has written them.
+
+Configs of transformers 4 have `rope_theta` beside `rope_scaling` (whose kind is `type` or `rope_type`); those of
+transformers 5 have it all in `rope_parameters`. Where to look, and in which order, is as in transformers 5
+(`modeling_rope_utils.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ALIASES = {"su": "longrope"}  # its name in the first Phi-3 checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Settings of a rotary embedding. What its `rope_type` does not use is None (or the default given here).
+
+    Attributes:
+      rope_type: One of ROPE_TYPES.
+      theta: Base of the frequencies.
+      partial_rotary_factor: Share of the head dimension that is rotated.
+      max_position_embeddings: The context length that the config declares, in tokens.
+      factor: How much the context is stretched (linear, dynamic, llama3, yarn, longrope).
+      original_max_position_embeddings: Context length of pretraining, in tokens (llama3, yarn, longrope).
+      attention_factor: Multiplies cosine and sine; None where the config leaves it to the rope type's own formula
+        (yarn, longrope).
+      beta_fast: Rotations over the pretraining context above which a frequency is kept (yarn).
+      beta_slow: Rotations below which a frequency is divided by `factor` (yarn).
+      mscale: Numerator's scale in the attention factor's formula (yarn).
+      mscale_all_dim: Denominator's scale in it (yarn).
+      truncate: Whether the range between the two betas is rounded to whole dimensions (yarn).
+      low_freq_factor: Pretraining context over the shortest wavelength that is divided by `factor` (llama3).
+      high_freq_factor: Pretraining context over the longest wavelength that is kept (llama3).
+      short_factor: Divisor of each frequency up to the pretraining context, one for each rotated pair (longrope).
+      long_factor: The same beyond it (longrope).
+    """
+
+    rope_type: str
+    theta: float
+    partial_rotary_factor: float = 1.0
+    max_position_embeddings: int | None = None
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+
+def rope_config(
+    config: HFConfig,
+    layer_type: str | None = None,
+    *,
+    default_theta: float = 10_000.0,
+    default_local_theta: float | None = None,
+    default_partial_rotary_factor: float = 1.0,
+) -> RopeConfig:
+    """Reads a config's rotary embedding settings.
+
+    Only keys that the rope type uses are read: any other is left for `HFConfig.unread_keys` to report.
+
+    Args:
+      config: Of the model.
+      layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. Where
+        config.json has one object for both (transformers 4), it is the full layers': sliding ones have the default rope
+        with `rope_local_base_freq`.
+      default_theta: The family's theta where config.json names none.
+      default_local_theta: The same for sliding layers; None is the theta of the full ones.
+      default_partial_rotary_factor: The family's share where config.json names none.
+
+    Raises:
+      ConfigError: If the rope type is unknown, a key it needs is missing, or a value is not the number it should be.
+    """
+    reader = _Reader(config, layer_type)
+    theta = config.get("rope_theta", default_theta)
+    if layer_type == "sliding_attention":
+        theta = config.get("rope_local_base_freq", default_local_theta or theta)
+    partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
+    rope_type = reader.rope_type()
+    # Read whatever the type: a config may give the pretraining context and not stretch it.
+    original = config.get("original_max_position_embeddings")
+    settings: dict[str, Any] = {
+        "rope_type": rope_type,
+        "theta": reader.number("rope_theta", theta),
+        "partial_rotary_factor": reader.number("partial_rotary_factor", partial_rotary_factor),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+    }
+    if rope_type in ("linear", "dynamic", "llama3"):
+        settings["factor"] = reader.number("factor")
+    if rope_type == "dynamic":
+        settings["max_position_embeddings"] = config["max_position_embeddings"]
+    if rope_type in ("llama3", "yarn", "longrope"):
+        inside = reader.get("original_max_position_embeddings")
+        original = reader.positive(
+            "original_max_position_embeddings", original or inside or config["max_position_embeddings"]
+        )
+        settings["original_max_position_embeddings"] = int(original)
+    if rope_type == "llama3":
+        settings["low_freq_factor"] = reader.number("low_freq_factor")
+        settings["high_freq_factor"] = reader.number("high_freq_factor")
+    if rope_type in ("yarn", "longrope"):
+        factor = reader.get("factor")
+        if factor is None:
+            factor = reader.positive("max_position_embeddings", config["max_position_embeddings"]) / original
+        settings["factor"] = reader.number("factor", factor)
+        settings["attention_factor"] = reader.optional("attention_factor")
+    if rope_type == "yarn":
+        settings["beta_fast"] = reader.number("beta_fast", 32.0)
+        settings["beta_slow"] = reader.number("beta_slow", 1.0)
+        # 0 means unset, as in transformers.
+        settings["mscale"] = reader.optional("mscale") if reader.get("mscale") else None
+        settings["mscale_all_dim"] = reader.optional("mscale_all_dim") if reader.get("mscale_all_dim") else None
+        settings["truncate"] = bool(reader.get("truncate", True))
+    if rope_type == "longrope":
+        settings["short_factor"] = reader.numbers("short_factor")
+        settings["long_factor"] = reader.numbers("long_factor")
+    return RopeConfig(**settings)
+
+
+class _Reader:
+    """Reads the object that holds a layer type's rope settings, with errors that name it."""
+
+    def __init__(self, config: HFConfig, layer_type: str | None) -> None:
+        self.config = config
+        self.name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        self.section = self._object(config, self.name)
+        if layer_type is not None:
+            self._choose(layer_type)
+
+    def _object(self, parent: HFConfig, key: str) -> HFConfig:
+        section = parent.get(key)
+        if section is not None and not isinstance(section, HFConfig):
+            raise ConfigError(f"{self.config.source} has the {self.name} {section!r}, expected an object")
+        return HFConfig({}) if section is None else section
+
+    def _choose(self, layer_type: str) -> None:
+        if any(key in self.section for key in _LAYER_TYPES):
+            self.section = self._object(self.section, layer_type)
+            self.name = f"{self.name}.{layer_type}"
+        elif layer_type == "sliding_attention":
+            self.section = HFConfig({})
+
+    def rope_type(self) -> str:
+        old_name = self.get("type", "default")
+        rope_type = self.get("rope_type", old_name)
+        if any(isinstance(self.section.to_dict()[key], dict) for key in self.section):
+            raise self._fault("differs from layer to layer", "one object for all layers")
+        rope_type = _ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
+        if rope_type not in ROPE_TYPES:
+            raise self._fault(f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
+        return rope_type
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.section.get(key, default)
+
+    def number(self, key: str, default: Any = None) -> float:
+        return self.positive(key, self.get(key, default))
+
+    def positive(self, key: str, value: Any) -> float:
+        if type(value) not in (int, float) or not value > 0:
+            raise self._fault(f"has the {key} {value!r}", "a number above 0")
+        return float(value)
+
+    def optional(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        value = self.get(key)
+        if not isinstance(value, list) or any(type(number) not in (int, float) for number in value):
+            raise self._fault(f"has the {key} {value!r}", "a list of numbers")
+        return tuple(float(number) for number in value)
+
+    def _fault(self, found: str, expected: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name} in {self.config.source} {found}, expected {expected}: "
+            f"correct the file, or give hf_overrides={{{self.name!r}: ...}}"
+        )

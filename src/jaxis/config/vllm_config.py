@@ -1,0 +1,98 @@
+"""The engine's configuration: one frozen tree, under the field names that the model development guides use.
+
+A model class sees it as `vllm_config`; a class written by those guides therefore runs here unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxis.config.hf_config import HFConfig
+    from jaxis.quantization.config import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What runs.
+
+    Attributes:
+      model: Folder of the checkpoint.
+      hf_config: The checkpoint's config.json.
+      dtype: Data type of weights and activations.
+      max_model_len: Most tokens of a request, prompt and output together.
+      seed: Seed of random weights (`load_format="dummy"`) and of requests that bring none.
+    """
+
+    model: str
+    hf_config: HFConfig
+    dtype: Any = np.float32
+    max_model_len: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+      block_size: Tokens a block.
+      cache_dtype: Data type of keys and values; None is the model's.
+      enable_prefix_caching: Share the blocks of equal prompt prefixes.
+      kv_cache_memory_bytes: Memory for all blocks; None sizes it from what is free.
+    """
+
+    block_size: int = 16
+    cache_dtype: Any = None
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What one step may hold.
+
+    Attributes:
+      max_num_seqs: Most requests that run at once.
+      max_num_batched_tokens: Most tokens of a step, prefill chunks and decodes together.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model is spread over devices.
+
+    Attributes:
+      tensor_parallel_size: Devices that share each layer's heads and features.
+    """
+
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """Where the weights come from.
+
+    Attributes:
+      load_format: "auto" reads safetensors; "dummy" makes random weights.
+    """
+
+    load_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Everything a model and the engine are built from; see each part."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    load_config: LoadConfig = field(default_factory=LoadConfig)
+    quant_config: QuantizationConfig | None = None

@@ -1,0 +1,1 @@
+"""A step on the devices: inputs, programs, caches, sampling."""

@@ -1,0 +1,177 @@
+"""The paged KV cache: how large it may be, and the arrays themselves."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import psutil
+
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.errors import EngineError
+from jaxis.kernels.ragged_paged_attention import make_kv_cache
+from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.layers.module import named_modules
+from jaxis.parallel.mesh import logical_sharding
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.layers.module import JaxModule
+
+GIB = 1 << 30
+
+# Share of a device's memory that weights, cache and a step's temporaries may fill together.
+ACCELERATOR_MEMORY_SHARE = 0.9
+# On CPU the cache is ordinary memory that other programs want too.
+CPU_FREE_MEMORY_SHARE = 0.25
+CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
+# Tokens of context for each of `max_num_seqs` that the default on CPU makes room for.
+CPU_TOKENS_PER_SEQ = 512
+# A window's pool is at most so many times what `max_num_seqs` requests hold at once; what is over keeps the windows of
+# ended requests, for prefix caching.
+WINDOW_POOL_FACTOR = 2
+
+
+def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpec]:
+    """One spec a layer: from the attention layers, or, for a model that uses none of ours, from config.json."""
+    specs = [m.kv_cache_spec for _, m in named_modules(model) if hasattr(m, "kv_cache_spec")]
+    if specs:
+        return specs
+    config = vllm_config.model_config.hf_config.get_text_config()
+    num_heads = config["num_attention_heads"]
+    spec = KVCacheSpec(
+        config.get("num_key_value_heads", num_heads), config.get("head_dim", config["hidden_size"] // num_heads)
+    )
+    return [spec] * config["num_hidden_layers"]
+
+
+def span_of(spec: KVCacheSpec) -> AttentionSpan:
+    """What the layer keeps of a sequence; layers of one span share a pool of blocks."""
+    return AttentionSpan(spec.sliding_window, spec.attention_chunk_size)
+
+
+def block_bytes(specs: Sequence[KVCacheSpec], block_size: int, dtype: Any) -> dict[AttentionSpan, int]:
+    """Bytes of one block in all layers of each span together; the span that keeps most comes first."""
+    spans = {span_of(spec): 0 for spec in specs}
+    for spec in specs:
+        spans[span_of(spec)] += math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
+    return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
+
+
+def available_bytes(mesh: jax.sharding.Mesh) -> int:
+    """Memory that the cache may use, over all devices, once the weights are loaded."""
+    devices = list(mesh.devices.flat)
+    if devices[0].platform == "cpu":
+        return min(int(_free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
+    free = []
+    for device in devices:
+        stats = device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            raise EngineError(f"{device} does not say how much memory it has: give kv_cache_memory")
+        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
+    return max(0, min(free)) * len(devices)
+
+
+def num_cache_blocks(
+    vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], mesh: jax.sharding.Mesh
+) -> tuple[dict[AttentionSpan, int], int]:
+    """How many blocks to make.
+
+    Every pool gets as many, but for those of windows (or chunks) beside others that keep more: these get no more than
+    is of use, and the others what that leaves.
+
+    Args:
+      vllm_config: Sizes, and the memory if it was given.
+      bytes_per_block: Bytes of a block in the layers of each span, that which keeps most first.
+      mesh: Where the cache will be.
+
+    Returns:
+      The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
+
+    Raises:
+      EngineError: There is no memory for even one block, or less than was asked for.
+    """
+    block_size = vllm_config.cache_config.block_size
+    max_model_len = vllm_config.model_config.max_model_len
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    memory = vllm_config.cache_config.kv_cache_memory_bytes
+    # More would never be used.
+    useful_tokens = max_num_seqs * max_model_len
+    if memory is None:
+        memory = available_bytes(mesh)
+        if mesh.devices.flat[0].platform == "cpu":
+            useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
+    first, *others = bytes_per_block
+    most = {
+        span: WINDOW_POOL_FACTOR * span.max_held_blocks(max_num_seqs, max_model_len, block_size, max_step_tokens)
+        for span in others
+    }
+
+    def blocks_of(number: int) -> dict[AttentionSpan, int]:
+        return {first: number, **{span: min(number, most[span]) for span in others}}
+
+    def bytes_of(number: int) -> int:
+        return sum(bytes_per_block[span] * blocks for span, blocks in blocks_of(number).items())
+
+    # The largest number whose bytes there are.
+    number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
+    if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := _free_host_bytes()):
+        # The operating system would hand it out, and end the process once it is used.
+        raise EngineError(
+            f"the KV cache would take {bytes_of(number) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
+            "are free: give a smaller kv_cache_memory"
+        )
+    if number < 1:
+        raise EngineError(
+            f"the KV cache needs at least {bytes_of(1) / 2**20:.1f} MiB for one block of {block_size} tokens, and "
+            f"{memory / 2**20:.1f} MiB are to be had: free memory, or give a larger kv_cache_memory"
+        )
+    num_blocks = blocks_of(number)
+    for span, blocks in num_blocks.items():
+        # With a window, enough for any length, or else as much as for full context.
+        if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:
+            max_model_len = min(max_model_len, blocks * block_size)
+    return num_blocks, max_model_len
+
+
+def make_kv_caches(
+    specs: Sequence[KVCacheSpec],
+    num_blocks: Mapping[AttentionSpan, int],
+    block_size: int,
+    dtype: Any,
+    mesh: jax.sharding.Mesh,
+) -> list[jax.Array]:
+    """One array a layer, of its span's number of blocks, its heads spread over the mesh.
+
+    Raises:
+      EngineError: A device has not the memory.
+    """
+    caches = []
+    for spec in specs:
+        with jax.set_mesh(mesh):
+            shape = spec.shape(num_blocks[span_of(spec)], block_size, dtype)
+        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+        try:
+            caches.append(make_kv_cache(shape, dtype, logical_sharding(mesh, axes, shape)))
+        except jax.errors.JaxRuntimeError as error:
+            raise EngineError(
+                f"the device has no memory for a KV cache of {max(num_blocks.values())} blocks: give a smaller "
+                "kv_cache_memory"
+            ) from error
+    return caches
+
+
+def _free_host_bytes() -> int:
+    free = psutil.virtual_memory().available
+    # A container's own limit, which the system-wide figure does not know.
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        return min(free, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        return free

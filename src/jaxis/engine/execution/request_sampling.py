@@ -1,0 +1,269 @@
+"""A request's sampling parameters made ready for its vocabulary and tokenizer, and followed through its output."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxis.errors import RequestError
+from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxis.engine.grammar.compiler import GrammarMatcher
+    from jaxis.engine.grammar.delayed_grammar import DelayedMatcher
+
+# A temperature below this is greedy, as in vLLM: the quotient would only overflow.
+MIN_TEMPERATURE = 1e-5
+
+
+class RequestSampling:
+    """What the sampler must know of one request, kept from step to step.
+
+    Attributes:
+      params: The request's parameters.
+      output_token_ids: The request's own list, which grows as tokens are generated.
+      seed: 64-bit seed of its random numbers.
+      allowed_ids: int32, the tokens it may generate; empty allows all.
+      grammar: Where the output stands in the form that it must have; None leaves it free.
+      takes_argmax: Whether every token is simply the most likely one, with nothing else asked for.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: list[int],
+        vocab_size: int,
+        seed: int,
+        eos_token_ids: Iterable[int] = (),
+        bad_words_token_ids: Iterable[Sequence[int]] = (),
+        grammar: GrammarMatcher | DelayedMatcher | None = None,
+    ) -> None:
+        """Prepares a request.
+
+        Args:
+          params: What was asked for.
+          prompt_token_ids: The prompt.
+          output_token_ids: The request's live list of generated tokens.
+          vocab_size: V.
+          seed: From `request_seed`.
+          eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
+          bad_words_token_ids: From `tokenize_bad_words`.
+          grammar: Of a request with `structured_outputs`.
+
+        Raises:
+          RequestError: A token id is not below V, or the parameters together leave no token to generate.
+        """
+        validate_for_vocab(params, vocab_size)
+        self.params = params
+        self.output_token_ids = output_token_ids
+        self.seed = seed & 0xFFFFFFFFFFFFFFFF
+        self.grammar = grammar
+        self.allowed_ids = np.unique(np.asarray(params.allowed_token_ids or [], np.int32))
+        self._vocab_size = vocab_size
+        self._bias = dict(params.logit_bias or {})
+        self._held_back = {int(i) for i in (*eos_token_ids, *params.stop_token_ids)} if params.min_tokens else set()
+        bad_words = [tuple(word) for word in bad_words_token_ids]
+        self._banned = {word[0] for word in bad_words if len(word) == 1}
+        self._bad_sequences = [word for word in bad_words if len(word) > 1]
+        self._check_satisfiable()
+
+        # Only the repetition penalty looks at the prompt.
+        prompt = prompt_token_ids if params.repetition_penalty != 1.0 else []
+        self._history = _TokenCounts(prompt, vocab_size) if params.has_penalties else None
+        changes_logits = bool(self._bias or self._held_back or bad_words or self.allowed_ids.size or self._history)
+        changes_logits = changes_logits or grammar is not None
+        self.takes_argmax = params.temperature < MIN_TEMPERATURE and params.logprobs is None and not changes_logits
+
+    def history(self) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty."""
+        if self._history is None:
+            return _NO_IDS, _NO_IDS
+        self._history.follow(self.output_token_ids)
+        return self._history.ids, self._history.counts
+
+    @property
+    def needs_newest_token(self) -> bool:
+        """Whether the next token cannot be sampled before the last one is known here."""
+        return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
+
+    def token_mask(self) -> np.ndarray | None:
+        """Tokens that the form permits next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None permits all."""
+        if self.grammar is None:
+            return None
+        self.grammar.follow(self.output_token_ids)
+        return self.grammar.token_mask()
+
+    @property
+    def grammar_is_complete(self) -> bool:
+        """Whether the output has its form, and nothing can follow."""
+        if self.grammar is None:
+            return False
+        self.grammar.follow(self.output_token_ids)
+        return self.grammar.is_complete
+
+    def fault(self) -> RequestError | None:
+        """Why no token can come next, where the request itself is to blame for that."""
+        if self.grammar is None:
+            return None
+        where = "structured_outputs cannot be honoured"
+        mask = self.token_mask()
+        if self.grammar.error is not None:
+            return RequestError(f"{where}: after {len(self.output_token_ids)} tokens: {self.grammar.error}")
+        if not mask.any():
+            return RequestError(f"{where}: no token of the model continues it after {len(self.output_token_ids)}")
+        if self._all_banned(set()):
+            return RequestError(f"{where}: allowed_token_ids has none of the tokens that may come next")
+        return None
+
+    def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """What to add to which tokens' logits for the next token: ids int32 [W] and float32 [W], -inf for a ban.
+
+        Bad words of several tokens give way where nothing else could be generated, and every ban where the form
+        permits nothing else.
+
+        Args:
+          num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
+        """
+        bans = set(self._banned)
+        if len(self.output_token_ids) + num_inflight < self.params.min_tokens:
+            bans |= self._held_back
+        completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1])}
+        if completing and not self._all_banned(bans | completing):
+            bans |= completing
+        if self.grammar is not None and bans and self._all_banned(bans):
+            bans = set()
+        if not bans and not self._bias:
+            return _NO_IDS, _NO_BIAS
+        bias = self._bias | dict.fromkeys(bans, -np.inf)
+        return np.fromiter(bias, np.int32, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
+
+    def _has_just_generated(self, token_ids: tuple[int, ...]) -> bool:
+        return tuple(self.output_token_ids[-len(token_ids) :]) == token_ids
+
+    def _all_banned(self, bans: set[int]) -> bool:
+        mask = self.token_mask()
+        if mask is not None:
+            if self.allowed_ids.size:
+                mask = mask & pack_token_ids(self.allowed_ids, self._vocab_size)
+            return not (mask & ~pack_token_ids(bans, self._vocab_size)).any()
+        if self.allowed_ids.size:
+            return bans.issuperset(self.allowed_ids.tolist())
+        return len(bans) >= self._vocab_size
+
+    def _check_satisfiable(self) -> None:
+        if self.grammar is not None:
+            return  # bans give way to it
+        where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
+        if self._banned and self._all_banned(self._banned):
+            raise RequestError(f"bad_words={self.params.bad_words!r} ban every token of {where}: allow another token")
+        if self._held_back and self._all_banned(self._banned | self._held_back):
+            raise RequestError(
+                f"min_tokens={self.params.min_tokens} and bad_words hold back every token of {where}: "
+                "allow a token that does not end the completion, or set min_tokens=0"
+            )
+
+
+class _TokenCounts:
+    """Distinct tokens and how often each was generated, updated in place: a step costs its new tokens, not all."""
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        distinct = np.unique(np.asarray(token_ids, np.int32))
+        distinct = distinct[(distinct >= 0) & (distinct < vocab_size)]
+        self._index = {token_id: i for i, token_id in enumerate(distinct.tolist())}
+        self._ids = distinct
+        self._counts = np.zeros_like(distinct)
+        self._num_followed = 0
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids[: len(self._index)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._counts[: len(self._index)]
+
+    def follow(self, output_token_ids: list[int]) -> None:
+        """Counts the tokens generated since the last call."""
+        for token_id in output_token_ids[self._num_followed :]:
+            i = self._index.setdefault(token_id, len(self._index))
+            if i >= len(self._ids):
+                more = np.zeros(max(16, i), np.int32)
+                self._ids = np.concatenate([self._ids, more])
+                self._counts = np.concatenate([self._counts, more])
+            self._ids[i] = token_id
+            self._counts[i] += 1
+        self._num_followed = len(output_token_ids)
+
+
+def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
+    """A mask with the bits of these tokens set, bit i % 32 of word i / 32 for token i: int32 [ceil(V / 32)]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    ids = np.fromiter(token_ids, np.int64, len(token_ids))
+    bits[ids[ids < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_BIAS = np.empty(0, np.float32)
+
+
+def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError if a parameter names a token id that the model does not have."""
+    for name, token_ids in (
+        ("logit_bias", params.logit_bias or ()),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                raise RequestError(f"{name} holds {token_id}; the model's token ids are 0 to {vocab_size - 1}")
+
+
+def tokenize_bad_words(
+    bad_words: Sequence[str], encode: Callable[[str], Sequence[int]], vocab_size: int
+) -> list[tuple[int, ...]]:
+    """The token sequences that spell the bad words, each as the start of a text and after a space.
+
+    Args:
+      bad_words: Non-empty texts.
+      encode: Text to token ids without special tokens.
+      vocab_size: V.
+
+    Raises:
+      RequestError: A word has no tokens, or one that the model does not have.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in bad_words:
+        bare = word.lstrip(" ")
+        for text in (bare, " " + bare) if bare.strip() else (word,):
+            token_ids = tuple(int(token_id) for token_id in encode(text))
+            if not token_ids or max(token_ids) >= vocab_size:
+                raise RequestError(f"bad_words holds {word!r}, which the model's vocabulary cannot spell: leave it out")
+            sequences[token_ids] = None
+    return list(sequences)
+
+
+def request_seed(params: SamplingParams, *, engine_seed: int, request_number: int, completion_index: int = 0) -> int:
+    """The 64-bit seed of one completion.
+
+    A request's own seed is its first completion's; further completions, and requests without a seed, get one from a
+    hash, so that no two share their random numbers.
+
+    Args:
+      params: The request's parameters.
+      engine_seed: Makes the seeds of requests without one reproducible.
+      request_number: Counts the engine's requests.
+      completion_index: Which of the request's `n`.
+    """
+    if params.seed is not None and completion_index == 0:
+        return params.seed & 0xFFFFFFFFFFFFFFFF
+    if params.seed is not None:
+        source = f"request {params.seed} {completion_index}"
+    else:
+        source = f"engine {engine_seed} {request_number} {completion_index}"
+    return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")

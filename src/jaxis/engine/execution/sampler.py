@@ -1,0 +1,120 @@
+"""Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
+
+The order is vLLM's. Log-probabilities are those of the logits as the model gave them. Then come what a
+form permits, allowed tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and
+a draw.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
+from jaxis.kernels.sampling import (
+    TokenFilters,
+    argmax,
+    logsumexp,
+    mask_tokens,
+    sample_categorical,
+    token_ranks,
+    top_tokens,
+)
+
+# Sampled where a row's logits hold a NaN or an infinity, or no token that is allowed.
+INVALID_TOKEN_ID = -1
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of R given tokens, and of the most likely ones beside them.
+
+    Attributes:
+      logprobs: float32 [R].
+      ranks: int32 [R]; 1 plus the number of tokens that are more likely.
+      top_logprobs: float32 [R, N], most likely first.
+      top_ids: int32 [R, N].
+    """
+
+    logprobs: jax.Array
+    ranks: jax.Array
+    top_logprobs: jax.Array
+    top_ids: jax.Array
+
+
+class SamplerOutput(NamedTuple):
+    """What a step sampled.
+
+    Attributes:
+      token_ids: int32 [R]; INVALID_TOKEN_ID where there was nothing to choose from.
+      logprobs: Of the sampled tokens, before any sampling parameter; None if not asked for.
+    """
+
+    token_ids: jax.Array
+    logprobs: TokenLogprobs | None
+
+
+@partial(jax.jit, static_argnames="features")
+def sample(logits: jax.Array, arrays: SamplingArrays, *, features: SamplerFeatures) -> SamplerOutput:
+    """Samples one token a row. A row's token depends on its own logits and parameters alone.
+
+    Args:
+      logits: [R, V], any float dtype.
+      arrays: The rows' parameters.
+      features: What `arrays` were built for.
+    """
+    logits = logits.astype(jnp.float32)
+    adjusted = adjust_logits(logits, arrays, features)
+    token_ids, max_logit = argmax(adjusted)
+    if not features.greedy_only:
+        is_greedy = arrays.temperature == 0
+        temperature = jnp.where(is_greedy, 1.0, arrays.temperature)
+        filters = TokenFilters(arrays.top_k, arrays.top_p, arrays.min_p) if features.has_filters else None
+        drawn = sample_categorical(adjusted, temperature, arrays.seed, arrays.step, filters)
+        token_ids = jnp.where(is_greedy, token_ids, drawn)
+    token_ids = jnp.where(jnp.isfinite(max_logit), token_ids, INVALID_TOKEN_ID)
+    if features.num_logprobs is None:
+        return SamplerOutput(token_ids, None)
+    return SamplerOutput(token_ids, token_logprobs(logits, token_ids, num_logprobs=features.num_logprobs))
+
+
+@partial(jax.jit, static_argnames="num_logprobs")
+def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int) -> TokenLogprobs:
+    """Log-probabilities under softmax(logits).
+
+    Args:
+      logits: [R, V], any float dtype.
+      token_ids: int32 [R].
+      num_logprobs: N, how many of the most likely tokens to add; at most V are.
+    """
+    logits = logits.astype(jnp.float32)
+    normalizer = logsumexp(logits)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1, mode="clip")[:, 0]
+    top_logits, top_ids = top_tokens(logits, num_logprobs)
+    return TokenLogprobs(chosen - normalizer, token_ranks(logits, chosen), top_logits - normalizer[:, None], top_ids)
+
+
+def adjust_logits(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:
+    """Applies masks, allowed tokens, biases and bans, and penalties: float32 [R, V] -> [R, V], -inf where banned."""
+    rows, vocab_size = logits.shape
+    row = jnp.arange(rows)[:, None]
+    if features.mask_width:
+        logits = mask_tokens(logits, arrays.token_mask)
+    if features.allowed_width:
+        ids = arrays.allowed_ids
+        allowed = logits.at[row, ids].get(mode="fill", fill_value=-jnp.inf)
+        is_restricted = ids[:, :1] < vocab_size
+        logits = jnp.where(is_restricted, -jnp.inf, logits).at[row, ids].set(allowed, mode="drop")
+    if features.bias_width:
+        logits = logits.at[row, arrays.bias_ids].add(arrays.bias, mode="drop")
+    if features.history_width:
+        ids, counts = arrays.history_ids, arrays.history_counts
+        seen = logits.at[row, ids].get(mode="fill", fill_value=0.0)
+        repetition = arrays.repetition_penalty[:, None]
+        seen = jnp.where(seen > 0, seen / repetition, seen * repetition)
+        seen -= arrays.frequency_penalty[:, None] * counts
+        seen -= arrays.presence_penalty[:, None] * (counts > 0)
+        logits = logits.at[row, ids].set(seen, mode="drop")
+    return logits

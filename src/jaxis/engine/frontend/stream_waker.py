@@ -1,0 +1,48 @@
+"""When the readers of streams get to run, so that they leave the processors to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from jaxis.engine.frontend.output_stream import OutputStream
+
+REST = 3.0  # seconds of rest for each second of work
+
+
+class StreamWaker:
+    """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
+
+    The readers format and send every token: with many streams and a fast model they would take as much processor time
+    as the model, and Python's lock from an engine in this process. After each round they rest for three times as long
+    as it took; what comes meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at
+    all. A stream's first output and its last never wait.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ready: dict[OutputStream, None] = {}
+        self._is_resting = False
+
+    def wake(self, streams: Iterable[OutputStream]) -> None:
+        """Wakes the readers of streams into which something was put, now or after the rest."""
+        for stream in streams:
+            if stream.ended or not stream.begun:
+                stream.wake()
+            else:
+                self._ready[stream] = None
+        if not self._is_resting:
+            self._wake_ready()
+
+    def _wake_ready(self) -> None:
+        streams, self._ready = self._ready, {}
+        self._is_resting = bool(streams)
+        if streams:
+            start = time.monotonic()
+            for stream in streams:
+                stream.wake()
+            self._loop.call_soon(self._rest, start)  # comes after the readers
+
+    def _rest(self, start: float) -> None:
+        self._loop.call_later(REST * (time.monotonic() - start), self._wake_ready)

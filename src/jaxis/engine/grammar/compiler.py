@@ -1,0 +1,250 @@
+"""Structured output: a form compiled for a model's tokens, and followed through a completion.
+
+The work on grammars is llguidance's (https://github.com/guidance-ai/llguidance). Here are the model's vocabulary in its
+terms, limits on what one request may ask for, and the masks that the sampler applies.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import llguidance
+import numpy as np
+
+from jaxis.engine.execution.request_sampling import pack_token_ids
+from jaxis.engine.grammar.grammar_source import grammar_source
+from jaxis.errors import RequestError
+from jaxis.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from jaxis.tokenizer import Tokenizer
+
+COMPILE_SECONDS = 5.0
+MAX_CACHED_GRAMMARS = 64
+# A compilation that takes too long cannot be interrupted, and goes on in its slot.
+_NUM_COMPILE_SLOTS = 2
+_MAX_ERROR_CHARACTERS = 300
+# What names places in text that the user did not write.
+_PREFIX = re.compile(r"error: |at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")
+# Half of llguidance's own and less: the time of a step, and the memory of a lexer, that a request can take.
+_LIMITS = {
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 25_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarCompiler:
+    """Compiles forms for one model's tokens, each once. May be used from several threads.
+
+    Args:
+      tokenizer: The checkpoint's; None compiles nothing.
+      vocab_size: V, the model's; what lies beyond the tokenizer's own is never permitted.
+      eos_token_ids: Tokens that end a completion.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._lock = threading.Lock()
+        self._slots = threading.Semaphore(_NUM_COMPILE_SLOTS)
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._vocabulary_lock = threading.Lock()
+        self._grammars: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
+
+    def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
+        """The form compiled. It may take seconds, and so is not for a thread that others wait for.
+
+        Raises:
+          RequestError: The form is invalid, needs what is not supported, or takes too long to compile.
+        """
+        if self._tokenizer is None:
+            raise RequestError("structured_outputs needs a tokenizer, and the checkpoint has none: leave it out")
+        key = spec.kind, spec.source
+        with self._lock:
+            future = self._grammars.get(key)
+            if future is None or (future.done() and future.exception() is None and future.result().is_broken):
+                future = self._grammars[key] = Future()
+                # A daemon: a compilation that does not end must not keep the process from ending.
+                threading.Thread(target=self._run, args=(spec, future), name="jaxis-grammar", daemon=True).start()
+            self._grammars.move_to_end(key)
+            if len(self._grammars) > MAX_CACHED_GRAMMARS:
+                self._grammars.popitem(last=False)
+        try:
+            return future.result(COMPILE_SECONDS)
+        except TimeoutError:
+            raise RequestError(
+                f"structured_outputs.{spec.kind} takes more than {COMPILE_SECONDS:g} s to compile: simplify it"
+            ) from None
+        except RequestError as error:
+            raise RequestError(str(error)) from None
+
+    def _run(self, spec: StructuredOutputs, future: Future[CompiledGrammar]) -> None:
+        try:
+            with self._slots:
+                future.set_result(self._compile(spec))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
+        source = grammar_source(spec)
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = llguidance.LLMatcher(self._llguidance_tokenizer(), source, log_level=0, limits=limits)
+        grammar = CompiledGrammar(matcher, self._vocab_size, self._eos_token_ids, self._tokenizer.special_token_ids)
+        # Some faults show with the first mask only, and some after it: the lexer is shared.
+        for first in (grammar.new_matcher(), grammar.new_matcher()):
+            if not first.token_mask().any():
+                reason = first.error or "the model has no token for its first character"
+                raise RequestError(f"structured_outputs.{spec.kind} cannot be honoured: {reason}")
+        return grammar
+
+    def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = llguidance.LLTokenizer(_Vocabulary(self._tokenizer, self._vocab_size))
+            return self._vocabulary
+
+
+class CompiledGrammar:
+    """A form, ready to be followed by any number of completions.
+
+    Attributes:
+      is_broken: A completion has met a limit in what all share: compile the form anew for the next one.
+    """
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        special_token_ids: Collection[int],
+    ) -> None:
+        """Made by `GrammarCompiler`."""
+        self.is_broken = False
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._special_token_ids = frozenset(special_token_ids)
+
+    def new_matcher(self, stop_token_ids: Collection[int] = ()) -> GrammarMatcher:
+        """Follows one completion from its start.
+
+        Args:
+          stop_token_ids: The request's. Special ones end it as end-of-sequence does: where the form may end. Others are
+            permitted where they are part of the text.
+        """
+        ends = self._eos_token_ids | (self._special_token_ids & frozenset(stop_token_ids))
+        return GrammarMatcher(self, self._matcher.deep_copy(), self._vocab_size, ends)
+
+
+class GrammarMatcher:
+    """Where one completion stands in its form.
+
+    Attributes:
+      error: Why the form cannot be followed any further; None while it can.
+    """
+
+    def __init__(
+        self, grammar: CompiledGrammar, matcher: llguidance.LLMatcher, vocab_size: int, end_token_ids: Collection[int]
+    ) -> None:
+        """Made by `CompiledGrammar`."""
+        self.error: str | None = None
+        self._grammar = grammar
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._end_token_ids = frozenset(end_token_ids)
+        self._ends = pack_token_ids(self._end_token_ids, vocab_size)
+        self._num_followed = 0
+        self._has_ended = False
+        self._mask: np.ndarray | None = None
+        self._take_error()
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Takes in the tokens generated since the last call."""
+        for token_id in output_token_ids[self._num_followed :]:
+            self._num_followed += 1
+            if token_id in self._end_token_ids:
+                self._has_ended = True
+            elif self.error is None:
+                self._matcher.consume_token(token_id)
+                self._take_error()
+                self._mask = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the completion has ended: a token said so, or nothing can follow."""
+        return self._has_ended or (self.error is None and self._matcher.is_stopped())
+
+    def token_mask(self) -> np.ndarray:
+        """Which tokens may come next: int32 [ceil(V / 32)], bit i % 32 of word i / 32 for token i."""
+        if self._mask is None:
+            self._mask = self._compute_mask()
+        return self._mask
+
+    @property
+    def vocabulary_mask(self) -> np.ndarray:
+        """Every token, as in `token_mask`."""
+        return pack_token_ids(range(self._vocab_size), self._vocab_size)
+
+    @property
+    def end_mask(self) -> np.ndarray:
+        """The tokens that end a completion, as in `token_mask`."""
+        return self._ends
+
+    def _compute_mask(self) -> np.ndarray:
+        num_words = -(-self._vocab_size // 32)
+        if self.error is not None:
+            return np.zeros(num_words, np.int32)
+        # The token after the model's last one stands for the end, whatever tokens the request may end with.
+        words = np.zeros(self._vocab_size // 32 + 1, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._take_error()
+        if self.error is not None:
+            return np.zeros(num_words, np.int32)
+        may_end = words[-1] >> (self._vocab_size % 32) & 1
+        words[-1] &= (1 << self._vocab_size % 32) - 1
+        mask = words[:num_words]
+        return mask | self._ends if may_end else mask & ~self._ends
+
+    def _take_error(self) -> None:
+        if self.error is None and self._matcher.is_error():
+            self.error = _one_line(self._matcher.get_error())
+            self._grammar.is_broken = True
+
+
+class _Vocabulary:
+    """A model's tokens as llguidance reads them, and one more that stands for the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.eos_token_id = vocab_size
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)] + [b"<end>"]
+        special = (token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size)
+        self.special_token_ids = [*sorted(special), vocab_size]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _one_line(message: str) -> str:
+    """Where and what is wrong, without the copies of the source around it."""
+    lines = [" ".join(line.split()) for line in message.splitlines()]
+    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
+    line = _PREFIX.sub("", line)
+    if line.startswith("NoExtension"):
+        line = "no text has this form"
+    elif "increase limits" in line:
+        line = "it is too complex"
+    return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + "..."

@@ -1,0 +1,1 @@
+"""The process and its machine: processor, signals, logs, progress, files."""

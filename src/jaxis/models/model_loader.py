@@ -1,0 +1,197 @@
+"""From a checkpoint folder to a model on its devices.
+
+The class is first constructed abstractly: shapes and types, no memory. Loading then gives each parameter its value,
+so a parameter that nothing filled is one that is still abstract, and random weights can never slip in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxis.config import VllmConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers.expert_stacks import PartialStack
+from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.weight_loader import place_array
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.models.registry import get_model_class
+
+MAX_NAMES_SHOWN = 5
+
+
+def load_model(
+    vllm_config: VllmConfig, mesh: jax.sharding.Mesh, on_progress: Callable[[int, int], None] | None = None
+) -> JaxModule:
+    """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
+
+    Args:
+      vllm_config: Names the folder and the data type.
+      mesh: Where the weights go.
+      on_progress: Called with (bytes read, bytes in all) as tensors are consumed.
+
+    Raises:
+      ConfigError: An architecture or config key that is not supported.
+      CheckpointError: The tensors do not match the model's parameters.
+    """
+    hf_config = vllm_config.model_config.hf_config
+    model_class = get_model_class(list(hf_config["architectures"]))
+    with jax.set_mesh(mesh):
+        if vllm_config.load_config.load_format == "dummy":
+            model = construct_model(model_class, vllm_config, mesh)
+            _check_config(vllm_config, model_class)
+            _place_initial_values(model)
+        else:
+            with initializers_skipped():
+                model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
+            _check_config(vllm_config, model_class)
+            _load(model, vllm_config, on_progress)
+        # A module may stand under two names.
+        for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
+            if (method := getattr(module, "quant_method", None)) is not None:
+                try:
+                    method.process_weights_after_loading(module)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
+            # What a module makes of its own of the weights that its method left.
+            if callable(after_loading := getattr(module, "after_loading", None)):
+                after_loading()
+    return model
+
+
+def construct_model(
+    model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
+) -> JaxModule:
+    """Calls the constructor with those of the contract's arguments that it names.
+
+    Raises:
+      ConfigError: The constructor requires an argument that the contract does not have.
+    """
+    offered = {
+        "vllm_config": vllm_config,
+        "rng": nnx.Rngs(vllm_config.model_config.seed),
+        "quant_config": vllm_config.quant_config,
+        "mesh": mesh,
+    }
+    return model_class(**_arguments_named_by(model_class.__init__, offered))
+
+
+def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) -> JaxModule:
+    """The checkpoint's model without any weights: parameters that have shapes and types only.
+
+    Args:
+      vllm_config: Names the folder and the data type.
+      check_config: Whether what the model did not look at is an error; otherwise `HFConfig.unread_keys` tells.
+
+    Raises:
+      ConfigError: An architecture, a config key or a quantization rule that is not supported.
+    """
+    model_class = get_model_class(list(vllm_config.model_config.hf_config["architectures"]))
+    with initializers_skipped():
+        model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
+    if check_config:
+        _check_config(vllm_config, model_class)
+    return model
+
+
+def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
+    for name, parameter in parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty and name not in offered:
+            raise ConfigError(
+                f"{function.__qualname__} requires the argument {name!r}, which is none of {', '.join(offered)}: "
+                "rename it or give it a default"
+            )
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _construct_abstractly(construct: Callable[[], nnx.Module]) -> nnx.Module:
+    """The model with abstract parameters; other arrays that the constructor makes (tables, random states) are real."""
+    graph = None
+
+    def split() -> tuple[nnx.State, nnx.State]:
+        nonlocal graph
+        graph, parameters, constants = nnx.split(construct(), nnx.Param, ...)
+        return parameters, constants
+
+    parameters, constants = jax.eval_shape(split)
+    if jax.tree.leaves(constants):
+        # Compiled, so that the parameters' initial values are never computed.
+        constants = jax.jit(lambda: split()[1])()
+    return nnx.merge(graph, parameters, constants)
+
+
+def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
+    """What is asked for and the model never looked at is an error, not ignored: config keys, quantization rules."""
+    if vllm_config.quant_config is not None:
+        vllm_config.quant_config.check_all_used()
+    unread = vllm_config.model_config.hf_config.unread_keys()
+    if unread:
+        raise ConfigError(
+            f"config.json of {vllm_config.model_config.model} has keys that {model_class.__name__} does not know: "
+            f"{', '.join(sorted(unread))}. If they do not change the model, remove them or pass "
+            f"hf_overrides={{{', '.join(f'{key!r}: None' for key in sorted(unread))}}}"
+        )
+
+
+def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
+    folder = vllm_config.model_config.model
+    # The older of the two model development guides has load_weights(rng), which finds the files itself.
+    offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
+    with open_checkpoint(folder) as checkpoint:
+        weights = _tensors(checkpoint, on_progress)
+        offered["weights"] = weights
+        arguments = _arguments_named_by(model.load_weights, offered)
+        try:
+            model.load_weights(**arguments)
+            if "weights" in arguments and (unread := next(weights, None)) is not None:
+                raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: {error}") from None
+    missing = unfilled_parameters(model)
+    if missing:
+        shown = ", ".join(missing[:MAX_NAMES_SHOWN]) + (", ..." if len(missing) > MAX_NAMES_SHOWN else "")
+        raise CheckpointError(f"{folder}: {len(missing)} of the model's parameters are not in the checkpoint: {shown}")
+
+
+def _tensors(
+    checkpoint: Checkpoint | OrbaxCheckpoint, on_progress: Callable[[int, int], None] | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    bytes_read = 0
+    for name, tensor in checkpoint.iterate():
+        yield name, tensor
+        bytes_read += tensor.nbytes
+        if on_progress is not None:
+            on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
+    value = param.get_value()
+    return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
+
+
+def unfilled_parameters(model: nnx.Module) -> list[str]:
+    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
+    parameters = named_parameters(model)
+    return [name for n, p in parameters if _is_abstract(p) for name in _names_of_missing(n, p)]
+
+
+def _is_abstract(param: nnx.Param) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(param.get_value()))
+
+
+def _place_initial_values(model: JaxModule) -> None:
+    for _, param in named_parameters(model):
+        # A quantized weight is several arrays, split alike.
+        axes = param.get_metadata().get("logical_axes")
+        param.set_value(jax.tree.map(lambda array, axes=axes: place_array(np.asarray(array), axes), param.get_value()))

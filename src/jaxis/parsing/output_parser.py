@@ -1,0 +1,57 @@
+"""A model's text to reasoning, content and tool calls: a reasoning parser and a tool parser, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxis.parsing.parser_events import ContentDelta, Event, ParsedOutput, collect, merge_deltas
+from jaxis.parsing.reasoning_parsers import ReasoningParser
+from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.parsing.tool_parsers.tools import FunctionTool
+
+
+class OutputParser:
+    """Parses one answer. The text must have its special tokens if either parser needs them.
+
+    Args:
+      tool_parser: None leaves calls in the content.
+      reasoning_parser: None leaves reasoning in the content.
+      tools: The functions that were offered.
+      prompt: The rendered prompt.
+    """
+
+    def __init__(
+        self,
+        tool_parser: type[ToolParser] | None,
+        reasoning_parser: type[ReasoningParser] | None,
+        *,
+        tools: Sequence[FunctionTool] = (),
+        prompt: str = "",
+    ) -> None:
+        self._tools = tool_parser(tools) if tool_parser else None
+        tool_dropped = tool_parser.dropped if tool_parser else ()
+        self._reasoning = reasoning_parser(prompt, tool_dropped) if reasoning_parser else None
+
+    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
+        """Takes more of the text; returns what has become certain."""
+        if self._reasoning is None:
+            return self._parse_calls([ContentDelta(delta_text)])
+        return self._parse_calls(self._reasoning.feed(delta_text, delta_token_ids))
+
+    def finish(self) -> list[Event]:
+        """Ends the text; returns what was held back."""
+        events = self._parse_calls(self._reasoning.finish()) if self._reasoning else []
+        return merge_deltas([*events, *(self._tools.finish() if self._tools else ())])
+
+    def _parse_calls(self, events: Iterable[Event]) -> list[Event]:
+        if self._tools is None:
+            return [event for event in events if not isinstance(event, ContentDelta) or event.text]
+        parsed: list[Event] = []
+        for event in events:
+            parsed += self._tools.feed(event.text) if isinstance(event, ContentDelta) else [event]
+        return merge_deltas(parsed)
+
+
+def parse_output(parser: OutputParser, text: str) -> ParsedOutput:
+    """Parses a whole text."""
+    return collect([*parser.feed(text), *parser.finish()])

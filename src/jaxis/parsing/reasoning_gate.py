@@ -1,0 +1,47 @@
+"""Where an answer's form begins: after the reasoning, if there is any; and what may come in its place."""
+
+from __future__ import annotations
+
+from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
+from jaxis.parsing.reasoning_parsers import ReasoningParser
+from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.tokenizer import Tokenizer
+
+_GAPS = ("\n\n", "\n", " ")
+
+
+def reasoning_tokens(
+    parser: type[ReasoningParser] | None, prompt: str, tokenizer: Tokenizer | None
+) -> ReasoningTokens | None:
+    """How to tell an answer's reasoning by its tokens.
+
+    Args:
+      parser: Of the model's reasoning.
+      prompt: As rendered; a template may have opened the reasoning, or closed it.
+      tokenizer: The model's.
+
+    Returns:
+      None if no reasoning comes, or none that tokens tell: a form then holds from the first token on.
+    """
+    if parser is None or tokenizer is None:
+        return None
+    prompt = prompt.rstrip()
+    if prompt.endswith(parser.closings):
+        return None
+    closings = [tokenizer.encode(text, add_special_tokens=False) for text in parser.closings]
+    # What is spelled in ordinary tokens may be spelled in others in another place.
+    closings = [ids for ids in closings if len(ids) == 1 or ids[0] in tokenizer.special_token_ids]
+    opened = prompt.endswith(parser.opening)
+    opening = None if opened else tokenizer.token_to_id(parser.opening)
+    if not closings or (not opened and opening is None):
+        return None
+    gap = [ids[0] for text in _GAPS if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1]
+    return ReasoningTokens(opened, opening, closings, gap)
+
+
+def call_tokens(parser: type[ToolParser] | None, tokenizer: Tokenizer | None) -> list[int]:
+    """Tokens that begin a tool call and nothing else; empty where calls begin as an answer may."""
+    if parser is None or tokenizer is None:
+        return []
+    ids = (tokenizer.token_to_id(marker) for marker in parser.call_markers)
+    return [token_id for token_id in ids if token_id is not None]

@@ -1,0 +1,29 @@
+"""Reasoning parsers: what a model thinks, apart from what it answers; one file a format."""
+
+from __future__ import annotations
+
+from jaxis.errors import ConfigError
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
+from jaxis.parsing.reasoning_parsers.think import MistralReasoningParser, ThinkReasoningParser
+
+# Under the names that other servers use.
+REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
+    "deepseek_r1": ThinkReasoningParser,
+    "glm45": ThinkReasoningParser,
+    "kimi_k2": ThinkReasoningParser,
+    "mistral": MistralReasoningParser,
+    "openai_gptoss": HarmonyReasoningParser,
+    "qwen3": ThinkReasoningParser,
+}
+
+
+def get_reasoning_parser(name: str) -> type[ReasoningParser]:
+    """The parser of this name.
+
+    Raises:
+      ConfigError: There is none.
+    """
+    if name not in REASONING_PARSERS:
+        raise ConfigError(f"reasoning_parser={name!r} is unknown; choose one of {', '.join(REASONING_PARSERS)}")
+    return REASONING_PARSERS[name]

@@ -1,0 +1,83 @@
+"""What reasoning parsers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxis.parsing.parser_events import ContentDelta, Event, ReasoningDelta, merge_deltas
+from jaxis.parsing.text_reader import Reading, TextReader
+
+
+class ReasoningParser(ABC):
+    """Parts one answer's text into reasoning and content. One parser serves one answer.
+
+    Attributes:
+      needs_special_tokens: The format's markers are special tokens: the text must be made with
+        `skip_special_tokens=False`.
+      opening: What opens the reasoning; empty if there always is some.
+      closings: What may close it; after it comes the content.
+      dropped: Special tokens that mean nothing here, such as those that end a turn.
+
+    Args:
+      prompt: The rendered prompt, of which only the end counts: a template may open the reasoning.
+      tool_dropped: Special tokens to leave out of the reasoning too, where the text has them for the sake of the tool
+        parser, which leaves them out of the content.
+    """
+
+    needs_special_tokens: ClassVar[bool] = False
+    opening: ClassVar[str] = ""
+    closings: ClassVar[tuple[str, ...]] = ()
+    dropped: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, prompt: str = "", tool_dropped: Sequence[str] = ()) -> None:
+        self._prompt = prompt
+        self._tool_dropped = tuple(tool_dropped)
+        self._reader = TextReader()
+        self._events: list[Event] = []
+        self._space = ""  # white space held back: no reasoning if that ends here
+        self._reasoned = False
+        self._reading = self._read()
+
+    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
+        """Takes more of the text.
+
+        Args:
+          delta_text: Any part of it.
+          delta_token_ids: Its tokens; the text says all that is needed.
+
+        Returns:
+          `ReasoningDelta` and `ContentDelta`; what a tool parser is to read is content.
+        """
+        self._reader.feed(delta_text)
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        """Ends the text; the parser takes no more. Returns what was held back."""
+        self._reader.close()
+        return self._advance()
+
+    @abstractmethod
+    def _read(self) -> Reading[None]:
+        """Reads all of the text, with `_add_reasoning` and `_add_content`."""
+
+    def _advance(self) -> list[Event]:
+        next(self._reading, None)
+        events, self._events = self._events, []
+        return merge_deltas(events)
+
+    def _add_reasoning(self, text: str) -> None:
+        if not self._reasoned:
+            text = text.lstrip()
+        text = self._space + text
+        reasoning = text.rstrip()
+        self._space = text[len(reasoning) :]
+        if reasoning:
+            self._reasoned = True
+            self._events.append(ReasoningDelta(reasoning))
+
+    def _add_content(self, text: str) -> None:
+        self._space = ""
+        if text:
+            self._events.append(ContentDelta(text))

@@ -1,0 +1,42 @@
+"""GPT-OSS: what is on the analysis channel."""
+
+from __future__ import annotations
+
+from jaxis.parsing.harmony import ENDS, OPENERS, read_first_recipient, read_header
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.text_reader import Reading
+
+
+class HarmonyReasoningParser(ReasoningParser):
+    """Takes out the headers of all messages but calls, which the tool parser reads."""
+
+    needs_special_tokens = True
+    closings = ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")
+
+    def _read(self) -> Reading[None]:
+        markers = OPENERS + ENDS
+        if opener := (yield from read_first_recipient(self._reader)):
+            yield from self._read_message(opener)
+        while (marker := (yield from self._reader.until(markers, self._add_content))) is not None:
+            if marker in OPENERS:
+                yield from self._read_message(marker)
+
+    def _read_message(self, opener: str) -> Reading[None]:
+        markers = OPENERS + ENDS
+        header = yield from read_header(self._reader, opener)
+        if not header.complete:
+            self._add_content(header.text)
+            return
+        if header.function is not None:
+            self._add_content(header.text)
+            take = self._add_content
+        elif header.channel == "analysis":
+            self._space = "\n" if self._reasoned else ""
+            take = self._add_reasoning
+        else:
+            take = self._add_content
+        marker = yield from self._reader.until(markers, take)
+        if marker in OPENERS:
+            self._reader.unread(marker)
+        elif header.function is not None and marker is not None:
+            self._add_content(marker)

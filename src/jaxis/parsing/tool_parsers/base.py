@@ -1,0 +1,185 @@
+"""What tool-call parsers have in common."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxis.parsing.parser_events import (
+    ContentDelta,
+    Event,
+    ToolCallArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolCallStatus,
+    merge_deltas,
+)
+from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
+from jaxis.parsing.tool_parsers.json_value import MalformedCallError
+from jaxis.parsing.tool_parsers.tools import FUNCTION_NAME, FunctionTool
+
+# A long text is read in pieces: going back costs a copy of the piece, and not of all that is left.
+_PIECE_LENGTH = 4096
+
+
+class ToolParser(ABC):
+    """Finds the calls in one answer's text. One parser serves one answer.
+
+    A parser names the markers that may open a call, and reads a call once its marker was found; all text beside calls
+    is content, without the white space that sets calls apart. What turns out to be no call is content as it stands.
+
+    Attributes:
+      needs_special_tokens: The format's markers are special tokens: the text must be made with
+        `skip_special_tokens=False`. The parser takes them out.
+      openers: Markers that open a call.
+      dropped: Markers that mean nothing here, such as those that end a turn.
+      call_markers: What comes first where a turn has calls, if nothing else begins so.
+
+    Args:
+      tools: The functions that were offered.
+    """
+
+    needs_special_tokens: ClassVar[bool] = False
+    openers: ClassVar[tuple[str, ...]] = ()
+    dropped: ClassVar[tuple[str, ...]] = ()
+    call_markers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._reader = TextReader()
+        self._events: list[Event] = []
+        self._space = ""  # white space held back: no content if a call comes next
+        self._space_before_call = ""
+        self._after_call = False
+        self._num_calls = 0
+        self._open_call: int | None = None
+        self._arguments_done = False
+        self._reading = self._read()
+
+    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
+        """Takes more of the text.
+
+        Args:
+          delta_text: Any part of it.
+          delta_token_ids: Its tokens; the text says all that is needed.
+
+        Returns:
+          What has become certain.
+        """
+        for begin in range(0, len(delta_text), _PIECE_LENGTH):
+            self._reader.feed(delta_text[begin : begin + _PIECE_LENGTH])
+            next(self._reading, None)
+        return self._new_events()
+
+    def finish(self) -> list[Event]:
+        """Ends the text; the parser takes no more. Returns what was held back."""
+        self._reader.close()
+        next(self._reading, None)
+        return self._new_events()
+
+    @abstractmethod
+    def _read_call(self, opener: str) -> Reading[None]:
+        """Reads what follows the opener, with `_start_call`, `_add_arguments` and `_end_call`.
+
+        Raises:
+          MalformedCallError: It is no call; what was read becomes content.
+          EndOfTextError: The text ends inside the call.
+        """
+
+    def _read(self) -> Reading[None]:
+        markers = self.openers + self.dropped
+        while (marker := (yield from self._reader.until(markers, self._add_content))) is not None:
+            if marker in self.openers:
+                yield from self._attempt(marker)
+        self._end_content()
+
+    def _attempt(self, opener: str) -> Reading[None]:
+        self._reader.record(opener)
+        try:
+            yield from self._read_call(opener)
+        except MalformedCallError:
+            self._give_up("malformed")
+        except EndOfTextError:
+            self._give_up("unfinished")
+        self._reader.recorded()
+
+    def _give_up(self, status: ToolCallStatus) -> None:
+        begun = self._open_call is not None
+        if begun and self._arguments_done:
+            status = "complete"  # nothing is missing but what closes the call
+        if begun:
+            self._end_call(status)
+        if status == "malformed":
+            if begun:
+                self._after_call = False
+                self._space = self._space_before_call
+            self._give_back(begun)
+        elif not begun:
+            self._add_content(self._reader.recorded())
+
+    def _give_back(self, begun: bool) -> None:
+        """Makes content of a malformed call.
+
+        If nothing but its opener was right, what follows is read again: it may hold another one. A call that had begun
+        is not: hostile text could make each of its parts be read once for every opener before it.
+        """
+        self._add_content(self._reader.recorded() if begun else self._reader.rewind())
+
+    def _new_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return merge_deltas(events)
+
+    def _add_content(self, text: str) -> None:
+        if self._after_call:
+            text = text.lstrip()
+        text = self._space + text
+        content = text.rstrip()
+        self._space = text[len(content) :]
+        if content:
+            self._after_call = False
+            self._events.append(ContentDelta(content))
+
+    def _end_content(self) -> None:
+        if self._space:
+            self._events.append(ContentDelta(self._space))
+
+    def _read_name(self) -> Reading[str]:
+        """Reads a function's name, as far as it can be one, and the white space around it.
+
+        Raises:
+          MalformedCallError: Something else comes.
+          EndOfTextError: The text ends in the name or right after it.
+        """
+        yield from self._reader.skip_space()
+        name = yield from self._reader.take_while(lambda text: FUNCTION_NAME.fullmatch(text) is not None)
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        if not name:
+            raise MalformedCallError
+        return name
+
+    def _start_call(self, name: str, call_id: str | None = None) -> None:
+        if not FUNCTION_NAME.fullmatch(name):
+            raise MalformedCallError
+        self._space_before_call, self._space = self._space, ""
+        self._open_call = self._num_calls
+        self._num_calls += 1
+        self._events.append(ToolCallStart(self._open_call, call_id or self._new_id(), name))
+
+    def _add_arguments(self, text: str) -> None:
+        assert self._open_call is not None
+        self._events.append(ToolCallArgumentsDelta(self._open_call, text))
+
+    def _end_call(self, status: ToolCallStatus = "complete") -> None:
+        assert self._open_call is not None
+        self._events.append(ToolCallEnd(self._open_call, status))
+        self._open_call = None
+        self._arguments_done = False
+        self._after_call = True
+        if status != "malformed":
+            self._reader.record()  # what comes next stands for itself
+
+    def _new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"

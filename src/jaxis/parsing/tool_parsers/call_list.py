@@ -1,0 +1,28 @@
+"""Phi 4 mini and Granite 3: `<|tool_call|>[{"name": "f", "arguments": {...}}]`."""
+
+from __future__ import annotations
+
+from jaxis.parsing.text_reader import Reading
+from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+
+
+class CallListToolParser(JSONToolParser):
+    """Phi 4 mini, which closes the list with `<|/tool_call|>`, and Granite 3, which does not."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|tool_call|>",)
+    dropped = ("<|/tool_call|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        yield from self._read_call_list()
+
+
+class BareCallListToolParser(JSONToolParser):
+    """A list that is the whole message: what `required_tools_schema` makes a model write."""
+
+    def _read(self) -> Reading[None]:
+        yield from self._attempt("")
+        yield from super()._read()
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        yield from self._read_call_list()

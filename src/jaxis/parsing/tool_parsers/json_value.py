@@ -1,0 +1,188 @@
+"""Reads one JSON value out of a text that arrives in pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
+
+MAX_DEPTH = 100  # far below where Python's own reader gives up
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_OUTSIDE_STRINGS = re.compile(r"[\s:,.+\-\w]+", re.ASCII)
+_LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
+
+
+class MalformedCallError(Exception):
+    """A text that began like a call is none."""
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON text, which must be one that can be sent on.
+
+    Raises:
+      MalformedCallError: It is not JSON.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        text.encode()
+    except (ValueError, RecursionError) as error:
+        raise MalformedCallError from error
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[str]:
+    """Reads one value, and checks it when all of it is there.
+
+    Args:
+      take: Called with the value's text as it comes. Control characters in strings, which models write though JSON
+        does not allow them, are escaped in it.
+
+    Returns:
+      The text given to `take`, whole.
+
+    Raises:
+      MalformedCallError: What comes next is not a JSON value.
+      EndOfTextError: The text ends inside the value.
+    """
+    scanner = _ValueScanner()
+    pieces: list[str] = []
+    while not scanner.done:
+        if scanner.malformed:
+            raise MalformedCallError
+        try:
+            text = yield from reader.available()
+        except EndOfTextError:
+            if scanner.begun_literal:
+                break
+            raise
+        piece, count = scanner.scan(text)
+        reader.skip(count)
+        if piece:
+            pieces.append(piece)
+            take(piece)
+    value = "".join(pieces)
+    load_json(value)
+    return value
+
+
+def clean_json_object(text: str) -> str:
+    """A whole JSON object's text, with control characters in strings escaped.
+
+    Raises:
+      MalformedCallError: It is not a JSON object.
+    """
+    text = text.strip()
+    clean, count = _ValueScanner().scan(text)
+    if count < len(text) or not isinstance(load_json(clean), dict):
+        raise MalformedCallError
+    return clean
+
+
+def read_json_string(reader: TextReader) -> Reading[str]:
+    """Reads a string, and returns what it stands for.
+
+    Raises:
+      MalformedCallError: What comes next is not a string, or holds half of a surrogate pair.
+      EndOfTextError: The text ends inside the string.
+    """
+    yield from expect(reader, '"', take=False)
+    value: str = load_json((yield from read_json_value(reader, lambda text: None)))
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedCallError from error
+    return value
+
+
+def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[None]:
+    """Skips white space and takes the character that must come next.
+
+    Raises:
+      MalformedCallError: Another one comes.
+      EndOfTextError: None comes.
+    """
+    found = yield from reader.skip_space()
+    if not found:
+        raise EndOfTextError
+    if found != character:
+        raise MalformedCallError
+    if take:
+        reader.skip(1)
+
+
+class _ValueScanner:
+    """Finds where a value ends. It follows strings and brackets; whether the rest is right, `json` says at the end."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.malformed = False
+        self.begun_literal = False  # a number, or true, false, null: ends before what cannot be a part of it
+        self._begun = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def scan(self, text: str) -> tuple[str, int]:
+        """Takes a part of the text: what it is in the value, and how many characters were taken."""
+        out: list[str] = []
+        at = 0
+        while at < len(text) and not self.done and not self.malformed:
+            at += self._scan_string(text, at, out) if self._in_string else self._scan_outside(text, at, out)
+        return "".join(out), at
+
+    def _scan_string(self, text: str, at: int, out: list[str]) -> int:
+        character = text[at]
+        if self._escaped:
+            self._escaped = False
+        elif match := _PLAIN.match(text, at):
+            out.append(match[0])
+            return len(match[0])
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+            self.done = self._depth == 0
+        elif character < " ":
+            out.append(json.dumps(character)[1:-1])
+            return 1
+        out.append(character)
+        return 1
+
+    def _scan_outside(self, text: str, at: int, out: list[str]) -> int:
+        character = text[at]
+        if self._depth == 0 and not (character in '{["' and not self._begun):
+            return self._scan_literal(text, at, out)
+        self._begun = True
+        if character in "{[":
+            self._depth += 1
+            self.malformed = self._depth > MAX_DEPTH
+        elif character in "}]":
+            self._depth -= 1
+            self.done = self._depth == 0
+        elif character == '"':
+            self._in_string = True
+        elif match := _OUTSIDE_STRINGS.match(text, at):
+            out.append(match[0])
+            return len(match[0])
+        else:
+            self.malformed = True
+            return 0
+        out.append(character)
+        return 1
+
+    def _scan_literal(self, text: str, at: int, out: list[str]) -> int:
+        self._begun = self.begun_literal = True
+        match = _LITERAL.match(text, at)
+        self.done = match is None
+        if match is None:
+            return 0
+        out.append(match[0])
+        return len(match[0])

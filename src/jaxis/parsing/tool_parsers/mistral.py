@@ -1,0 +1,33 @@
+"""Mistral: `[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, and in newer models `[TOOL_CALLS]f[ARGS]{...}`."""
+
+from __future__ import annotations
+
+import secrets
+import string
+
+from jaxis.parsing.text_reader import Reading
+from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+class MistralToolParser(JSONToolParser):
+    """Mistral 7B v0.3 and all later ones, Mixtral v0.3, Magistral. Ids are nine letters and digits."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("[TOOL_CALLS]",)
+    dropped = ("</s>",)
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        character = yield from self._reader.skip_space()
+        if character == "[":
+            yield from self._read_call_list()
+            return
+        name = yield from self._read_name()
+        call_id = (yield from self._read_name()) if (yield from self._reader.take_if("[CALL_ID]")) else None
+        yield from self._reader.take_if("[ARGS]")
+        yield from self._read_arguments(name, call_id)
+        self._end_call()
+
+    def _new_id(self) -> str:
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))

@@ -1,0 +1,113 @@
+"""Calls whose arguments are written one by one between tags, without JSON's quotes around strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.json_value import MalformedCallError, load_json
+
+_JSON_TYPES = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+
+
+class XMLToolParser(ToolParser):
+    """Writes such arguments as one JSON object. What type a value has, the function's schema says."""
+
+    def _begin(self, name: str) -> None:
+        self._start_call(name)
+        self._name = name
+        self._num_arguments = 0
+
+    def _finish_arguments(self) -> None:
+        self._add_arguments("}" if self._num_arguments else "{}")
+        self._arguments_done = True
+
+    def _expect(self, literal: str) -> Reading[None]:
+        """Skips white space and takes what must come next."""
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        if not (yield from self._reader.take_if(literal)):
+            raise MalformedCallError
+
+    def _read_text(self, end: str) -> Reading[str]:
+        """Reads up to `end`; returns the text, stripped."""
+        pieces: list[str] = []
+        if (yield from self._reader.until((end,), pieces.append)) is None:
+            raise EndOfTextError
+        return "".join(pieces).strip()
+
+    def _read_value(self, key: str, end: str, *, is_string: bool | None = None) -> Reading[None]:
+        """Reads an argument's value up to `end`.
+
+        Args:
+          is_string: Where the format says so; None looks at the schema.
+        """
+        types = _types(self._schema(key))
+        self._add_arguments(f"{', ' if self._num_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._num_arguments += 1
+        if is_string or (is_string is None and types == {"string"}):
+            self._add_arguments('"')
+            yield from self._read_string(end)
+            self._add_arguments('"')
+            return
+        pieces: list[str] = []
+        if (yield from self._reader.until((end,), pieces.append)) is None:
+            raise EndOfTextError
+        self._add_arguments(_json_value("".join(pieces), types))
+
+    def _read_string(self, end: str) -> Reading[None]:
+        """Passes a string on as it comes, without one line break at each end."""
+        held = ""
+
+        def take(text: str) -> None:
+            nonlocal held
+            text = held + text
+            held = "\n" if text.endswith("\n") else ""
+            self._add_arguments(_escape(text.removesuffix("\n")))
+
+        yield from self._reader.take_if("\n")
+        if (yield from self._reader.until((end,), take)) is None:
+            raise EndOfTextError
+
+    def _schema(self, key: str) -> Mapping[str, Any]:
+        tool = self._tools.get(self._name)
+        schema = tool.parameters.get("properties", {}).get(key) if tool else None
+        return schema if isinstance(schema, Mapping) else {}
+
+
+def _escape(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a schema allows; empty where it does not say."""
+    if isinstance(kind := schema.get("type"), str):
+        return {kind}
+    if isinstance(kind, list):
+        return {name for name in kind if isinstance(name, str)}
+    if isinstance(values := schema.get("enum"), list):
+        return {_JSON_TYPES.get(type(value), "null") for value in values}
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if not isinstance(options, list):
+        return set()
+    types = [_types(option) if isinstance(option, Mapping) else set() for option in options]
+    return set().union(*types) if all(types) else set()
+
+
+def _json_value(text: str, types: set[str]) -> str:
+    """The JSON text of a value: of its own if it is JSON of an allowed type, else of a string."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    value_text = text.strip()
+    if types and "string" not in types:
+        value_text = _PYTHON_LITERALS.get(value_text, value_text)
+    try:
+        value = load_json(value_text)
+    except MalformedCallError:
+        return json.dumps(text, ensure_ascii=False)
+    kind = _JSON_TYPES.get(type(value), "null")
+    allowed = not types or "string" not in types or kind in types or (kind == "integer" and "number" in types)
+    return value_text if allowed else json.dumps(text, ensure_ascii=False)

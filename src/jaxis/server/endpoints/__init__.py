@@ -1,0 +1,1 @@
+"""What each endpoint makes of a request, and of its outputs."""

@@ -1,0 +1,60 @@
+"""What a chat request's tools ask of the model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.errors import RequestError
+from jaxis.parsing.tool_choice import plan_tools
+from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
+from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.errors import ParameterError
+from jaxis.server.protocol.chat import ChatCompletionRequest
+from jaxis.server.protocol.tools import NamedToolChoice
+
+
+@dataclass(frozen=True)
+class ChatTools:
+    """How an answer may call tools.
+
+    Attributes:
+      tools: Those that it may call.
+      parser: Of the calls in its text; None if there are none to look for.
+      json_schema: Of the whole answer, if it must call.
+    """
+
+    tools: Sequence[FunctionTool] = ()
+    parser: type[ToolParser] | None = None
+    json_schema: Mapping[str, Any] | None = None
+
+
+def choose_tools(request: ChatCompletionRequest, model: ServedModel) -> ChatTools:
+    """What a request's tools, tool_choice and parallel_tool_calls ask for.
+
+    Raises:
+      RequestError: A tool is none, or the model cannot be asked so.
+    """
+    choice = request.tool_choice
+    tools = function_tools([tool.model_dump() for tool in request.tools or ()])
+    try:
+        plan = plan_tools(
+            tools,
+            choice.model_dump() if isinstance(choice, NamedToolChoice) else choice,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+        )
+    except RequestError as error:
+        raise ParameterError("tool_choice", str(error)) from None
+    if plan.mode == "none":
+        return ChatTools()
+    if model.tokenizer and not any("tools" in template for template in model.tokenizer.chat_templates.values()):
+        raise ParameterError("tools", "tools cannot be honoured: the model's chat template does not show them")
+    if plan.mode == "auto" and not model.tool_format_known:
+        raise ParameterError(
+            "tools",
+            "tools need the format of the model's calls, and its chat template has none that is known: start with"
+            ' --tool-call-parser, or send tool_choice "required" or "none"',
+        )
+    return ChatTools(plan.tools, plan.parser or model.tool_parser, plan.json_schema)

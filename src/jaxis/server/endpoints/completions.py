@@ -1,0 +1,169 @@
+"""/v1/completions: from prompts to their completions, whole or streamed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.errors import RequestError
+from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.prompts import TokenizedPrompt
+from jaxis.server.endpoints.context import ServerContext
+from jaxis.server.endpoints.generation import GenerationJob, generate
+from jaxis.server.endpoints.logprobs import LogprobFormatter
+from jaxis.server.endpoints.sampling import check_stream_options, completion_sampling_params
+from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.endpoints.usage import UsageCounter
+from jaxis.server.http.sse import DONE, sse_event
+from jaxis.server.protocol.base import new_id
+from jaxis.server.protocol.completions import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from jaxis.tokenizer import Tokenizer
+
+
+class Completion:
+    """One request for completions, checked and ready to run.
+
+    Attributes:
+      job: What it wants generated.
+
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+
+    def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
+        model.check_name(request.model)
+        check_stream_options(request)
+        prompts = request.prompts()
+        self._request = request
+        self._model = model
+        self._params, form = completion_sampling_params(request, model.default_sampling_params)
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._offsets: dict[int, int] = {}  # of a choice: characters so far
+        self._prompt_logprobs: dict[int, list] = {}  # of a prompt
+        self.job = GenerationJob(
+            request_id=request_id or new_id("cmpl"),
+            num_prompts=len(prompts),
+            preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
+            params=self._params,
+            compile_grammar=form and (lambda prompt: form.compile(model.grammar_compiler)),
+            priority=request.priority,
+            stream=bool(request.stream),
+            operation="text_completion",
+        )
+
+    async def run(self, context: ServerContext) -> CompletionResponse:
+        """The whole answer."""
+        outputs: list[list[RequestOutput]] = [[] for _ in range(self.job.num_prompts)]
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for index, output in prompt_outputs:
+                outputs[index].append(output)
+        return self.response([merge_outputs(of_prompt) for of_prompt in outputs])
+
+    def response(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        """The whole answer from the whole output of each prompt."""
+        usage = UsageCounter()
+        choices = []
+        for index, output in enumerate(outputs):
+            self._trim(output)
+            usage.add((index, output))
+            choices += [self._choice(index, output, completion) for completion in output.outputs]
+        return CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage.usage())
+
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events."""
+        options = self._request.stream_options
+        usage = UsageCounter()
+        async with aclosing(generate(context, self.job)) as prompt_outputs:
+            async for prompt_output in prompt_outputs:
+                index, output = prompt_output
+                self._trim(output)
+                usage.add(prompt_output)
+                choices = [self._choice(index, output, completion) for completion in output.outputs]
+                choices = [choice for choice in choices if choice.text or choice.logprobs or choice.finish_reason]
+                if choices:
+                    yield self._event(choices, usage.usage() if options and options.continuous_usage_stats else None)
+        if options and options.include_usage:
+            yield self._event([], usage.usage())
+        yield DONE
+
+    def _event(self, choices: list[CompletionChoice], usage: Any) -> str:
+        return sse_event(
+            CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage)
+        )
+
+    def _trim(self, output: RequestOutput) -> None:
+        """Takes out the one token that the engine generates where none was asked for."""
+        if self._request.max_tokens == 0:
+            for completion in output.outputs:
+                completion.text, completion.token_ids = "", []
+                completion.finish_reason, completion.stop_reason = "length", None
+                if completion.logprobs is not None:
+                    completion.logprobs = []
+
+    def _choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
+        """A choice, or what a step adds to it."""
+        number = index * self._params.n + completion.index
+        is_first = number not in self._offsets
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[index] = output.prompt_logprobs
+        text, logprobs = completion.text, None
+        if self._request.echo and is_first:
+            text = self._prompt_text(output) + text
+        if completion.logprobs is not None:
+            logprobs = self._logprobs(number, output, completion, self._prompt_logprobs.get(index))
+        self._offsets.setdefault(number, 0)
+        prompt_logprobs = self._prompt_logprobs.get(index) if is_first else None
+        wanted = self._request.prompt_logprobs is not None and prompt_logprobs is not None
+        return CompletionChoice(
+            index=number,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            prompt_logprobs=self._formatter.prompt(prompt_logprobs) if wanted else None,
+        )
+
+    def _logprobs(
+        self, number: int, output: RequestOutput, completion: CompletionOutput, prompt_logprobs: list | None
+    ) -> CompletionLogprobs:
+        token_ids, positions = completion.token_ids, list(completion.logprobs or [])
+        if self._request.echo and number not in self._offsets:
+            token_ids = output.prompt_token_ids + token_ids
+            positions = (prompt_logprobs or []) + positions
+        offset = self._offsets.get(number, 0)
+        logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
+        return logprobs
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        tokenizer = self._model.tokenizer
+        if output.prompt is not None or tokenizer is None:
+            return output.prompt or ""
+        return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+def _tokenize(
+    prompts: list[str] | list[list[int]], tokenizer: Tokenizer | None, request: CompletionRequest
+) -> list[TokenizedPrompt]:
+    tokenized = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            tokenized.append(TokenizedPrompt(None, prompt, request.cache_salt))
+        elif tokenizer is None:
+            raise RequestError("prompt is text, and the model has no tokenizer: send token ids")
+        else:
+            token_ids = tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+            tokenized.append(TokenizedPrompt(prompt, token_ids, request.cache_salt))
+    return tokenized

@@ -1,0 +1,184 @@
+"""/v1/responses: the chat endpoint's answer in OpenAI's newer shape, whole or as typed events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from pydantic import BaseModel
+
+from jaxis.errors import RequestError
+from jaxis.outputs import RequestOutput
+from jaxis.server.endpoints.chat import ChatCompletion
+from jaxis.server.endpoints.chat_output import ChatOutput
+from jaxis.server.endpoints.context import ServerContext
+from jaxis.server.endpoints.generation import PromptOutput, generate
+from jaxis.server.endpoints.response_output import ResponseEvent, ResponseOutput
+from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.endpoints.usage import UsageCounter
+from jaxis.server.http.errors import ModelNotFoundError, ParameterError, api_error
+from jaxis.server.protocol.base import SamplingFields, new_id
+from jaxis.server.protocol.chat import ChatCompletionRequest
+from jaxis.server.protocol.responses import IncompleteDetails, ResponseObject, ResponseRequest, ResponseUsage
+
+# The chat request's fields that have another name here.
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+
+
+class ResponseRun:
+    """One request, checked and ready to run.
+
+    Attributes:
+      job: What it wants generated.
+
+    Args:
+      request: The request.
+      model: The model that is to answer.
+      request_id: None makes one.
+
+    Raises:
+      RequestError: A field cannot be honoured.
+    """
+
+    def __init__(self, request: ResponseRequest, model: ServedModel, request_id: str | None = None) -> None:
+        if request.top_logprobs is not None and not request.wants_logprobs:
+            raise ParameterError("top_logprobs", 'top_logprobs needs include=["message.output_text.logprobs"]: add it')
+        with _own_names():
+            chat_request = ChatCompletionRequest(
+                model=request.model,
+                chat_template_kwargs=request.chat_template_kwargs,
+                parallel_tool_calls=request.parallel_tool_calls,
+                priority=request.priority,
+                stream=request.stream,
+                cache_salt=request.cache_salt,
+                **request.chat_fields(),
+                **{name: getattr(request, name) for name in SamplingFields.model_fields},
+            )
+            self._chat = ChatCompletion(chat_request, model)
+        if request.wants_logprobs and self._chat.parses:
+            raise ParameterError(
+                "include",
+                "message.output_text.logprobs are those of the whole text, of which reasoning and calls of tools are no"
+                " part: leave them out, or ask /v1/chat/completions",
+            )
+        self.job = self._chat.job
+        self._request = request
+        self._model = model
+        self._id = request_id or new_id("resp")
+        self._num_events = 0
+        self._usage = UsageCounter()
+        self._reader: ChatOutput | None = None
+        self._output = ResponseOutput()
+        self._finish_reason: str | None = None
+
+    async def run(self, context: ServerContext) -> ResponseObject:
+        """The whole answer."""
+        with _own_names():
+            async with aclosing(generate(context, self.job)) as prompt_outputs:
+                async for prompt_output in prompt_outputs:
+                    self._take(prompt_output)
+        self._output.finish(self._status)
+        return self._ended()
+
+    def response(self, output: RequestOutput) -> ResponseObject:
+        """The whole answer from the whole output."""
+        self._take((0, output))
+        self._output.finish(self._status)
+        return self._ended()
+
+    async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events."""
+        begun = False
+        with _own_names():
+            async with aclosing(generate(context, self.job)) as prompt_outputs:
+                async for prompt_output in prompt_outputs:
+                    if not begun:
+                        begun = True
+                        response = self._response("in_progress")
+                        yield self._event("response.created", {"response": response})
+                        yield self._event("response.in_progress", {"response": response})
+                    for event in self._take(prompt_output):
+                        yield self._event(*event)
+        for event in self._output.finish(self._status):
+            yield self._event(*event)
+        yield self._event(f"response.{self._status}", {"response": self._ended()})
+
+    def _take(self, prompt_output: PromptOutput) -> list[ResponseEvent]:
+        self._usage.add(prompt_output)
+        if self._reader is None:
+            self._reader = self._chat.reader(prompt_output[1])
+        events = []
+        for completion in prompt_output[1].outputs:
+            logprobs = self._chat.logprobs(completion)
+            events += self._output.add(self._reader.read(completion), logprobs.content if logprobs else None)
+            self._finish_reason = completion.finish_reason
+        return events
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _ended(self) -> ResponseObject:
+        counts = self._usage.usage([self._reader] if self._reader else [])
+        return self._response(
+            self._status,
+            output=self._output.items,
+            incomplete_details=IncompleteDetails() if self._status == "incomplete" else None,
+            usage=ResponseUsage(
+                input_tokens=counts.prompt_tokens,
+                input_tokens_details=counts.prompt_tokens_details,
+                output_tokens=counts.completion_tokens,
+                output_tokens_details=counts.completion_tokens_details,
+                total_tokens=counts.total_tokens,
+            ),
+        )
+
+    def _response(self, status: str, **more: Any) -> ResponseObject:
+        request, params = self._request, self.job.params
+        given = {name: getattr(request, name) for name in ("tools", "tool_choice", "reasoning", "top_logprobs")}
+        if request.text is not None and request.text.format is not None:
+            given["text"] = request.text.model_dump(by_alias=True, exclude_unset=True)
+        return ResponseObject(
+            id=self._id,
+            status=status,
+            model=self._model.name,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            **{name: value for name, value in given.items() if value is not None},
+            **more,
+        )
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> str:
+        data = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        text = json.dumps(data, default=_dump)
+        return f"event: {kind}\ndata: {text}\n\n"
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Names this endpoint's fields in errors about the chat request's."""
+    try:
+        yield
+    except ModelNotFoundError:
+        raise
+    except RequestError as error:
+        param = api_error(error).param
+        if param not in _NAMES:
+            raise
+        raise ParameterError(_NAMES[param], str(error).replace(param, _NAMES[param], 1)) from None
+
+
+def _dump(value: BaseModel) -> Any:
+    return value.model_dump(mode="json")

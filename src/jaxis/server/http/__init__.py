@@ -1,0 +1,1 @@
+"""The HTTP application: limits, keys, errors, streams."""

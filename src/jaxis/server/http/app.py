@@ -1,0 +1,98 @@
+"""The application: routes, and what stands before them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.host.logs import QUIET_PATHS, RequestLogMiddleware
+from jaxis.server.config import ServerConfig
+from jaxis.server.endpoints.context import ServerContext
+from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.auth import OPEN_PATHS, ApiKeyMiddleware
+from jaxis.server.http.chat_page import add_chat_page, chat_page_paths
+from jaxis.server.http.errors import install_error_handlers
+from jaxis.server.http.hosts import AllowedHostMiddleware
+from jaxis.server.http.limits import RequestLimitMiddleware
+from jaxis.server.http.openapi import install_openapi
+from jaxis.server.observability.metrics import ServerMetrics
+from jaxis.server.routes import health, openai, tokenize
+from jaxis.version import __version__
+
+
+def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
+    """An ASGI application that serves an engine, which it starts and shuts down.
+
+    Raises:
+      ConfigError: There is no such parser.
+
+    Args:
+      engine: Not started yet.
+      config: How to serve it.
+    """
+    model = ServedModel.of(
+        config.served_model_names,
+        engine.tokenizer,
+        engine.default_sampling_params,
+        engine.grammar_compiler,
+        model_type=engine.model_type,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        from jaxis.server.observability.tracing import TraceContextMiddleware, make_tracer
+
+        tracer = make_tracer(config.otlp_traces_endpoint, model.name)
+    metrics = ServerMetrics(model.name, engine.stats)
+    context = ServerContext(engine, model, config, metrics, tracer)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.shutdown()
+            context.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
+
+    # The pages of documentation load scripts from elsewhere: there is only the OpenAPI document.
+    app = FastAPI(
+        title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    app.state.context = context
+    app.include_router(openai.router)
+    app.include_router(tokenize.router)
+    app.include_router(health.router)
+    page_paths = chat_page_paths() if config.webui else frozenset()
+    if config.webui:
+        add_chat_page(app)
+    install_openapi(app, with_keys=bool(config.api_keys))
+    install_error_handlers(app)
+    # The one added last stands outermost.
+    if tracer is not None:
+        app.add_middleware(TraceContextMiddleware)
+    app.add_middleware(
+        RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
+    )
+    if config.api_keys:
+        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=OPEN_PATHS | page_paths)
+    if config.only_allowed_hosts:
+        app.add_middleware(AllowedHostMiddleware, hosts=config.allowed_hosts)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
+    return app

@@ -1,0 +1,76 @@
+"""API keys. With keys set, every route is closed but the chat page's files and those that say whether the
+server is up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jaxis.errors import ConfigError
+from jaxis.server.http.errors import ApiError
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
+
+class ApiKeyMiddleware:
+    """Lets through what brings `Authorization: Bearer KEY` with one of the keys.
+
+    Every key is compared, each in a time that does not depend on where it differs.
+
+    Args:
+      open_paths: Exact paths that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], open_paths: Set[str] = OPEN_PATHS) -> None:
+        self._app = app
+        self._open_paths = open_paths
+        self._digests = [_digest(key) for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] == "lifespan"
+            or (scope["type"] == "http" and scope["path"] in self._open_paths)
+            or self._is_authorized(Headers(scope=scope).get("authorization", ""))
+        ):
+            await self._app(scope, receive, send)
+        else:
+            error = ApiError(
+                401,
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+
+    def _is_authorized(self, header: str) -> bool:
+        scheme, _, key = header.partition(" ")
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def read_api_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines and those that begin with # do not count.
+
+    Raises:
+      ConfigError: The file cannot be read, or holds none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the API key file {path} cannot be read: {error}") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+    if not keys:
+        raise ConfigError(f"the API key file {path} holds no key: write one a line")
+    return keys
+
+
+def _digest(key: str) -> bytes:
+    # Of equal length for all keys, so that the comparison tells nothing of a key's length.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

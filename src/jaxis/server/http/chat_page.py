@@ -1,0 +1,55 @@
+"""The chat page at /: static files of the package. They hold no secret, and fetch nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+_FOLDER = Path(__file__).parent.parent / "static"
+_HEADERS = {
+    # What a model writes is untrusted. No script runs and nothing is loaded but the page's own files, and no HTML gets
+    # into the page but through DOMPurify ("trusted types").
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types dompurify"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asks each time whether the file has changed: an upgrade shows at once
+}
+
+
+class _PageFiles(StaticFiles):
+    """The files, with the page's headers."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Starlette's call."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def chat_page_paths() -> frozenset[str]:
+    """The paths of the page and of its files: all of them are open to everybody."""
+    files = (file.relative_to(_FOLDER).as_posix() for file in _FOLDER.rglob("*") if file.is_file())
+    return frozenset({"/", *(f"/static/{file}" for file in files)})
+
+
+def add_chat_page(app: FastAPI) -> None:
+    """Serves the page at / and its files under /static."""
+    files = _PageFiles(directory=_FOLDER)
+
+    async def chat_page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
+
+    app.add_api_route("/", chat_page, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+    app.mount("/static", files)

@@ -1,0 +1,91 @@
+"""Runs the application under uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import resource
+import socket
+
+import uvicorn
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.errors import ConfigError
+from jaxis.server.config import ServerConfig
+from jaxis.server.http.app import create_app
+from jaxis.server.http.http_protocol import LimitedHttpProtocol
+
+MAX_OPEN_FILES = 65536
+_CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
+
+
+class DrainingServer(uvicorn.Server):
+    """Lets running requests end at SIGTERM, and tells those that do not by the deadline."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's call, when it has been told to end."""
+        drain = asyncio.create_task(self._engine.drain(self._drain_seconds))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            drain.cancel()  # all requests have ended, or a second signal says not to wait for them
+
+
+def make_server(
+    engine: AsyncLLMEngine,
+    config: ServerConfig,
+    *,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+) -> DrainingServer:
+    """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
+    settings = uvicorn.Config(
+        create_app(engine, config),
+        # uvicorn calls this as it would call the class.
+        http=functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=math.ceil(config.idle_timeout_seconds),
+        timeout_graceful_shutdown=int(config.drain_seconds + _CUT_OFF_SECONDS),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+    )
+    return DrainingServer(settings, engine, config.drain_seconds)
+
+
+def allow_many_connections() -> None:
+    """Raises this process's limit on open files as far as it may: 1,024 is usual, and every connection is one."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+      ConfigError: The address is in use, or is none of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+    return listener

@@ -1,0 +1,242 @@
+"""Metrics in Prometheus's format, under the names that vLLM made common, with `jaxis:` in front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jaxis.engine.frontend.engine_thread import EngineStats
+from jaxis.outputs import RequestOutput
+from jaxis.sampling_params import SamplingParams
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class ServerMetrics:
+    """One server's metrics, in a registry of its own.
+
+    Args:
+      model_name: The label `model_name` of every metric.
+      stats: Tells the engine's state at the moment.
+    """
+
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
+        self._registry.register(_EngineCollector(model_name, stats))
+        self._model_name = model_name
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose answer has begun.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._success = Counter(
+            "jaxis:request_success",
+            "Completions by the reason why they ended.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache held.")
+        self._rejected = Counter(
+            "jaxis:admission_rejections",
+            "Requests refused before they were queued.",
+            ("model_name", "reason"),
+            registry=self._registry,
+        )
+        # There from the start: a rate does not see the step from nothing to one.
+        for reason in ("stop", "length", "abort"):
+            self._success.labels(model_name, reason)
+        self._rejected.labels(model_name, "overloaded")
+        self._http = Counter(
+            "http_requests",
+            "Requests by route and by the first digit of their status, as 2xx.",
+            ("handler", "method", "status"),
+            registry=self._registry,
+        )
+        self._failed = self._counter("request_failed", "Requests that ended in an error.")
+        self._first_token = self._seconds("time_to_first_token_seconds", "From arrival to the first token.")
+        self._inter_token = self._seconds("inter_token_latency_seconds", "Between one token and the next.")
+        self._per_token = self._seconds(
+            "request_time_per_output_token_seconds", "A request's mean time a token after its first."
+        )
+        self._e2e = self._seconds("e2e_request_latency_seconds", "From arrival to the end of the answer.")
+        self._queue = self._seconds("request_queue_time_seconds", "From arrival to the first step.")
+        self._inference = self._seconds("request_inference_time_seconds", "From the first step to the last token.")
+        self._prefill = self._seconds("request_prefill_time_seconds", "From the first step to the first token.")
+        self._decode = self._seconds("request_decode_time_seconds", "From the first token to the last.")
+        self._num_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._num_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
+        self._n = self._histogram("request_params_n", "The parameter n of a request.", _CHOICES)
+        self._max_tokens = self._histogram(
+            "request_params_max_tokens", "The parameter max_tokens of a request that has one.", _TOKENS
+        )
+
+    def rejected(self, reason: str) -> None:
+        """Counts a request that was refused before it was queued."""
+        self._rejected.labels(self._model_name, reason).inc()
+
+    def http_response(self, handler: str, method: str, status: int) -> None:
+        """Counts an answer.
+
+        Args:
+          handler: The route's pattern, and not the path: there are only so many of them.
+          method: Such as "POST".
+          status: The status code.
+        """
+        # A client chooses its method freely, and each label would stay for ever.
+        self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
+
+    @contextmanager
+    def request(self, params: SamplingParams, arrival: float) -> Iterator[RequestObserver]:
+        """Observes one request, which lasts as long as the block.
+
+        Args:
+          params: Its parameters.
+          arrival: When it came, as `time.monotonic` seconds.
+        """
+        observer = RequestObserver(self, params, arrival)
+        try:
+            yield observer
+        except GeneratorExit:
+            raise
+        except Exception:
+            self._failed.inc()
+            raise
+        finally:
+            observer.end()
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"jaxis:{name}", text, ("model_name",), registry=self._registry).labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        histogram = Histogram(f"jaxis:{name}", text, ("model_name",), registry=self._registry, buckets=tuple(buckets))
+        return histogram.labels(self._model_name)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._histogram(name, text, _SECONDS)
+
+
+class RequestObserver:
+    """Times one request and counts its tokens; times are `time.monotonic` seconds.
+
+    Attributes:
+      params: The request's parameters.
+      arrival: When it came.
+      first_scheduled: When the first step took it in; None before.
+      first_token: When its first token was there; None before.
+      last_token: When its newest was.
+      num_prompt_tokens, num_cached_tokens: Tokens of its prompt, and how many of them the prefix cache held.
+      num_tokens: Generated so far, by completion.
+      finish_reasons: Of the completions that have ended, in the order of their ends.
+    """
+
+    def __init__(self, metrics: ServerMetrics, params: SamplingParams, arrival: float) -> None:
+        self._metrics = metrics
+        self.params = params
+        self.arrival = self.last_token = arrival
+        self.first_scheduled: float | None = None
+        self.first_token: float | None = None
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_tokens = [0] * params.n
+        self.finish_reasons: list[str] = []
+
+    def add(self, output: RequestOutput) -> None:
+        """Takes in what a step brought."""
+        metrics, now = self._metrics, time.monotonic()
+        num_new = sum(len(completion.token_ids) for completion in output.outputs)
+        num_gaps = max((len(completion.token_ids) for completion in output.outputs), default=0)
+        if self.first_token is None:
+            self._begin(output, now)
+            num_gaps -= 1
+        if num_gaps > 0:  # several tokens at once are told as their mean
+            metrics._inter_token.observe((now - self.last_token) / num_gaps)
+        if num_new:
+            self.last_token = now
+            metrics._generation_tokens.inc(num_new)
+        for completion in output.outputs:
+            self.num_tokens[completion.index] += len(completion.token_ids)
+            if completion.finish_reason is not None:
+                self.finish_reasons.append(completion.finish_reason)
+                metrics._success.labels(metrics._model_name, completion.finish_reason).inc()
+
+    def end(self) -> None:
+        """The request has ended; if that was before its time, its completions count as aborted."""
+        metrics = self._metrics
+        if num_unfinished := self.params.n - len(self.finish_reasons):
+            metrics._success.labels(metrics._model_name, "abort").inc(num_unfinished)
+        metrics._n.observe(self.params.n)
+        if self.params.max_tokens is not None:
+            metrics._max_tokens.observe(self.params.max_tokens)
+        if self.first_token is None:
+            return
+        metrics._e2e.observe(time.monotonic() - self.arrival)
+        decode_seconds = self.last_token - self.first_token
+        metrics._decode.observe(decode_seconds)
+        metrics._inference.observe(self.last_token - (self.first_scheduled or self.first_token))
+        if (num_later := max(self.num_tokens) - 1) > 0:
+            metrics._per_token.observe(decode_seconds / num_later)
+        metrics._num_generation_tokens.observe(sum(self.num_tokens))
+
+    def _begin(self, output: RequestOutput, now: float) -> None:
+        """Takes in what is known with the first tokens."""
+        metrics = self._metrics
+        self.first_token = self.last_token = output.first_token_time or now
+        self.first_scheduled = min(output.first_scheduled_time or self.first_token, self.first_token)
+        self.num_prompt_tokens, self.num_cached_tokens = len(output.prompt_token_ids), output.num_cached_tokens
+        metrics._first_token.observe(self.first_token - self.arrival)
+        metrics._queue.observe(max(0.0, self.first_scheduled - self.arrival))
+        metrics._prefill.observe(self.first_token - self.first_scheduled)
+        metrics._prompt_tokens.inc(self.num_prompt_tokens)
+        metrics._cached_tokens.inc(self.num_cached_tokens)
+        metrics._num_prompt_tokens.observe(self.num_prompt_tokens)
+
+
+class _EngineCollector(Collector):
+    """The engine's state, read when it is asked for."""
+
+    _GAUGES = (
+        ("num_requests_running", "Sequences in the running batch."),
+        ("num_requests_waiting", "Sequences that wait to be admitted."),
+    )
+    _COUNTERS = (
+        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+        ("num_preemptions", "Times that a sequence lost its cache blocks to another."),
+    )
+
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+        self._model_name = model_name
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus's call."""
+        stats = self._stats()
+        for name, text in self._GAUGES:
+            yield self._with_value(
+                GaugeMetricFamily(f"jaxis:{name}", text, labels=["model_name"]), getattr(stats, name)
+            )
+        text = "Resident memory of the engine's process; 0 if it has none of its own."
+        memory = GaugeMetricFamily("jaxis:engine_process_memory_bytes", text, labels=["model_name"])
+        yield self._with_value(memory, stats.process_memory_bytes)
+        usage = GaugeMetricFamily("jaxis:kv_cache_usage_perc", "KV cache in use, 0 to 1.", labels=["model_name"])
+        yield self._with_value(usage, stats.kv_cache_usage)
+        for name, text in self._COUNTERS:
+            yield self._with_value(
+                CounterMetricFamily(f"jaxis:{name}", text, labels=["model_name"]), getattr(stats, name)
+            )
+
+    def _with_value(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
+        family.add_metric([self._model_name], value)
+        return family
