@@ -14,6 +14,8 @@ SANITIZE ?=
 NATIVE_TESTS := build/native-tests$(if $(SANITIZE),-$(SANITIZE))
 COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
+NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
+
 .PHONY: help demo test test-native test-slow lint format bench compare clean
 
 help:
@@ -21,8 +23,8 @@ help:
 	@echo "make test       install what the tests need, then lint and test"
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make lint       ruff check and ruff format --check"
-	@echo "make format     let ruff correct and format the code"
+	@echo "make lint       check the code with ruff and its format with ruff and clang-format"
+	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
 	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
@@ -47,10 +49,12 @@ test-slow: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
 format: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(NATIVE_SOURCES)
 
 bench: $(VENV)/.installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \

@@ -16,9 +16,9 @@ enum class CacheType { kFloat32, kBfloat16, kInt8 };
 //   values  [block_size][D];
 //   int8 only: float32 scales of the keys [block_size] and of the values [block_size], one a token.
 struct PagedAttention {
-  const float* q;                  // [T, H, D]
-  const float* k;                  // [T, K, D]
-  const float* v;                  // [T, K, D]
+  const float* q;  // [T, H, D]
+  const float* k;  // [T, K, D]
+  const float* v;  // [T, K, D]
   void* cache;
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]
@@ -33,10 +33,10 @@ struct PagedAttention {
   int64_t head_dim;
   int64_t block_size;
   int64_t max_blocks;
-  int64_t window;                  // a token sees itself and this many - 1 before it,
-  int64_t chunk_size;              // but nothing before the last multiple of this
+  int64_t window;      // a token sees itself and this many - 1 before it,
+  int64_t chunk_size;  // but nothing before the last multiple of this
   float scale;
-  float soft_cap;                  // 0: none
+  float soft_cap;  // 0: none
 };
 
 }  // namespace jaxis

@@ -86,8 +86,8 @@ Plan make_plan(const PagedAttention& a, int num_threads) {
     max_tasks += ceil_div(num_queries, queries_per_tile) * a.num_kv_heads * ceil_div(a.seq_lens[r] + 1, kChunk);
   }
   const int64_t items_bytes = plan.num_items * static_cast<int64_t>(sizeof(Item));
-  auto* memory = static_cast<char*>(
-      scratch(kPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
+  auto* memory =
+      static_cast<char*>(scratch(kPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
   plan.items = reinterpret_cast<Item*>(memory);
   plan.item_of_task = reinterpret_cast<int32_t*>(memory + items_bytes);
 
@@ -147,8 +147,7 @@ void run_task(const PagedAttention& a, const Plan& plan, int64_t task) {
   const int64_t begin = (task - item.first_task) * item.chunks_per_task;
   const int64_t end = begin + item.chunks_per_task < item.num_chunks ? begin + item.chunks_per_task : item.num_chunks;
   const int64_t bytes = Workspace::size(tile.rows, a.head_dim) * static_cast<int64_t>(sizeof(float));
-  const Workspace w =
-      Workspace::at(static_cast<float*>(scratch(kWorkspaceSlot, bytes)), tile.rows, a.head_dim);
+  const Workspace w = Workspace::at(static_cast<float*>(scratch(kWorkspaceSlot, bytes)), tile.rows, a.head_dim);
   const int64_t partial_size = Partial::size(tile.rows, a.head_dim);
   if (item.writes && end == item.num_chunks) {
     write_token<T>(a, tile.block_table, tile.kv_head, tile.first_row, tile.position);

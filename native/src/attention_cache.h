@@ -42,8 +42,8 @@ JAXIS_INLINE CacheTile<T> find_tile(const PagedAttention& a, const int32_t* bloc
   char* head = static_cast<char*>(a.cache) + (block * a.num_kv_heads + kv_head) * head_bytes;
   T* keys = reinterpret_cast<T*>(head);
   float* scales = reinterpret_cast<float*>(keys + 2 * size);
-  return {keys + within * kKeyTile * a.head_dim, keys + size + within * kKeyTile * a.head_dim, scales + within * kKeyTile,
-          scales + a.block_size + within * kKeyTile};
+  return {keys + within * kKeyTile * a.head_dim, keys + size + within * kKeyTile * a.head_dim,
+          scales + within * kKeyTile, scales + a.block_size + within * kKeyTile};
 }
 
 // Writes x [size] as cache entries and returns their scale.
@@ -68,8 +68,7 @@ constexpr int64_t kMaxHeadDim = 256;
 
 // Writes one head of the flat batch's row `row`, which is token `position` of its request.
 template <typename T>
-void write_token(const PagedAttention& a, const int32_t* block_table, int64_t kv_head, int64_t row,
-                 int64_t position) {
+void write_token(const PagedAttention& a, const int32_t* block_table, int64_t kv_head, int64_t row, int64_t position) {
   const CacheTile<T> tile = find_tile<T>(a, block_table, kv_head, position / kKeyTile);
   const int64_t lane = position % kKeyTile, offset = (row * a.num_kv_heads + kv_head) * a.head_dim;
   T key[kMaxHeadDim];

@@ -189,8 +189,9 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
 
   for (int64_t t = 0; t < kTilesAtOnce; ++t) {
     const int64_t next = (origin + kChunk) / kKeyTile + t;
-    values[last_tile + t] = next * kKeyTile <= last_position ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
-                                                          : values[last_tile - 1];
+    values[last_tile + t] = next * kKeyTile <= last_position
+                                ? find_tile<T>(a, tile.block_table, tile.kv_head, next).keys
+                                : values[last_tile - 1];
   }
   // Many rows are computed for longer than memory takes.
   const int64_t ahead = tile.rows <= kRowsToPrefetch ? kTilesAtOnce : 0;

@@ -8,9 +8,8 @@ using Floats = ffi::Buffer<ffi::F32>;
 
 ffi::Error run_paged_attention(ffi::ThreadPool threads, Floats q, Floats k, Floats v, ffi::AnyBuffer cache,
                                Ints seq_lens, Ints block_tables, Ints query_start_loc, Ints request_distribution,
-                               Floats sinks, int64_t block_size, int64_t window, int64_t chunk_size,
-                               float scale, float soft_cap,
-                               ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
+                               Floats sinks, int64_t block_size, int64_t window, int64_t chunk_size, float scale,
+                               float soft_cap, ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
   if (new_cache->untyped_data() != cache.untyped_data()) {
     return ffi::Error(ffi::ErrorCode::kInternal, "paged attention updates its cache in place");
   }

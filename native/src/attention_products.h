@@ -79,8 +79,7 @@ void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores,
 }
 
 template <int R, typename T>
-void score_tiles(const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_dim, float* scores,
-                 int64_t stride) {
+void score_tiles(const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_dim, float* scores, int64_t stride) {
   constexpr int V = score_vectors(R);
   int64_t t = 0;
   for (; t + V <= num_tiles; t += V) score_block<R, V>(q, keys + t, head_dim, scores + t * kKeyTile, stride);
@@ -118,8 +117,8 @@ void score(int rows, const float* q, Tiles<T> keys, int64_t num_tiles, int64_t h
 //   values   tiles of [16][D], indexed by token / 16
 //   sums     R rows of [D]
 template <int R, int V, typename T>
-void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
-                 int64_t head_dim, int64_t d, float* sums) {
+void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last, int64_t head_dim,
+                 int64_t d, float* sums) {
   F16 sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -154,8 +153,8 @@ void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t 
 
 // As many vectors of D at once as registers hold, then the rest in smaller pieces.
 template <int R, int V, typename T>
-void weigh_rows(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
-                int64_t head_dim, int64_t d, float* sums) {
+void weigh_rows(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last, int64_t head_dim,
+                int64_t d, float* sums) {
   for (; d + V * kLanes <= head_dim; d += V * kLanes) {
     weigh_block<R, V>(weights, stride, values, first, last, head_dim, d, sums);
   }

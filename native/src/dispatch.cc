@@ -8,9 +8,9 @@
 
 namespace jaxis {
 
-#define JAXIS_DECLARE(isa)     \
-  namespace isa {              \
-  extern const Kernels table;  \
+#define JAXIS_DECLARE(isa)    \
+  namespace isa {             \
+  extern const Kernels table; \
   }
 JAXIS_FOR_EACH_ISA(JAXIS_DECLARE)
 #undef JAXIS_DECLARE
@@ -40,9 +40,9 @@ const Choice& choice() {
     auto* made = new Choice;
     const char* wanted = std::getenv("JAXIS_CPU_ISA");
     // Listed best first.
-#define JAXIS_CONSIDER(isa)                                                                              \
-  if (processor_has(#isa)) {                                                                             \
-    made->names += made->names.empty() ? #isa : " " #isa;                                                \
+#define JAXIS_CONSIDER(isa)                                                                                   \
+  if (processor_has(#isa)) {                                                                                  \
+    made->names += made->names.empty() ? #isa : " " #isa;                                                     \
     if (wanted != nullptr ? std::strcmp(wanted, #isa) == 0 : made->best == nullptr) made->best = &isa::table; \
   }
     JAXIS_FOR_EACH_ISA(JAXIS_CONSIDER)

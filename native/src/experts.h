@@ -31,9 +31,9 @@ struct ExpertMatrices {
 //
 // A token's result does not depend on the other tokens: its sums have the same order in any batch.
 struct Experts {
-  const float* x;         // [tokens, gate.format.k]
-  const int32_t* ids;     // [tokens, slots]
-  const float* weights;   // [tokens, slots]
+  const float* x;        // [tokens, gate.format.k]
+  const int32_t* ids;    // [tokens, slots]
+  const float* weights;  // [tokens, slots]
   int64_t tokens, slots, num_experts;
   ExpertMatrices gate, up, down;  // gate and up have one format and one n, which is down.format.k
   bool quantize_activations;      // to int8, by row and group

@@ -176,32 +176,33 @@ void experts(const Experts& a, const Pool& pool) {
 
     prepare_segments(segments, num_segments, a.gate.format, a.quantize_activations, pool,
                      [&](int64_t place) { return a.x + order.slots[place] / a.slots * size; });
-    for_each_panel(segments, num_segments, a.gate, pool,
-                   [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row,
-                       int64_t num_rows) {
-      float* gate = static_cast<float*>(scratch(kTileSlot, 2 * num_rows * kPanelRows * 4));
-      float* up = gate + num_rows * kPanelRows;
-      const int64_t at = panel * gate_bytes;
-      multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + at, first, last, gate);
-      multiply_panel(segment.rows, a.gate.format, a.up.of(segment.expert) + at, first, last, up);
-      add_bias(a.gate, segment.expert, panel, num_rows, gate);
-      add_bias(a.up, segment.expert, panel, num_rows, up);
-      for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
-        store(gate + i, activate(a, load(gate + i), load(up + i)));
-      }
-      emit(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
-    });
+    for_each_panel(
+        segments, num_segments, a.gate, pool,
+        [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
+          float* gate = static_cast<float*>(scratch(kTileSlot, 2 * num_rows * kPanelRows * 4));
+          float* up = gate + num_rows * kPanelRows;
+          const int64_t at = panel * gate_bytes;
+          multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + at, first, last, gate);
+          multiply_panel(segment.rows, a.gate.format, a.up.of(segment.expert) + at, first, last, up);
+          add_bias(a.gate, segment.expert, panel, num_rows, gate);
+          add_bias(a.up, segment.expert, panel, num_rows, up);
+          for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
+            store(gate + i, activate(a, load(gate + i), load(up + i)));
+          }
+          emit(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
+        });
 
     prepare_segments(segments, num_segments, a.down.format, a.quantize_activations, pool,
                      [&](int64_t place) { return hidden + (place - begin) * hidden_size; });
-    for_each_panel(segments, num_segments, a.down, pool,
-                   [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row,
-                       int64_t num_rows) {
-      float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4));
-      multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last, tile);
-      add_bias(a.down, segment.expert, panel, num_rows, tile);
-      emit(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
-    });
+    for_each_panel(
+        segments, num_segments, a.down, pool,
+        [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
+          float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4));
+          multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last,
+                         tile);
+          add_bias(a.down, segment.expert, panel, num_rows, tile);
+          emit(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
+        });
 
     const Pool alone = {1, nullptr, nullptr};
     parallel_for((end - begin) * out_size > kParallelRowsNumbers ? pool : alone, a.tokens, [&](int64_t t) {

@@ -16,8 +16,8 @@ bool has_size(const Bytes& data, const ExpertMatrices& m, int64_t num_experts) {
   return static_cast<int64_t>(data.element_count()) == num_experts * num_panels(m.n) * panel_bytes(m.format);
 }
 
-// `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x]. `formats` has
-// four numbers each of gate and up, and of down.
+// `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x]. `formats`
+// has four numbers each of gate and up, and of down.
 ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> ids, Floats weights, Bytes gate,
                        Bytes up, Bytes down, ffi::RemainingArgs biases, ffi::Span<const int64_t> formats,
                        int64_t num_experts, int64_t hidden_size, bool quantize_activations, int32_t activation,
@@ -37,15 +37,15 @@ ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> 
   a.gate = {gate.typed_data(), nullptr, format_from(formats.begin(), columns), hidden_size};
   a.up = {up.typed_data(), nullptr, a.gate.format, hidden_size};
   a.down = {down.typed_data(), nullptr, format_from(formats.begin() + kFormatNumbers, hidden_size), columns};
-  if (!has_size(gate, a.gate, num_experts) || !has_size(up, a.up, num_experts) || !has_size(down, a.down, num_experts)) {
+  if (!has_size(gate, a.gate, num_experts) || !has_size(up, a.up, num_experts) ||
+      !has_size(down, a.down, num_experts)) {
     return ffi::Error::InvalidArgument("experts: a packed weight has not the size that its shape needs");
   }
   if (biases.size() != 0) {
     const auto of_gate = biases.get<Floats>(0), of_up = biases.get<Floats>(1), of_down = biases.get<Floats>(2);
     const size_t hidden = static_cast<size_t>(num_experts * hidden_size);
     if (!of_gate.has_value() || !of_up.has_value() || !of_down.has_value() || of_gate->element_count() != hidden ||
-        of_up->element_count() != hidden ||
-        of_down->element_count() != static_cast<size_t>(num_experts * columns)) {
+        of_up->element_count() != hidden || of_down->element_count() != static_cast<size_t>(num_experts * columns)) {
       return ffi::Error::InvalidArgument("experts: biases do not fit the weights");
     }
     a.gate.bias = of_gate->typed_data();

@@ -42,8 +42,7 @@ ffi::Error guarded(ffi::ThreadPool& threads, Function&& function) {
 
 }  // namespace jaxis
 
-
 // Exports `function` as the FFI handler `symbol`.
-#define JAXIS_HANDLER(symbol, function, binding)                                              \
+#define JAXIS_HANDLER(symbol, function, binding)                                               \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* symbol(XLA_FFI_CallFrame*); \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, function, binding)

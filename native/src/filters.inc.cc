@@ -190,7 +190,9 @@ struct FilterRow {
 
 void filter_row(const TokenFilters& a, int64_t row, const Pool& pool) {
   const int64_t tiles = num_tiles(a.vocab);
-  const bool has_k = a.top_k[row] < a.vocab, has_p = a.top_p[row] < 1.0f, has_min_p = a.min_p_logit[row] > -kInfinity;
+  const bool has_k = a.top_k[row] < a.vocab;
+  const bool has_p = a.top_p[row] < 1.0f;
+  const bool has_min_p = a.min_p_logit[row] > -kInfinity;
   const bool is_valid = a.max[row] > -kInfinity && a.max[row] < kInfinity && a.total[row] < kInfinity;
   if (!is_valid || !(has_k || has_p || has_min_p)) {
     a.cutoff[row] = -kInfinity;
@@ -206,8 +208,9 @@ void filter_row(const TokenFilters& a, int64_t row, const Pool& pool) {
   const int64_t padded = tiles * kVocabTile;
   float* values = static_cast<float*>(scratch(0, padded * 4));
   int32_t* masses = static_cast<int32_t*>(scratch(1, padded * 4));
-  const FilterRow r{a,          pool,  a.logits + row * a.vocab, a.tile_max + row * tiles,
-                    a.max[row], a.inverse_temperature[row], units, values, masses};
+  const FilterRow r{
+      a,      pool,  a.logits + row * a.vocab, a.tile_max + row * tiles, a.max[row], a.inverse_temperature[row], units,
+      values, masses};
   float cutoff = has_min_p ? (a.min_p_logit[row] < r.max ? a.min_p_logit[row] : r.max) : -kInfinity;
   if (has_k) {
     const float k_logit = r.kth_largest(a.top_k[row]);

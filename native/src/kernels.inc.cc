@@ -5,8 +5,10 @@
 #include "filters.inc.cc"
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
+
 #include "experts.inc.cc"
 #include "head_matmul.inc.cc"
+
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
@@ -18,24 +20,28 @@
 
 namespace jaxis::JAXIS_ISA {
 
+constexpr Kernels make_table() {
+  Kernels kernels{};
+  kernels.name = JAXIS_TEXT(JAXIS_ISA);
+  kernels.paged_attention = paged_attention;
+  kernels.latent_attention = latent_attention;
+  kernels.matmul = matmul;
+  kernels.packed_rows = packed_rows;
+  kernels.experts = experts;
+  kernels.head_matmul = head_matmul;
+  kernels.rms_norm = rms_norm;
+  kernels.layer_norm = layer_norm;
+  kernels.rotary_embedding = rotary_embedding;
+  kernels.argmax = argmax;
+  kernels.tile_weights = tile_weights;
+  kernels.filter_tokens = filter_tokens;
+  kernels.top_tokens = top_tokens;
+  kernels.token_ranks = token_ranks;
+  kernels.quantize = quantize;
+  return kernels;
+}
+
 extern const Kernels table;
-const Kernels table = {
-    JAXIS_TEXT(JAXIS_ISA),
-    paged_attention,
-    latent_attention,
-    matmul,
-    packed_rows,
-    experts,
-    head_matmul,
-    rms_norm,
-    layer_norm,
-    rotary_embedding,
-    argmax,
-    tile_weights,
-    filter_tokens,
-    top_tokens,
-    token_ranks,
-    quantize,
-};
+const Kernels table = make_table();
 
 }  // namespace jaxis::JAXIS_ISA

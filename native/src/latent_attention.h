@@ -15,8 +15,8 @@ namespace jaxis {
 // The cache is [num_blocks][block_size] entries. An int8 entry has after its D numbers two float32 scales: of the first
 // V numbers, and of the rest.
 struct LatentAttention {
-  const float* q;                  // [T, H, D]
-  const float* entries;            // [T, D]
+  const float* q;        // [T, H, D]
+  const float* entries;  // [T, D]
   void* cache;
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]

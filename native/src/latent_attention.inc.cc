@@ -72,8 +72,8 @@ Plan make_plan(const LatentAttention& a, int num_threads) {
     max_tasks += count * ceil_div(a.seq_lens[r] + 1, kChunk);
   }
   const int64_t items_bytes = plan.num_items * static_cast<int64_t>(sizeof(Item));
-  auto* memory = static_cast<char*>(
-      scratch(kLatentPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
+  auto* memory =
+      static_cast<char*>(scratch(kLatentPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
   plan.items = reinterpret_cast<Item*>(memory);
   plan.item_of_task = reinterpret_cast<int32_t*>(memory + items_bytes);
   Item* next = plan.items;
@@ -128,8 +128,7 @@ void run_task(const LatentAttention& a, const Plan& plan, int64_t task) {
   const int64_t begin = (task - item.first_task) * item.chunks_per_task;
   const int64_t end = begin + item.chunks_per_task < all ? begin + item.chunks_per_task : all;
   const int64_t bytes = Workspace::size(rows, a.head_dim, a.value_dim) * static_cast<int64_t>(sizeof(float));
-  Workspace w =
-      Workspace::at(static_cast<float*>(scratch(kLatentWorkspaceSlot, bytes)), rows, a.head_dim, a.value_dim);
+  Workspace w = Workspace::at(static_cast<float*>(scratch(kLatentWorkspaceSlot, bytes)), rows, a.head_dim, a.value_dim);
   const auto partial = [&](int64_t chunk) {
     return Sums::at(item.partials + chunk * Sums::size(rows, a.value_dim), rows);
   };

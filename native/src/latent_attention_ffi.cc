@@ -8,8 +8,7 @@ using Floats = ffi::Buffer<ffi::F32>;
 
 ffi::Error run_latent_attention(ffi::ThreadPool threads, Floats q, Floats entries, ffi::AnyBuffer cache, Ints seq_lens,
                                 Ints block_tables, Ints query_start_loc, Ints request_distribution, int64_t block_size,
-                                float scale, ffi::Result<ffi::AnyBuffer> new_cache,
-                                ffi::ResultBuffer<ffi::F32> out) {
+                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
   if (new_cache->untyped_data() != cache.untyped_data()) {
     return ffi::Error(ffi::ErrorCode::kInternal, "latent attention updates its cache in place");
   }

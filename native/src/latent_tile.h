@@ -1,8 +1,8 @@
 // Attention of a tile of query rows to a piece of a paged context of latents.
 //
 // A row is one head of one query. A vector holds one number of 16 rows while scores are computed, so that entries are
-// read as they lie in the cache, and 16 numbers of an entry while values are summed. Each sum runs in one chain, along D
-// and along the context, whatever else is in the tile: a row's result depends on its own request only.
+// read as they lie in the cache, and 16 numbers of an entry while values are summed. Each sum runs in one chain, along
+// D and along the context, whatever else is in the tile: a row's result depends on its own request only.
 #pragma once
 
 #include <cstring>
@@ -40,7 +40,7 @@ struct Tile {
   const int32_t* block_table;
   int64_t first_row;  // of the flat batch's T * H
   int64_t rows;
-  int64_t padded_rows;          // a multiple of 16
+  int64_t padded_rows;  // a multiple of 16
   int64_t first_row_of_request;
   int64_t first_position;  // of the request's first query
 

@@ -31,7 +31,7 @@ struct Rows {
   const float* plain;  // blocks of [k][block's rows]
   int64_t groups, group;
   int32_t zero_point;  // of weights that have none of their own
-  uint8_t* values;  // see QuantizedRows; blocks one after the other
+  uint8_t* values;     // see QuantizedRows; blocks one after the other
   float* scales;
   int32_t* offsets;
   float* sums;
@@ -148,9 +148,8 @@ Rows prepare_rows(const Matmul& a, const Pool& pool) {
   }
   set_memory(&rows, static_cast<char*>(scratch(kRowsSlot, memory_bytes(rows))));
   const Pool alone = {1, nullptr, nullptr};
-  parallel_for(a.rows * rows.k > kParallelRowsNumbers ? pool : alone, rows.num_blocks, [&](int64_t block) {
-    prepare_block(rows, block, [&](int64_t row) { return a.x + row * rows.k; });
-  });
+  parallel_for(a.rows * rows.k > kParallelRowsNumbers ? pool : alone, rows.num_blocks,
+               [&](int64_t block) { prepare_block(rows, block, [&](int64_t row) { return a.x + row * rows.k; }); });
   return rows;
 }
 
@@ -196,9 +195,8 @@ void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
     const uint8_t* scales = p.scales + g * p.scale_stride;
     for (int h = 0; h < 2; ++h) {
       const F16 scale = load_scales(scales, h, p.wide_scales);
-      const F16 zero_point = p.zero_points != nullptr
-                                 ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
-                                 : broadcast(nibbles ? 8.0f : 128.0f);
+      const F16 zero_point = p.zero_points != nullptr ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
+                                                      : broadcast(nibbles ? 8.0f : 128.0f);
       for (int64_t column = 0; column < 4 * p.steps; ++column) {
         const int64_t at = g * 4 * p.steps + column;
         if (at >= f.k) break;
@@ -226,24 +224,44 @@ void widen_nibbles(const QuantizedPanel& p, uint8_t* out) {
 
 void run_f32(int rows, const float* x, const float* w, int64_t k, float* c, bool first) {
   switch (rows) {
-#define JAXIS_CASE(R)                                            \
-  case R:                                                        \
+#define JAXIS_CASE(R)                                             \
+  case R:                                                         \
     if constexpr (R <= kMaxRows) micro_f32<R>(x, w, k, c, first); \
-    return;
-    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
-    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
+    JAXIS_CASE(7);
+    JAXIS_CASE(8);
+    JAXIS_CASE(9);
+    JAXIS_CASE(10);
+    JAXIS_CASE(11);
+    JAXIS_CASE(12);
 #undef JAXIS_CASE
   }
 }
 
 void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
   switch (rows) {
-#define JAXIS_CASE(R)                                             \
-  case R:                                                         \
+#define JAXIS_CASE(R)                                              \
+  case R:                                                          \
     if constexpr (R <= kMaxRows) micro_bf16<R>(x, w, k, c, first); \
-    return;
-    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
-    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
+    JAXIS_CASE(7);
+    JAXIS_CASE(8);
+    JAXIS_CASE(9);
+    JAXIS_CASE(10);
+    JAXIS_CASE(11);
+    JAXIS_CASE(12);
 #undef JAXIS_CASE
   }
 }
@@ -251,11 +269,16 @@ void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c, bo
 template <bool kNibbles, bool kGrouped>
 void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
   switch (rows) {
-#define JAXIS_CASE(R)                                                                        \
-  case R:                                                                                    \
+#define JAXIS_CASE(R)                                                                                   \
+  case R:                                                                                               \
     if constexpr (R <= kMaxQuantizedRows) micro_quantized<R, kNibbles, kGrouped>(x, w, c, first, last); \
-    return;
-    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
 #undef JAXIS_CASE
   }
 }
@@ -302,12 +325,22 @@ void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uin
 template <WeightType kStored>
 void run_scaled(int rows, const float* x, const ScaledPanel& w, float* c, bool first) {
   switch (rows) {
-#define JAXIS_CASE(R)                                                        \
-  case R:                                                                    \
+#define JAXIS_CASE(R)                                                      \
+  case R:                                                                  \
     if constexpr (R <= kMaxRows) micro_scaled<R, kStored>(x, w, c, first); \
-    return;
-    JAXIS_CASE(1) JAXIS_CASE(2) JAXIS_CASE(3) JAXIS_CASE(4) JAXIS_CASE(5) JAXIS_CASE(6)
-    JAXIS_CASE(7) JAXIS_CASE(8) JAXIS_CASE(9) JAXIS_CASE(10) JAXIS_CASE(11) JAXIS_CASE(12)
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
+    JAXIS_CASE(7);
+    JAXIS_CASE(8);
+    JAXIS_CASE(9);
+    JAXIS_CASE(10);
+    JAXIS_CASE(11);
+    JAXIS_CASE(12);
 #undef JAXIS_CASE
   }
 }
@@ -408,26 +441,29 @@ void matmul(const Matmul& a, const Pool& pool) {
   const int64_t blocks_per_split = div_up(rows.num_blocks, splits);
   const int64_t bytes = panel_bytes(a.format);
 
-  parallel_for(pool, panels * splits, [&](int64_t task) {
-    int64_t panel = task / splits;
-    int matrix = 0;
-    while (panel >= num_panels(a.n[matrix])) panel -= num_panels(a.n[matrix++]);
-    const int64_t first = task % splits * blocks_per_split;
-    const int64_t last = min_of(first + blocks_per_split, rows.num_blocks);
-    if (first >= last) return;
-    const int64_t first_row = first * rows.block_rows;
-    const int64_t num_rows = min_of(last * rows.block_rows, a.rows) - first_row;
-    float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4 * (gated ? 2 : 1)));
-    multiply_panel(rows, a.format, a.weight[matrix] + panel * bytes, first, last, tile);
-    if (gated) {
-      float* up = tile + num_rows * kPanelRows;
-      multiply_panel(rows, a.format, a.weight[1] + panel * bytes, first, last, up);
-      for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
-        store(tile + i, activate(a.activation, load(tile + i)) * load(up + i));
-      }
-    }
-    emit(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
-  }, &ahead);
+  parallel_for(
+      pool, panels * splits,
+      [&](int64_t task) {
+        int64_t panel = task / splits;
+        int matrix = 0;
+        while (panel >= num_panels(a.n[matrix])) panel -= num_panels(a.n[matrix++]);
+        const int64_t first = task % splits * blocks_per_split;
+        const int64_t last = min_of(first + blocks_per_split, rows.num_blocks);
+        if (first >= last) return;
+        const int64_t first_row = first * rows.block_rows;
+        const int64_t num_rows = min_of(last * rows.block_rows, a.rows) - first_row;
+        float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4 * (gated ? 2 : 1)));
+        multiply_panel(rows, a.format, a.weight[matrix] + panel * bytes, first, last, tile);
+        if (gated) {
+          float* up = tile + num_rows * kPanelRows;
+          multiply_panel(rows, a.format, a.weight[1] + panel * bytes, first, last, up);
+          for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
+            store(tile + i, activate(a.activation, load(tile + i)) * load(up + i));
+          }
+        }
+        emit(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
+      },
+      &ahead);
 }
 
 void packed_rows(const PackedRows& a, const Pool& pool) {
@@ -464,7 +500,7 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
       const int zero_point = p.zero_points != nullptr ? p.zero_points[g * p.scale_stride + r] : nibbles ? 8 : 128;
       const uint8_t* scales = p.scales + g * p.scale_stride;
       const float scale = p.wide_scales ? reinterpret_cast<const float*>(scales)[r]
-                                       : bf16_to_float(reinterpret_cast<const bf16_t*>(scales)[r]);
+                                        : bf16_to_float(reinterpret_cast<const bf16_t*>(scales)[r]);
       out[c] = static_cast<float>(q - zero_point) * scale;
     }
   });

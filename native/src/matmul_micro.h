@@ -140,8 +140,8 @@ JAXIS_INLINE F16 load_scales(const uint8_t* scales, int half, bool wide) {
               : load_bf16(reinterpret_cast<const bf16_t*>(scales) + half * kLanes);
 }
 
-// x times w, set in or added to c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32 ones
-// that come once, after the last group.
+// x times w, set in or added to c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32
+// ones that come once, after the last group.
 template <int R, bool kNibbles, bool kGrouped>
 void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
   for (int half = 0; half < 2; half += kHalves) {

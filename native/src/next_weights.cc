@@ -34,7 +34,9 @@ History& history() {
 }
 
 // Packed weights begin at pages.
-Entry& entry_of(History& h, const uint8_t* key) { return h.entries[reinterpret_cast<uintptr_t>(key) / 4096 % kEntries]; }
+Entry& entry_of(History& h, const uint8_t* key) {
+  return h.entries[reinterpret_cast<uintptr_t>(key) / 4096 % kEntries];
+}
 
 Weights weights_of(const Matmul& a) {
   Weights out;

@@ -18,9 +18,9 @@ ffi::Error run_layer_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi:
   const int64_t rows = size == 0 ? 0 : x.element_count() / size;
   const int64_t weight_rows = size == 0 ? 0 : weight.element_count() / size;
   return guarded(threads, [&](const Pool& pool) {
-    kernels().layer_norm({x.typed_data(), weight.typed_data(), bias.typed_data(), out->typed_data(), rows, size,
-                          weight_rows, epsilon},
-                         pool);
+    kernels().layer_norm(
+        {x.typed_data(), weight.typed_data(), bias.typed_data(), out->typed_data(), rows, size, weight_rows, epsilon},
+        pool);
   });
 }
 
@@ -30,18 +30,18 @@ ffi::Error run_layer_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi:
 using namespace jaxis;
 
 JAXIS_HANDLER(jaxis_rms_norm, run_rms_norm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("epsilon")
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+              ffi::Ffi::Bind()
+                  .Ctx<ffi::ThreadPool>()
+                  .Arg<ffi::Buffer<ffi::F32>>()
+                  .Arg<ffi::Buffer<ffi::F32>>()
+                  .Attr<float>("epsilon")
+                  .Ret<ffi::Buffer<ffi::F32>>());
 
 JAXIS_HANDLER(jaxis_layer_norm, run_layer_norm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("epsilon")
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+              ffi::Ffi::Bind()
+                  .Ctx<ffi::ThreadPool>()
+                  .Arg<ffi::Buffer<ffi::F32>>()
+                  .Arg<ffi::Buffer<ffi::F32>>()
+                  .Arg<ffi::Buffer<ffi::F32>>()
+                  .Attr<float>("epsilon")
+                  .Ret<ffi::Buffer<ffi::F32>>());

@@ -188,9 +188,9 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
 
 // Packs panels [first, last); what Python's loader calls, from several threads. See Pack.
 extern "C" __attribute__((visibility("default"))) void jaxis_pack(int32_t type, int64_t n, int64_t k, int64_t group,
-                                                                  bool has_wide_scales, const void* data, const void* scales,
-                                                                  const uint8_t* zero_points, uint8_t* packed,
-                                                                  int64_t first, int64_t last) {
+                                                                  bool has_wide_scales, const void* data,
+                                                                  const void* scales, const uint8_t* zero_points,
+                                                                  uint8_t* packed, int64_t first, int64_t last) {
   const jaxis::WeightFormat format = {static_cast<jaxis::WeightType>(type), k, group, zero_points != nullptr,
                                       has_wide_scales};
   jaxis::pack_panels({format, n, data, scales, zero_points, packed}, first, last);

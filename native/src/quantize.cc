@@ -54,8 +54,8 @@ extern "C" __attribute__((visibility("default"))) bool jaxis_quantize(int32_t ty
                                                                       int64_t group, bool wide_scales, void* qvalue,
                                                                       void* scales, uint8_t* zero_points) {
   const jaxis::Buffer scratch = jaxis::allocate(jaxis::quantize_scratch_size(k) * 4);
-  return jaxis::kernels().quantize({static_cast<FloatType>(type), static_cast<Calibration>(calibration), weight, rows, k,
-                                    group, wide_scales, qvalue, scales, zero_points,
+  return jaxis::kernels().quantize({static_cast<FloatType>(type), static_cast<Calibration>(calibration), weight, rows,
+                                    k, group, wide_scales, qvalue, scales, zero_points,
                                     reinterpret_cast<float*>(scratch.get())});
 }
 
@@ -65,10 +65,18 @@ extern "C" __attribute__((visibility("default"))) bool jaxis_quantize_panels(int
                                                                              int64_t k, int64_t group, uint8_t* packed,
                                                                              int64_t first, int64_t last) {
   const auto how = static_cast<Calibration>(calibration);
-  const jaxis::WeightFormat format = {
-      jaxis::is_int8(how) ? jaxis::WeightType::kInt8 : jaxis::WeightType::kInt4, k, group,
-      how == Calibration::kInt4MinMax, false};
-  const jaxis::Quantize matrix = {static_cast<FloatType>(type), how, weight, rows, k, group == 0 ? k : group,
-                                  group == 0, nullptr, nullptr, nullptr, nullptr};
+  const jaxis::WeightFormat format = {jaxis::is_int8(how) ? jaxis::WeightType::kInt8 : jaxis::WeightType::kInt4, k,
+                                      group, how == Calibration::kInt4MinMax, false};
+  const jaxis::Quantize matrix = {static_cast<FloatType>(type),
+                                  how,
+                                  weight,
+                                  rows,
+                                  k,
+                                  group == 0 ? k : group,
+                                  group == 0,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr};
   return jaxis::quantize_panels(matrix, format, packed, first, last);
 }

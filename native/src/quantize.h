@@ -15,12 +15,12 @@ struct Quantize {
   const void* weight;  // [rows, k]
   int64_t rows;
   int64_t k;
-  int64_t group;       // columns that share a scale; divides k
-  bool wide_scales;    // float32, else bfloat16
-  void* qvalue;        // int8 [rows, k]; or uint8 [rows, k / 2], the earlier number in the low half
-  void* scales;        // [rows, k / group]
+  int64_t group;         // columns that share a scale; divides k
+  bool wide_scales;      // float32, else bfloat16
+  void* qvalue;          // int8 [rows, k]; or uint8 [rows, k / 2], the earlier number in the low half
+  void* scales;          // [rows, k / group]
   uint8_t* zero_points;  // [rows, k / group], of kInt4MinMax only
-  float* scratch;      // [quantize_scratch_size(k)]
+  float* scratch;        // [quantize_scratch_size(k)]
 };
 
 constexpr bool is_int8(Calibration calibration) { return calibration == Calibration::kInt8AbsMax; }

@@ -82,7 +82,9 @@ JAXIS_INLINE Range range(const float* x, int64_t size) {
     low = value < low ? value : low;
     high = value > high ? value : high;
   }
-  const auto back = [&](int32_t value) { return from_bits(static_cast<uint32_t>(ordered(static_cast<uint32_t>(value)))); };
+  const auto back = [&](int32_t value) {
+    return from_bits(static_cast<uint32_t>(ordered(static_cast<uint32_t>(value))));
+  };
   return {back(low), back(high)};
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "norm.inc.cc"
 #include "rope.h"
+#include "norm.inc.cc"
 #include "simd.h"
 #include "team.h"
 

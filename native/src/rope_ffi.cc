@@ -9,9 +9,21 @@ using F32Result = ffi::ResultBuffer<ffi::F32>;
 RotaryEmbedding arguments(const F32& q, const F32& k, const F32& cos, const F32& sin, bool interleaved,
                           F32Result& q_out, F32Result& k_out) {
   const auto shape = q.dimensions();
-  return {q.typed_data(),       k.typed_data(),    cos.typed_data(),    sin.typed_data(), nullptr,
-          nullptr,              q_out->typed_data(), k_out->typed_data(), shape[0],         shape[1],
-          k.dimensions()[1],    shape[2],          cos.dimensions()[1], interleaved,      0.0f};
+  return {q.typed_data(),
+          k.typed_data(),
+          cos.typed_data(),
+          sin.typed_data(),
+          nullptr,
+          nullptr,
+          q_out->typed_data(),
+          k_out->typed_data(),
+          shape[0],
+          shape[1],
+          k.dimensions()[1],
+          shape[2],
+          cos.dimensions()[1],
+          interleaved,
+          0.0f};
 }
 
 ffi::Error run_rotary_embedding(ffi::ThreadPool threads, F32 q, F32 k, F32 cos, F32 sin, bool interleaved,

@@ -26,7 +26,9 @@ void for_each_run_of_tiles(const Pool& pool, int64_t rows, int64_t vocab, Functi
   });
 }
 
-int64_t tile_size(int64_t vocab, int64_t tile) { return vocab - tile * kVocabTile < kVocabTile ? vocab - tile * kVocabTile : kVocabTile; }
+int64_t tile_size(int64_t vocab, int64_t tile) {
+  return vocab - tile * kVocabTile < kVocabTile ? vocab - tile * kVocabTile : kVocabTile;
+}
 
 // NaNs are passed over.
 float largest(const float* x, int64_t n) {

@@ -60,10 +60,13 @@ JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 a) {
 }
 // Whether x >= bound in some lane.
 JAXIS_INLINE bool any_at_least(F16 x, F16 bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ) != 0; }
-JAXIS_INLINE F16 round_even(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+JAXIS_INLINE F16 round_even(F16 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 // 2 ** n for integral n in [-126, 127].
 JAXIS_INLINE F16 exp2_integral(F16 n) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+  return {
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
 JAXIS_INLINE F16 load_bf16(const bf16_t* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -102,9 +105,7 @@ JAXIS_INLINE F16 operator+(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm2
 JAXIS_INLINE F16 operator-(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 JAXIS_INLINE F16 operator*(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 JAXIS_INLINE F16 operator/(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-JAXIS_INLINE F16 fma(F16 x, F16 y, F16 z) {
-  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
-}
+JAXIS_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 JAXIS_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 JAXIS_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 JAXIS_INLINE F16 abs(F16 x) {
@@ -116,8 +117,8 @@ JAXIS_INLINE F16 keep_at_least(F16 x, F16 bound, F16 y) {
           _mm256_and_ps(y.b, _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))};
 }
 JAXIS_INLINE bool any_at_least(F16 x, F16 bound) {
-  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ),
-                                         _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))) != 0;
+  return _mm256_movemask_ps(
+             _mm256_or_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))) != 0;
 }
 JAXIS_INLINE F16 round_even(F16 x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -160,9 +161,9 @@ JAXIS_INLINE void store_i8(int8_t* p, F16 x) {
 struct F16 {
   float32x4_t v[4];
 };
-#define JAXIS_EACH(expression)                        \
-  F16 out;                                            \
-  for (int i = 0; i < 4; ++i) out.v[i] = expression;  \
+#define JAXIS_EACH(expression)                       \
+  F16 out;                                           \
+  for (int i = 0; i < 4; ++i) out.v[i] = expression; \
   return out
 JAXIS_INLINE F16 load(const float* p) { JAXIS_EACH(vld1q_f32(p + 4 * i)); }
 JAXIS_INLINE void store(float* p, F16 a) {
@@ -224,9 +225,9 @@ JAXIS_INLINE void store_i8(int8_t* p, F16 a) {
 struct F16 {
   float v[16];
 };
-#define JAXIS_EACH(expression)                         \
-  F16 out;                                             \
-  for (int i = 0; i < 16; ++i) out.v[i] = expression;  \
+#define JAXIS_EACH(expression)                        \
+  F16 out;                                            \
+  for (int i = 0; i < 16; ++i) out.v[i] = expression; \
   return out
 JAXIS_INLINE float round_even_scalar(float x) {
   // Adding and taking away 1.5 * 2**23 rounds in the current mode, which is to nearest even.

@@ -156,8 +156,11 @@ TEST(attention, equals_dense_attention) {
     cache.step({5, 10, 1}, threads.pool());
     cache.step({1, 1, 0}, threads.pool());
     // What the narrower types round off the keys and values.
-    const double error = options.type == CacheType::kFloat32 ? 2e-5 : options.type == CacheType::kBfloat16 ? 0.02 : 0.06;
-    for (size_t r = 0; r < sequences.size(); ++r) check_close(cache.output(r), expected(sequences[r], options), 0.0, error);
+    const double error = options.type == CacheType::kFloat32    ? 2e-5
+                         : options.type == CacheType::kBfloat16 ? 0.02
+                                                                : 0.06;
+    for (size_t r = 0; r < sequences.size(); ++r)
+      check_close(cache.output(r), expected(sequences[r], options), 0.0, error);
   }
 }
 

@@ -127,14 +127,13 @@ std::vector<int64_t> in_order(const Routed& routed, int64_t first, int64_t slots
 std::vector<float> by_single_products(const Block& b, const std::vector<float>& x, const Routed& routed) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / b.size;
   const int64_t slots = static_cast<int64_t>(routed.ids.size()) / tokens;
-  const Activation activation =
-      b.activation == ExpertActivation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+  const Activation activation = b.activation == ExpertActivation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
   std::vector<float> out(x.size(), 0.0f);
   for (int64_t t = 0; t < tokens; ++t) {
     for (const int64_t i : in_order(routed, t * slots, slots, b.gate.num)) {
       const int32_t e = routed.ids[i];
-      const std::vector<float> hidden = multiply(&x[t * b.size], b.gate.format, {b.gate.of(e), b.up.of(e)}, b.hidden,
-                                                 b.quantize, activation);
+      const std::vector<float> hidden =
+          multiply(&x[t * b.size], b.gate.format, {b.gate.of(e), b.up.of(e)}, b.hidden, b.quantize, activation);
       const std::vector<float> y =
           multiply(hidden.data(), b.down.format, {b.down.of(e)}, b.size, b.quantize, Activation::kNone);
       for (int64_t c = 0; c < b.size; ++c) {
@@ -224,8 +223,7 @@ TEST(experts, have_biases_and_a_clamped_activation) {
   for (int64_t i = 0; i < kTokens * kSlots; ++i) {
     const int64_t e = routed.ids[i], t = i / kSlots;
     const auto project = [&](const Stack& stack, const float* input, int64_t at) {
-      const std::vector<float> y =
-          multiply(input, stack.format, {stack.of(e)}, stack.n, false, Activation::kNone);
+      const std::vector<float> y = multiply(input, stack.format, {stack.of(e)}, stack.n, false, Activation::kNone);
       return static_cast<double>(y[at]) + stack.bias[e * stack.n + at];
     };
     std::vector<float> hidden;

@@ -118,11 +118,11 @@ Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
       w.dense[i] = format.type == WeightType::kF32 ? numbers[i] : from_bf16(data16.back());
     }
   }
-  const void* source = narrow                              ? static_cast<const void*>(data.data())
+  const void* source = narrow                             ? static_cast<const void*>(data.data())
                        : format.type == WeightType::kBf16 ? static_cast<const void*>(data16.data())
                                                           : static_cast<const void*>(numbers.data());
-  const void* scales = format.group != 0 && !format.has_wide_scales ? static_cast<const void*>(scales16.data())
-                                                                    : scales32.data();
+  const void* scales =
+      format.group != 0 && !format.has_wide_scales ? static_cast<const void*>(scales16.data()) : scales32.data();
   w.packed.resize(num_panels(n) * panel_bytes(format));
   pack_panels({format, n, source, narrow ? scales : nullptr, format.has_zero_points ? zero_points.data() : nullptr,
                w.packed.data()},
@@ -306,9 +306,10 @@ TEST(matmul, gated_is_the_activation_times_the_other_product) {
         std::vector<double> expected;
         for (size_t i = 0; i < products[0].size(); ++i) {
           const double gate = products[0][i];
-          const double active = activation == Activation::kSilu
-                                    ? gate / (1.0 + std::exp(-gate))
-                                    : 0.5 * gate * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+          const double active =
+              activation == Activation::kSilu
+                  ? gate / (1.0 + std::exp(-gate))
+                  : 0.5 * gate * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
           expected.push_back(active * products[1][i]);
         }
         check_close(multiply(x, weights, quantize, activation, threads.pool())[0], expected, 2e-5, 1e-6);
@@ -325,8 +326,9 @@ TEST(matmul, rows_of_the_matrix_are_what_was_packed) {
       const Weight weight = make_weight(format, kRows, 5);
       const std::vector<int32_t> ids = {0, 69, 31, 32, 33, 31, -4, 1000};  // the last two are clamped
       std::vector<float> out(ids.size() * k, std::nanf(""));
-      kernels().packed_rows({ids.data(), static_cast<int64_t>(ids.size()), format, weight.packed.data(), kRows, out.data()},
-                            threads.pool());
+      kernels().packed_rows(
+          {ids.data(), static_cast<int64_t>(ids.size()), format, weight.packed.data(), kRows, out.data()},
+          threads.pool());
       std::vector<double> expected;
       for (const int64_t id : ids) {
         const auto row = weight.dense.begin() + std::clamp<int64_t>(id, 0, kRows - 1) * k;

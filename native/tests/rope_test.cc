@@ -15,8 +15,17 @@ struct Case {
 };
 
 Case make_case(int64_t tokens, int64_t head_dim, int64_t pairs, bool interleaved, bool with_norms) {
-  Case c{tokens, head_dim, pairs, interleaved, with_norms, normal(tokens * kQHeads * head_dim, 1),
-         normal(tokens * kKHeads * head_dim, 2), {}, {}, normal(head_dim, 3), normal(head_dim, 4)};
+  Case c{tokens,
+         head_dim,
+         pairs,
+         interleaved,
+         with_norms,
+         normal(tokens * kQHeads * head_dim, 1),
+         normal(tokens * kKHeads * head_dim, 2),
+         {},
+         {},
+         normal(head_dim, 3),
+         normal(head_dim, 4)};
   for (const float angle : normal(tokens * pairs, 5)) {
     c.cos.push_back(std::cos(angle));
     c.sin.push_back(std::sin(angle));
@@ -32,12 +41,11 @@ struct Turned {
 Turned run(const Case& c, int64_t first, int64_t tokens, const Pool& pool) {
   const int64_t q_row = kQHeads * c.head_dim, k_row = kKHeads * c.head_dim;
   Turned out{std::vector<float>(tokens * q_row, std::nanf("")), std::vector<float>(tokens * k_row, std::nanf(""))};
-  kernels().rotary_embedding(
-      {c.q.data() + first * q_row, c.k.data() + first * k_row, c.cos.data() + first * c.pairs,
-       c.sin.data() + first * c.pairs, c.with_norms ? c.q_norm.data() : nullptr,
-       c.with_norms ? c.k_norm.data() : nullptr, out.q.data(), out.k.data(), tokens, kQHeads, kKHeads, c.head_dim,
-       c.pairs, c.interleaved, kEpsilon},
-      pool);
+  kernels().rotary_embedding({c.q.data() + first * q_row, c.k.data() + first * k_row, c.cos.data() + first * c.pairs,
+                              c.sin.data() + first * c.pairs, c.with_norms ? c.q_norm.data() : nullptr,
+                              c.with_norms ? c.k_norm.data() : nullptr, out.q.data(), out.k.data(), tokens, kQHeads,
+                              kKHeads, c.head_dim, c.pairs, c.interleaved, kEpsilon},
+                             pool);
   return out;
 }
 

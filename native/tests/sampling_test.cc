@@ -36,9 +36,9 @@ struct Weights {
 Weights weigh(const float* logits, const float* inverse_temperature, int64_t rows, int64_t vocab, const Pool& pool) {
   const size_t tiles = rows * num_tiles(vocab);
   Weights w{std::vector<float>(tiles), std::vector<float>(tiles), std::vector<float>(rows), std::vector<float>(rows)};
-  kernels().tile_weights({logits, inverse_temperature, w.tile_max.data(), w.tile_mass.data(), w.max.data(),
-                          w.total.data(), rows, vocab},
-                         pool);
+  kernels().tile_weights(
+      {logits, inverse_temperature, w.tile_max.data(), w.tile_mass.data(), w.max.data(), w.total.data(), rows, vocab},
+      pool);
   return w;
 }
 
@@ -57,8 +57,8 @@ Filtered filter(const float* logits, const float* inverse_temperature, const Fil
   const Weights w = weigh(from, inverse_temperature + first, rows, vocab, pool);
   Filtered out{std::vector<float>(rows), std::vector<float>(w.tile_mass.size())};
   kernels().filter_tokens({from, inverse_temperature + first, w.tile_max.data(), w.tile_mass.data(), w.max.data(),
-                           w.total.data(), f.top_k.data() + first, f.top_p.data() + first,
-                           f.min_p_logit.data() + first, out.cutoff.data(), out.kept_mass.data(), rows, vocab},
+                           w.total.data(), f.top_k.data() + first, f.top_p.data() + first, f.min_p_logit.data() + first,
+                           out.cutoff.data(), out.kept_mass.data(), rows, vocab},
                           pool);
   return out;
 }
@@ -128,7 +128,8 @@ TEST(sampling, filters_keep_what_sorting_keeps) {
   for (const int64_t vocab : {1, 100, 20011}) {
     const std::vector<float> logits = make_logits(vocab, 3);
     const int32_t all = static_cast<int32_t>(vocab);
-    const Filters filters{{all, all, 40, 3000, 1}, {1.0f, 0.7f, 0.9f, 0.5f, 1.0f}, {-kInfinity, -kInfinity, -1.0f, 0.3f, -kInfinity}};
+    const Filters filters{
+        {all, all, 40, 3000, 1}, {1.0f, 0.7f, 0.9f, 0.5f, 1.0f}, {-kInfinity, -kInfinity, -1.0f, 0.3f, -kInfinity}};
     const Filtered found = filter(logits.data(), inverse_temperature.data(), filters, 0, kRows, vocab, threads.pool());
     CHECK(found.cutoff[0] == -kInfinity);
     for (int64_t row = 1; row < kRows; ++row) {

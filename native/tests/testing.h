@@ -36,14 +36,14 @@ struct Registration {
   Registration(const char* group, const char* name, void (*run)()) { tests().push_back({group, name, run}); }
 };
 
-#define TEST(group, name)                                                                     \
-  static void group##_##name();                                                               \
+#define TEST(group, name)                                                                       \
+  static void group##_##name();                                                                 \
   static const ::jaxis::testing::Registration group##_##name##_(#group, #name, group##_##name); \
   static void group##_##name()
 
 // Ends the test, with the values of whatever is given behind the condition.
-#define CHECK(condition, ...)                                                                             \
-  do {                                                                                                    \
+#define CHECK(condition, ...)                                                                                      \
+  do {                                                                                                             \
     if (!(condition)) ::jaxis::testing::fail(__FILE__, __LINE__, #condition, ::jaxis::testing::text(__VA_ARGS__)); \
   } while (false)
 
