@@ -8,7 +8,7 @@ namespace jaxis {
 enum class CacheType { kFloat32, kBfloat16, kInt8 };
 
 // Writes the step's keys and values into the cache, then attends. T tokens of R requests, H query heads, K key-value
-// heads of D numbers; D and block_size are multiples of 16. Request r's tokens are rows query_start_loc[r] to [r + 1]
+// heads of D elements; D and block_size are multiples of 16. Request r's tokens are rows query_start_loc[r] to [r + 1]
 // of the flat batch and the last of its seq_lens[r] positions; rows past the last request's are padding and become 0.
 //
 // The cache is an array of blocks, each of K heads, each of which has in one piece:

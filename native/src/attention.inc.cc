@@ -11,7 +11,7 @@ namespace {
 
 enum ScratchSlot { kPlanSlot, kPartialsSlot, kWorkspaceSlot };
 
-// Rows of a query tile: as many as make reading and widening keys and values cheap beside the products.
+// Rows of a query tile: as many as make reading and upcasting keys and values cheap beside the products.
 constexpr int64_t kTileRows = 48;
 // Rows of the flat batch that one task writes to the cache.
 constexpr int64_t kRowsPerWrite = 16;

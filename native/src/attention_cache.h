@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kKeyTile = kLanes;  // tokens that a vector of keys holds
 
-JAXIS_INLINE F16 load_entry(const float* p) { return load(p); }
-JAXIS_INLINE F16 load_entry(const bf16_t* p) { return load_bf16(p); }
-JAXIS_INLINE F16 load_entry(const int8_t* p) { return load_i8(p); }
+JAXIS_INLINE F32x16 load_entry(const float* p) { return load(p); }
+JAXIS_INLINE F32x16 load_entry(const bf16_t* p) { return load_bf16(p); }
+JAXIS_INLINE F32x16 load_entry(const int8_t* p) { return load_i8(p); }
 
 template <typename T>
 struct IsQuantized {
@@ -56,10 +56,10 @@ JAXIS_INLINE float encode(const float* x, int64_t size, bf16_t* out) {
   return 1.0f;
 }
 JAXIS_INLINE float encode(const float* x, int64_t size, int8_t* out) {
-  F16 peaks = zero();
+  F32x16 peaks = zero();
   for (int64_t i = 0; i < size; i += kLanes) peaks = max(peaks, abs(load(x + i)));
   const float scale = reduce_max(peaks) / 127.0f;
-  const F16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
+  const F32x16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
   for (int64_t i = 0; i < size; i += kLanes) store_i8(out + i, round_even(load(x + i) / divisor));
   return scale;
 }

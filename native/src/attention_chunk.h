@@ -46,7 +46,7 @@ struct Partial {
 struct Workspace {
   float* q;  // packed for score_block, block of rows by block
   float* scores;
-  float* widened;       // [kTilesAtOnce * 16 * D]
+  float* upcast;        // [kTilesAtOnce * 16 * D]
   float* key_scales;    // [kChunk]
   float* value_scales;  // [kChunk]
   Partial chunk;
@@ -65,7 +65,7 @@ struct Workspace {
     };
     w.q = take(rows * head_dim);
     w.scores = take(rows * kScoreStride);
-    w.widened = take(kTilesAtOnce * kKeyTile * head_dim);
+    w.upcast = take(kTilesAtOnce * kKeyTile * head_dim);
     w.key_scales = take(kChunk);
     w.value_scales = take(kChunk);
     w.chunk = Partial::at(take(Partial::size(rows, head_dim)), rows, head_dim);
@@ -83,9 +83,9 @@ JAXIS_INLINE float exp(float x) {
   return lanes[0];
 }
 
-JAXIS_INLINE F16 cap(F16 x, float soft_cap) {
+JAXIS_INLINE F32x16 cap(F32x16 x, float soft_cap) {
   // tanh(y) = 1 - 2 / (exp(2 y) + 1)
-  const F16 power = exp(x * broadcast(2.0f / soft_cap)) + broadcast(1.0f);
+  const F32x16 power = exp(x * broadcast(2.0f / soft_cap)) + broadcast(1.0f);
   return broadcast(soft_cap) * (broadcast(1.0f) - broadcast(2.0f) / power);
 }
 
@@ -135,13 +135,13 @@ void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64
     }
     for (i = from; i < first; ++i) scores[i] = kMinusInfinity;
     for (i = last; i < to; ++i) scores[i] = kMinusInfinity;
-    F16 peaks = load(scores + from);
+    F32x16 peaks = load(scores + from);
     for (i = from + kLanes; i < to; i += kLanes) peaks = max(peaks, load(scores + i));
     *peak = reduce_max(peaks);
-    const F16 shift = broadcast(*peak == kMinusInfinity ? 0.0f : *peak);
-    F16 sum = zero();
+    const F32x16 shift = broadcast(*peak == kMinusInfinity ? 0.0f : *peak);
+    F32x16 sum = zero();
     for (i = from; i < to; i += kLanes) {
-      const F16 weight = exp(load(scores + i) - shift);
+      const F32x16 weight = exp(load(scores + i) - shift);
       sum = sum + weight;
       store(scores + i, value_scales == nullptr ? weight : weight * load(value_scales + i));
     }
@@ -150,16 +150,16 @@ void softmax_row(float* scores, int64_t begin, int64_t end, int64_t first, int64
   for (; i < end; i += kLanes) store(scores + i, zero());
 }
 
-// Calls `product` with the tiles as they are, or, for many rows, with float32 copies, so as to widen entries once.
+// Calls `product` with the tiles as they are, or, for many rows, with float32 copies, so as to upcast entries once.
 template <typename T, typename Product>
 void with_tiles(Tiles<T> tiles, int64_t count, int64_t tile_size, bool many_rows, float* memory, Product&& product) {
   if (sizeof(T) == sizeof(float) || !many_rows) return product(tiles);
-  const float* wide[kTilesAtOnce];
+  const float* copies[kTilesAtOnce];
   for (int64_t t = 0; t < count; ++t) {
-    wide[t] = memory + t * tile_size;
+    copies[t] = memory + t * tile_size;
     for (int64_t i = 0; i < tile_size; i += kLanes) store(memory + t * tile_size + i, load_entry(tiles.data[t] + i));
   }
-  product(Tiles<float>{wide, 0});
+  product(Tiles<float>{copies, 0});
 }
 
 // Attends to tokens [chunk * kChunk, + kChunk) as far as the tile's queries see them.
@@ -200,7 +200,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
   const int64_t score_blocks = (tile.rows + kScoreRows - 1) / kScoreRows;
   for (int64_t t = first_tile; t < last_tile; t += kTilesAtOnce) {
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
-    with_tiles(Tiles<T>{keys + t, ahead}, count, tile_size, score_blocks > 2, w.widened, [&](auto tiles) {
+    with_tiles(Tiles<T>{keys + t, ahead}, count, tile_size, score_blocks > 2, w.upcast, [&](auto tiles) {
       for (int64_t b = 0; b < score_blocks; ++b) {
         const int64_t row = block_start(tile.rows, score_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, score_blocks, b + 1) - row);
@@ -224,7 +224,7 @@ void attend_chunk(const PagedAttention& a, const QueryTile& tile, int64_t chunk,
     const int64_t count = last_tile - t < kTilesAtOnce ? last_tile - t : kTilesAtOnce;
     const int64_t begin = t * kKeyTile > first ? 0 : first - t * kKeyTile;
     const int64_t end = (t + count) * kKeyTile < last ? count * kKeyTile : last - t * kKeyTile;
-    with_tiles(Tiles<T>{values + t, ahead}, count, tile_size, value_blocks > 2, w.widened, [&](auto tiles) {
+    with_tiles(Tiles<T>{values + t, ahead}, count, tile_size, value_blocks > 2, w.upcast, [&](auto tiles) {
       for (int64_t b = 0; b < value_blocks; ++b) {
         const int64_t row = block_start(tile.rows, value_blocks, b);
         const int rows = static_cast<int>(block_start(tile.rows, value_blocks, b + 1) - row);
@@ -244,7 +244,7 @@ void merge(const Partial& sum, const Partial& chunk, int64_t rows, int64_t head_
     const float old_factor = exp(sum.peak[r] - peak), new_factor = exp(chunk.peak[r] - peak);
     sum.peak[r] = peak;
     sum.total[r] = sum.total[r] * old_factor + chunk.total[r] * new_factor;
-    const F16 old_factors = broadcast(old_factor), new_factors = broadcast(new_factor);
+    const F32x16 old_factors = broadcast(old_factor), new_factors = broadcast(new_factor);
     float* to = sum.values + r * head_dim;
     const float* from = chunk.values + r * head_dim;
     for (int64_t d = 0; d < head_dim; d += kLanes) {
@@ -272,7 +272,7 @@ void write_output(const PagedAttention& a, const QueryTile& tile, const Partial&
       total = total * factor + exp(a.sinks[head] - peak);
     }
     float* out = a.out + row_offset(a, tile, row);
-    const F16 factors = broadcast(factor / total);
+    const F32x16 factors = broadcast(factor / total);
     const float* values = sum.values + row * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d += kLanes) store(out + d, load(values + d) * factors);
   }

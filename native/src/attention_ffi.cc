@@ -37,7 +37,7 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, Floats q, Floats k, Floa
   a.chunk_size = chunk_size;
   a.scale = scale;
   a.soft_cap = soft_cap;
-  return guarded(threads, [&](const Pool& pool) { kernels().paged_attention(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().paged_attention(a, pool); });
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ JAXIS_INLINE void prefetch(const T* p, int64_t offset) {
 //   scores  R rows of [V * 16], `stride` apart
 template <int R, int V, typename T>
 void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores, int64_t stride) {
-  F16 sums[R][V];
+  F32x16 sums[R][V];
   const T* key_tiles[V];
   const T* ahead[V];
 #pragma GCC unroll 16
@@ -57,7 +57,7 @@ void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores,
     for (int r = 0; r < R; ++r) sums[r][v] = zero();
   }
   for (int64_t d = 0; d < head_dim; ++d) {
-    F16 key[V];
+    F32x16 key[V];
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) key[v] = load_entry(key_tiles[v] + d * kKeyTile);
     if (keys.ahead != 0) {
@@ -66,7 +66,7 @@ void score_block(const float* q, Tiles<T> keys, int64_t head_dim, float* scores,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const F16 query = broadcast(q[d * R + r]);
+      const F32x16 query = broadcast(q[d * R + r]);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) sums[r][v] = fma(query, key[v], sums[r][v]);
     }
@@ -112,14 +112,14 @@ void score(int rows, const float* q, Tiles<T> keys, int64_t num_tiles, int64_t h
   }
 }
 
-// Adds to V * 16 numbers of each of R rows the values of the context's tokens `first` to `last`, by their weights.
+// Adds to V * 16 elements of each of R rows the values of the context's tokens `first` to `last`, by their weights.
 //   weights  R rows, `stride` apart, indexed by token
 //   values   tiles of [16][D], indexed by token / 16
 //   sums     R rows of [D]
 template <int R, int V, typename T>
 void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last, int64_t head_dim,
                  int64_t d, float* sums) {
-  F16 sum[R][V];
+  F32x16 sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
@@ -129,7 +129,7 @@ void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t 
     const int64_t end = (token / kKeyTile + 1) * kKeyTile < last ? (token / kKeyTile + 1) * kKeyTile : last;
     const T* const* tile = values.data + token / kKeyTile;
     for (int64_t i = token % kKeyTile * head_dim + d; token < end; ++token, i += head_dim) {
-      F16 terms[V];
+      F32x16 terms[V];
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) terms[v] = load_entry(tile[0] + i + v * kLanes);
       if (values.ahead != 0) {
@@ -138,7 +138,7 @@ void weigh_block(const float* weights, int64_t stride, Tiles<T> values, int64_t 
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const F16 weight = broadcast(weights[r * stride + token]);
+        const F32x16 weight = broadcast(weights[r * stride + token]);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[r][v] = fma(weight, terms[v], sum[r][v]);
       }

@@ -30,14 +30,14 @@ namespace {
   return std::strcmp(isa, "portable") == 0 || std::strcmp(isa, "neon") == 0;
 }
 
-struct Choice {
+struct IsaChoice {
   const Kernels* best = nullptr;
   std::string names;
 };
 
-const Choice& choice() {
-  static const Choice* instance = [] {
-    auto* made = new Choice;
+const IsaChoice& choice() {
+  static const IsaChoice* instance = [] {
+    auto* made = new IsaChoice;
     const char* wanted = std::getenv("JAXIS_CPU_ISA");
     // Listed best first.
 #define JAXIS_CONSIDER(isa)                                                                                   \

@@ -1,6 +1,6 @@
 // Dot products of unsigned with signed bytes, four at a time in each of sixteen 32-bit lanes.
 //
-// Where an instruction set has no such instruction, bytes are widened to 16 bits first: its pairwise products add up
+// Where an instruction set has no such instruction, bytes are extended to 16 bits first: its pairwise products add up
 // exactly, while the instructions on bytes would saturate. Activations are stored as the instruction wants them:
 // kActivationBytes for four of them.
 #pragma once
@@ -11,58 +11,58 @@ namespace jaxis::JAXIS_ISA {
 
 #if defined(JAXIS_SIMD_AVX512)
 
-struct I16 {
+struct I32x16 {
   __m512i v;
 };
-JAXIS_INLINE I16 broadcast_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
-JAXIS_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
+JAXIS_INLINE F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 #if defined(JAXIS_SIMD_VNNI)
 
 constexpr int kActivationBytes = 4;
-struct Bytes {
+struct U8x64 {
   __m512i v;
 };
-struct Four {
+struct ActivationQuad {
   __m512i v;
 };
-JAXIS_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
   const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
   low->v = _mm512_and_si512(raw, mask);
   high->v = _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask);
 }
-JAXIS_INLINE Four load_four(const uint8_t* p) {
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits;
   std::memcpy(&bits, p, 4);
   return {_mm512_set1_epi32(bits)};
 }
-JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
 
 #else
 
 constexpr int kActivationBytes = 8;
-struct Bytes {
+struct U8x64 {
   __m512i even, odd;
 };
-struct Four {
+struct ActivationQuad {
   __m512i even, odd;
 };
-JAXIS_INLINE Bytes widen(__m512i raw) {
+JAXIS_INLINE U8x64 zero_extend(__m512i raw) {
   return {_mm512_and_si512(raw, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(raw, 8)};
 }
-JAXIS_INLINE Bytes load_bytes(const uint8_t* p) { return widen(_mm512_loadu_si512(p)); }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return zero_extend(_mm512_loadu_si512(p)); }
+JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
   const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-  *low = widen(_mm512_and_si512(raw, mask));
-  *high = widen(_mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
+  *low = zero_extend(_mm512_and_si512(raw, mask));
+  *high = zero_extend(_mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
 }
-JAXIS_INLINE Four load_four(const uint8_t* p) {
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits[2];
   std::memcpy(bits, p, 8);
   return {_mm512_set1_epi32(bits[0]), _mm512_set1_epi32(bits[1])};
 }
-JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
   return {_mm512_add_epi32(sum.v, products)};
 }
@@ -72,38 +72,38 @@ JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
 #elif defined(JAXIS_SIMD_AVX2)
 
 constexpr int kActivationBytes = 8;
-struct I16 {
+struct I32x16 {
   __m256i a, b;
 };
-struct Bytes {
+struct U8x64 {
   __m256i even_a, odd_a, even_b, odd_b;
 };
-struct Four {
+struct ActivationQuad {
   __m256i even, odd;
 };
-JAXIS_INLINE I16 broadcast_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-JAXIS_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-JAXIS_INLINE Bytes widen(__m256i a, __m256i b) {
+JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+JAXIS_INLINE F32x16 to_float(I32x16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+JAXIS_INLINE U8x64 zero_extend(__m256i a, __m256i b) {
   const __m256i mask = _mm256_set1_epi16(0xff);
   return {_mm256_and_si256(a, mask), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, mask), _mm256_srli_epi16(b, 8)};
 }
-JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
+JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
+  return zero_extend(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
 }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
   const __m256i mask = _mm256_set1_epi8(15);
-  *low = widen(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
-  *high = widen(_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask));
+  *low = zero_extend(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+  *high = zero_extend(_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask));
 }
-JAXIS_INLINE Four load_four(const uint8_t* p) {
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits[2];
   std::memcpy(bits, p, 8);
   return {_mm256_set1_epi32(bits[0]), _mm256_set1_epi32(bits[1])};
 }
-JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even), _mm256_madd_epi16(w.odd_a, x.odd));
   const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even), _mm256_madd_epi16(w.odd_b, x.odd));
   return {_mm256_add_epi32(sum.a, a), _mm256_add_epi32(sum.b, b)};
@@ -112,36 +112,38 @@ JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
 #elif defined(JAXIS_SIMD_NEON)
 
 constexpr int kActivationBytes = 8;
-struct I16 {
+struct I32x16 {
   int32x4_t v[4];
 };
-struct Bytes {
+struct U8x64 {
   uint8x16_t v[4];
 };
-struct Four {
+struct ActivationQuad {
   int16x4_t v;
 };
-JAXIS_INLINE I16 broadcast_int(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
-JAXIS_INLINE F16 to_float(I16 a) {
+JAXIS_INLINE I32x16 broadcast_i32(int32_t x) {
+  return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}};
+}
+JAXIS_INLINE F32x16 to_float(I32x16 a) {
   return {{vcvtq_f32_s32(a.v[0]), vcvtq_f32_s32(a.v[1]), vcvtq_f32_s32(a.v[2]), vcvtq_f32_s32(a.v[3])}};
 }
-JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
+JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
 }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
   for (int i = 0; i < 4; ++i) {
     const uint8x16_t raw = vld1q_u8(p + 16 * i);
     low->v[i] = vandq_u8(raw, vdupq_n_u8(15));
     high->v[i] = vshrq_n_u8(raw, 4);
   }
 }
-JAXIS_INLINE Four load_four(const uint8_t* p) {
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int16_t values[4];
   std::memcpy(values, p, 8);
   return {vld1_s16(values)};
 }
-JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
-  I16 out;
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
+  I32x16 out;
   for (int i = 0; i < 4; ++i) {
     const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(w.v[i])));
     const int16x8_t high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(w.v[i])));
@@ -155,42 +157,42 @@ JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
 #else
 
 constexpr int kActivationBytes = 8;
-struct I16 {
+struct I32x16 {
   int32_t v[16];
 };
-struct Bytes {
+struct U8x64 {
   uint8_t v[64];
 };
-struct Four {
+struct ActivationQuad {
   int16_t v[4];
 };
-JAXIS_INLINE I16 broadcast_int(int32_t x) {
-  I16 out;
+JAXIS_INLINE I32x16 broadcast_i32(int32_t x) {
+  I32x16 out;
   for (int i = 0; i < 16; ++i) out.v[i] = x;
   return out;
 }
-JAXIS_INLINE F16 to_float(I16 a) {
-  F16 out;
+JAXIS_INLINE F32x16 to_float(I32x16 a) {
+  F32x16 out;
   for (int i = 0; i < 16; ++i) out.v[i] = static_cast<float>(a.v[i]);
   return out;
 }
-JAXIS_INLINE Bytes load_bytes(const uint8_t* p) {
-  Bytes out;
+JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
+  U8x64 out;
   std::memcpy(out.v, p, 64);
   return out;
 }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, Bytes* low, Bytes* high) {
+JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
   for (int i = 0; i < 64; ++i) {
     low->v[i] = p[i] & 15;
     high->v[i] = p[i] >> 4;
   }
 }
-JAXIS_INLINE Four load_four(const uint8_t* p) {
-  Four out;
+JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
+  ActivationQuad out;
   std::memcpy(out.v, p, 8);
   return out;
 }
-JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x.v[j];
   }
@@ -199,8 +201,8 @@ JAXIS_INLINE I16 dot(I16 sum, Bytes w, Four x) {
 
 #endif
 
-// 64 bytes hold sixteen rows' values of four columns: widens `mask` of column `column`, shifted.
-JAXIS_INLINE F16 load_column(const uint8_t* p, int column, int shift, uint32_t mask) {
+// 64 bytes hold sixteen rows' values of four columns: `mask` of column `column`, shifted.
+JAXIS_INLINE F32x16 load_column(const uint8_t* p, int column, int shift, uint32_t mask) {
 #if defined(JAXIS_SIMD_AVX512)
   const __m512i shifted = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(8 * column + shift));
   return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))))};
@@ -217,16 +219,16 @@ JAXIS_INLINE F16 load_column(const uint8_t* p, int column, int shift, uint32_t m
 #endif
 }
 
-// Stores four quantized activations for load_four.
-JAXIS_INLINE void store_four(uint8_t* p, const int8_t* q) {
+// Stores four quantized activations for load_activation_quad.
+JAXIS_INLINE void store_activation_quad(uint8_t* p, const int8_t* q) {
 #if defined(JAXIS_SIMD_VNNI)
   std::memcpy(p, q, 4);
 #elif defined(JAXIS_SIMD_AVX512) || defined(JAXIS_SIMD_AVX2)
-  const int16_t wide[4] = {q[0], q[2], q[1], q[3]};
-  std::memcpy(p, wide, 8);
+  const int16_t extended[4] = {q[0], q[2], q[1], q[3]};
+  std::memcpy(p, extended, 8);
 #else
-  const int16_t wide[4] = {q[0], q[1], q[2], q[3]};
-  std::memcpy(p, wide, 8);
+  const int16_t extended[4] = {q[0], q[1], q[2], q[3]};
+  std::memcpy(p, extended, 8);
 #endif
 }
 

@@ -17,7 +17,7 @@ enum ExpertSlot { kOrderSlot = 3, kBatchSlot = 4, kHiddenSlot = 5, kOutputsSlot 
 constexpr int64_t kRowsAtOnce = 1024;
 
 // The slots of all tokens, by expert, then by token.
-struct Order {
+struct ExpertOrder {
   int64_t size;        // slots that have an expert
   int64_t num_hit;     // experts
   int32_t* slots;      // [size] token * slots a token + slot
@@ -29,14 +29,14 @@ struct Order {
 // Rows of one expert.
 struct Segment {
   int64_t expert;
-  int64_t first;  // place in Order::slots
+  int64_t first;  // place in ExpertOrder::slots
   Rows rows;      // of x, then of the hidden states
 };
 
-Order order_by_expert(const Experts& a) {
+ExpertOrder order_by_expert(const Experts& a) {
   const int64_t all = a.tokens * a.slots;
   auto* memory = static_cast<int32_t*>(scratch(kOrderSlot, (2 * all + 3 * a.num_experts + 1) * 4));
-  Order order{0, 0, memory, memory + all, memory + 2 * all, memory + 2 * all + a.num_experts};
+  ExpertOrder order{0, 0, memory, memory + all, memory + 2 * all, memory + 2 * all + a.num_experts};
   int32_t* next = order.starts + a.num_experts + 1;  // by expert: how many, then where its next slot goes
   const auto is_expert = [&](int32_t id) { return id >= 0 && id < a.num_experts; };
   for (int64_t e = 0; e < a.num_experts; ++e) next[e] = 0;
@@ -74,13 +74,13 @@ template <typename RowAt>
 void prepare_segments(Segment* segments, int64_t num_segments, const WeightFormat& format, bool quantized,
                       const Pool& pool, const RowAt& row_at) {
   constexpr int64_t kLine = 64;
-  int64_t bytes = 0, blocks = 0, numbers = 0;
+  int64_t bytes = 0, blocks = 0, elements = 0;
   for (int64_t i = 0; i < num_segments; ++i) {
     Rows& rows = segments[i].rows;
     rows = plan_rows(rows.rows, format, quantized);
     bytes += div_up(memory_bytes(rows), kLine) * kLine;
     blocks = max_of(blocks, rows.num_blocks);
-    numbers += rows.rows * rows.k;
+    elements += rows.rows * rows.k;
   }
   char* memory = static_cast<char*>(scratch(kRowsSlot, bytes));
   for (int64_t i = 0; i < num_segments; ++i) {
@@ -94,7 +94,7 @@ void prepare_segments(Segment* segments, int64_t num_segments, const WeightForma
   }
   if (bytes == 0) return;
   const Pool alone = {1, nullptr, nullptr};
-  parallel_for(numbers > kParallelRowsNumbers ? pool : alone, num_segments * blocks, [&](int64_t task) {
+  parallel_for(elements > kParallelElements ? pool : alone, num_segments * blocks, [&](int64_t task) {
     const Segment& segment = segments[task / blocks];
     const int64_t block = task % blocks;
     if (block >= segment.rows.num_blocks || !needs_memory(segment.rows)) return;
@@ -102,18 +102,18 @@ void prepare_segments(Segment* segments, int64_t num_segments, const WeightForma
   });
 }
 
-F16 activate(const Experts& a, F16 gate, F16 up) {
+F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
   switch (a.activation) {
     case ExpertActivation::kSilu:
-      return activate(Activation::kSilu, gate) * up;
+      return apply_activation(Activation::kSilu, gate) * up;
     case ExpertActivation::kGeluTanh:
-      return activate(Activation::kGeluTanh, gate) * up;
+      return apply_activation(Activation::kGeluTanh, gate) * up;
     case ExpertActivation::kClampedSwiglu:
       break;
   }
-  const F16 one = broadcast(1.0f), limit = broadcast(a.limit);
-  const F16 g = min(gate, limit);
-  const F16 sigmoid = one / (one + exp(g * broadcast(-a.alpha)));
+  const F32x16 one = broadcast(1.0f), limit = broadcast(a.limit);
+  const F32x16 g = min(gate, limit);
+  const F32x16 sigmoid = one / (one + exp(g * broadcast(-a.alpha)));
   return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
 }
 
@@ -123,7 +123,7 @@ void add_bias(const ExpertMatrices& m, int64_t expert, int64_t panel, int64_t nu
   const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, m.n - first);
   alignas(64) float bias[kPanelRows] = {};
   for (int64_t i = 0; i < size; ++i) bias[i] = m.bias[expert * m.n + first + i];
-  const F16 low = load(bias), high = load(bias + kLanes);
+  const F32x16 low = load(bias), high = load(bias + kLanes);
   for (int64_t r = 0; r < num_rows; ++r, tile += kPanelRows) {
     store(tile, load(tile) + low);
     store(tile + kLanes, load(tile + kLanes) + high);
@@ -154,7 +154,7 @@ void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertM
 void experts(const Experts& a, const Pool& pool) {
   if (a.tokens == 0) return;
   const int64_t size = a.gate.format.k, hidden_size = a.gate.n, out_size = a.down.n;
-  const Order order = order_by_expert(a);
+  const ExpertOrder order = order_by_expert(a);
   auto* segments = static_cast<Segment*>(
       scratch(kBatchSlot, min_of(order.num_hit, kRowsAtOnce) * static_cast<int64_t>(sizeof(Segment))));
   const int64_t most_rows = min_of(order.size, kRowsAtOnce);
@@ -187,9 +187,9 @@ void experts(const Experts& a, const Pool& pool) {
           add_bias(a.gate, segment.expert, panel, num_rows, gate);
           add_bias(a.up, segment.expert, panel, num_rows, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
-            store(gate + i, activate(a, load(gate + i), load(up + i)));
+            store(gate + i, apply_activation(a, load(gate + i), load(up + i)));
           }
-          emit(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
+          store_tile(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
         });
 
     prepare_segments(segments, num_segments, a.down.format, a.quantize_activations, pool,
@@ -201,11 +201,11 @@ void experts(const Experts& a, const Pool& pool) {
           multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last,
                          tile);
           add_bias(a.down, segment.expert, panel, num_rows, tile);
-          emit(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
+          store_tile(tile, num_rows, out_size, panel, outputs + (segment.first - begin + first_row) * out_size);
         });
 
     const Pool alone = {1, nullptr, nullptr};
-    parallel_for((end - begin) * out_size > kParallelRowsNumbers ? pool : alone, a.tokens, [&](int64_t t) {
+    parallel_for((end - begin) * out_size > kParallelElements ? pool : alone, a.tokens, [&](int64_t t) {
       float* out = a.out + t * out_size;
       if (begin == 0) std::memset(out, 0, static_cast<size_t>(out_size * 4));
       for (int64_t i = 0; i < a.slots; ++i) {

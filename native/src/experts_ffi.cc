@@ -6,10 +6,10 @@ namespace {
 using Bytes = ffi::Buffer<ffi::U8>;
 using Floats = ffi::Buffer<ffi::F32>;
 
-constexpr size_t kFormatNumbers = 4;  // type, group, has_zero_points, has_wide_scales
+constexpr size_t kFormatFields = 4;  // type, group, has_zero_points, has_wide_scales
 
-WeightFormat format_from(const int64_t* numbers, int64_t k) {
-  return {static_cast<WeightType>(numbers[0]), k, numbers[1], numbers[2] != 0, numbers[3] != 0};
+WeightFormat format_from(const int64_t* fields, int64_t k) {
+  return {static_cast<WeightType>(fields[0]), k, fields[1], fields[2] != 0, fields[3] != 0};
 }
 
 bool has_size(const Bytes& data, const ExpertMatrices& m, int64_t num_experts) {
@@ -17,13 +17,13 @@ bool has_size(const Bytes& data, const ExpertMatrices& m, int64_t num_experts) {
 }
 
 // `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x]. `formats`
-// has four numbers each of gate and up, and of down.
+// has the four fields of a format, of gate and up first, then of down.
 ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> ids, Floats weights, Bytes gate,
                        Bytes up, Bytes down, ffi::RemainingArgs biases, ffi::Span<const int64_t> formats,
                        int64_t num_experts, int64_t hidden_size, bool quantize_activations, int32_t activation,
                        float alpha, float limit, ffi::ResultBuffer<ffi::F32> out) {
   if (x.dimensions().size() != 2 || ids.dimensions().size() != 2 || ids.dimensions()[0] != x.dimensions()[0] ||
-      weights.element_count() != ids.element_count() || formats.size() != 2 * kFormatNumbers) {
+      weights.element_count() != ids.element_count() || formats.size() != 2 * kFormatFields) {
     return ffi::Error::InvalidArgument("experts: operands do not fit each other");
   }
   const int64_t columns = x.dimensions()[1];
@@ -36,7 +36,7 @@ ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> 
   a.num_experts = num_experts;
   a.gate = {gate.typed_data(), nullptr, format_from(formats.begin(), columns), hidden_size};
   a.up = {up.typed_data(), nullptr, a.gate.format, hidden_size};
-  a.down = {down.typed_data(), nullptr, format_from(formats.begin() + kFormatNumbers, hidden_size), columns};
+  a.down = {down.typed_data(), nullptr, format_from(formats.begin() + kFormatFields, hidden_size), columns};
   if (!has_size(gate, a.gate, num_experts) || !has_size(up, a.up, num_experts) ||
       !has_size(down, a.down, num_experts)) {
     return ffi::Error::InvalidArgument("experts: a packed weight has not the size that its shape needs");
@@ -57,7 +57,7 @@ ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> 
   a.alpha = alpha;
   a.limit = limit;
   a.out = out->typed_data();
-  return guarded(threads, [&](const Pool& pool) { kernels().experts(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().experts(a, pool); });
 }
 
 }  // namespace

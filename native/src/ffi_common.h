@@ -30,7 +30,7 @@ class XlaPool {
 
 // Runs a kernel; what it throws becomes XLA's error.
 template <typename Function>
-ffi::Error guarded(ffi::ThreadPool& threads, Function&& function) {
+ffi::Error run_kernel(ffi::ThreadPool& threads, Function&& function) {
   XlaPool pool(threads);
   try {
     function(pool.pool());

@@ -68,11 +68,11 @@ struct FilterRow {
   float* values;
   int32_t* masses;
 
-  F16 scaled(F16 x) const { return (x - broadcast(max)) * broadcast(inverse_temperature); }
-  F16 mass(F16 x) const { return round_even(exp(scaled(x)) * broadcast(units)); }
+  F32x16 scaled(F32x16 x) const { return (x - broadcast(max)) * broadcast(inverse_temperature); }
+  F32x16 mass(F32x16 x) const { return round_even(exp(scaled(x)) * broadcast(units)); }
 
   // A logit's bucket, and what comes behind the point; the last bucket has all that is further away.
-  F16 place(F16 x) const { return min(scaled(x) * broadcast(-kBucketsPerUnit), broadcast(kBuckets - 1)); }
+  F32x16 place(F32x16 x) const { return min(scaled(x) * broadcast(-kBucketsPerUnit), broadcast(kBuckets - 1)); }
   int bucket(float x) const {
     const float place = (x - max) * inverse_temperature * -kBucketsPerUnit;
     return place < kBuckets - 1 ? static_cast<int>(place) : kBuckets - 1;
@@ -89,7 +89,7 @@ struct FilterRow {
       int64_t n = 0;
       for (int64_t tile = first; tile < end; ++tile) {
         if (tile_max[tile] < lowest) continue;
-        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F16 x) {
+        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F32x16 x) {
           if (!may_keep(x)) return;
           float lanes[kLanes];
           store(lanes, x);
@@ -114,7 +114,7 @@ struct FilterRow {
     const int64_t tiles = num_tiles(a.vocab);
     const float lowest = k <= tiles ? largest_value_reaching(tile_max, nullptr, tiles, k, max) : -kInfinity;
     const int64_t n = collect(
-        lowest, [&](F16 x) { return any_at_least(x, broadcast(lowest)); }, [&](float x) { return x >= lowest; });
+        lowest, [&](F32x16 x) { return any_at_least(x, broadcast(lowest)); }, [&](float x) { return x >= lowest; });
     return largest_value_reaching(values, nullptr, n, k, max);
   }
 
@@ -130,9 +130,9 @@ struct FilterRow {
     int wanted = 0;
     while (wanted < kBuckets && histogram[wanted] < target) target -= histogram[wanted++];
     if (wanted == kBuckets) return -kInfinity;
-    const F16 middle = broadcast(static_cast<float>(wanted) + 0.5f), half = broadcast(0.5f);
+    const F32x16 middle = broadcast(static_cast<float>(wanted) + 0.5f), half = broadcast(0.5f);
     const int64_t n = collect(
-        lowest, [&](F16 x) { return any_at_least(half - abs(place(x) - middle), zero()); },
+        lowest, [&](F32x16 x) { return any_at_least(half - abs(place(x) - middle), zero()); },
         [&](float x) { return x >= lowest && bucket(x) == wanted; });
     for (int64_t i = 0; i < n; i += kLanes) {
       float lanes[kLanes], mass_lanes[kLanes];
@@ -152,8 +152,8 @@ struct FilterRow {
       std::memset(part, 0, kBuckets * 4);
       for (int64_t tile = first; tile < end; ++tile) {
         if (tile_max[tile] < lowest || bucket(tile_max[tile]) == kBuckets - 1) continue;
-        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F16 x) {
-          const F16 kept = keep_at_least(x, broadcast(lowest), mass(x));
+        for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile), [&](F32x16 x) {
+          const F32x16 kept = keep_at_least(x, broadcast(lowest), mass(x));
           if (!any_at_least(kept, broadcast(1.0f))) return;
           float mass_lanes[kLanes], bucket_lanes[kLanes];
           store(mass_lanes, kept);
@@ -177,10 +177,10 @@ struct FilterRow {
   void sum_kept(float cutoff, float* kept_mass) const {
     for_each_run_of_tiles(pool, 1, a.vocab, [&](int64_t, int64_t first, int64_t end) {
       for (int64_t tile = first; tile < end; ++tile) {
-        F16 sum = zero();
+        F32x16 sum = zero();
         if (tile_max[tile] >= cutoff) {
           for_each_lanes(logits + tile * kVocabTile, tile_size(a.vocab, tile),
-                         [&](F16 x) { sum = sum + keep_at_least(x, broadcast(cutoff), exp(scaled(x))); });
+                         [&](F32x16 x) { sum = sum + keep_at_least(x, broadcast(cutoff), exp(scaled(x))); });
         }
         kept_mass[tile] = reduce_add(sum);
       }

@@ -20,7 +20,7 @@ void head_matmul(const HeadMatmul& a, const Pool& pool) {
         const uint8_t* weight = a.weight.of(segment.expert) + panel * bytes;
         multiply_panel(segment.rows, a.weight.format, weight, first, last, tile);
         for (int64_t r = 0; r < num_rows; ++r) {
-          emit(tile + r * kPanelRows, 1, n, panel, a.out + ((first_row + r) * a.heads + segment.expert) * n);
+          store_tile(tile + r * kPanelRows, 1, n, panel, a.out + ((first_row + r) * a.heads + segment.expert) * n);
         }
       });
 }

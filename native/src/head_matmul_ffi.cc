@@ -20,7 +20,7 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::U
   if (static_cast<int64_t>(weight.element_count()) != a.heads * num_panels(a.weight.n) * panel_bytes(format)) {
     return ffi::Error::InvalidArgument("head_matmul: a packed weight has not the size that its shape needs");
   }
-  return guarded(threads, [&](const Pool& pool) { kernels().head_matmul(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().head_matmul(a, pool); });
 }
 
 }  // namespace

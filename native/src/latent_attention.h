@@ -8,12 +8,12 @@
 namespace jaxis {
 
 // Writes the step's entries into the cache, then attends: scores are products with whole entries, values are their
-// first V numbers. T tokens of R requests, H query heads, entries of D numbers; D and V are multiples of 16. Request
+// first V elements. T tokens of R requests, H query heads, entries of D elements; D and V are multiples of 16. Request
 // r's tokens are rows query_start_loc[r] to [r + 1] of the flat batch and the last of its seq_lens[r] positions; rows
 // past the last request's are padding and become 0.
 //
-// The cache is [num_blocks][block_size] entries. An int8 entry has after its D numbers two float32 scales: of the first
-// V numbers, and of the rest.
+// The cache is [num_blocks][block_size] entries. An int8 entry has after its D elements two float32 scales: of the
+// first V elements, and of the rest.
 struct LatentAttention {
   const float* q;        // [T, H, D]
   const float* entries;  // [T, D]

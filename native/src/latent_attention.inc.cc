@@ -41,8 +41,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t num_chunks(const Item& item) { return ceil_div(item.context, kChunk); }
 
 double item_nanoseconds(const LatentAttention& a, const Item& item) {
-  const double numbers = static_cast<double>(item.context * (a.head_dim + a.value_dim));
-  return numbers * (0.05 + 0.015 * static_cast<double>(item.tile.padded_rows));
+  const double elements = static_cast<double>(item.context * (a.head_dim + a.value_dim));
+  return elements * (0.05 + 0.015 * static_cast<double>(item.tile.padded_rows));
 }
 
 // The items of one request; only counted where `items` is null.

@@ -31,7 +31,7 @@ ffi::Error run_latent_attention(ffi::ThreadPool threads, Floats q, Floats entrie
   a.block_size = block_size;
   a.max_blocks = block_tables.dimensions()[1];
   a.scale = scale;
-  return guarded(threads, [&](const Pool& pool) { kernels().latent_attention(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().latent_attention(a, pool); });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Attention of a tile of query rows to a piece of a paged context of latents.
 //
-// A row is one head of one query. A vector holds one number of 16 rows while scores are computed, so that entries are
-// read as they lie in the cache, and 16 numbers of an entry while values are summed. Each sum runs in one chain, along
+// A row is one head of one query. A vector holds one element of 16 rows while scores are computed, so that entries are
+// read as they lie in the cache, and 16 elements of an entry while values are summed. Each sum runs in one chain, along
 // D and along the context, whatever else is in the tile: a row's result depends on its own request only.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace latent {
 constexpr int64_t kTileRows = 48;
 // The context is cut at multiples of this many tokens whoever asks, so that pieces can be computed in any order.
 constexpr int64_t kChunk = 192;
-// Tokens that go through all stages together: their widened entries stay in the second-level cache.
+// Tokens that go through all stages together: their float32 entries stay in the second-level cache.
 constexpr int64_t kPiece = 48;
 // A score far below all others, which, unlike infinity, can be subtracted from itself.
 constexpr float kLowest = -1e30f;
@@ -60,11 +60,11 @@ struct Sums {
 };
 
 struct Workspace {
-  float* q;           // [D][rows], scaled
-  float* limits;      // [rows]: tokens that each row sees
-  float* scores;      // [kPiece][rows]
-  float* correction;  // [rows]
-  float* widened;     // [kPiece][D]
+  float* q;                // [D][rows], scaled
+  float* limits;           // [rows]: tokens that each row sees
+  float* scores;           // [kPiece][rows]
+  float* correction;       // [rows]
+  float* float32_entries;  // [kPiece][D]
   Sums chunk;
   Sums sum;
 
@@ -83,7 +83,7 @@ struct Workspace {
     w.limits = take(rows);
     w.scores = take(kPiece * rows);
     w.correction = take(rows);
-    w.widened = take(kPiece * head_dim);
+    w.float32_entries = take(kPiece * head_dim);
     w.chunk = Sums::at(take(Sums::size(rows, value_dim)), rows);
     w.sum = Sums::at(take(Sums::size(rows, value_dim)), rows);
     return w;
@@ -112,15 +112,15 @@ void write_entry(const LatentAttention& a, const int32_t* block_table, int64_t r
 }
 
 // The entry as float32: where it lies, or in `memory`.
-JAXIS_INLINE const float* widen(const LatentAttention&, const float* entry, float*) { return entry; }
-JAXIS_INLINE const float* widen(const LatentAttention& a, const bf16_t* entry, float* memory) {
+JAXIS_INLINE const float* upcast(const LatentAttention&, const float* entry, float*) { return entry; }
+JAXIS_INLINE const float* upcast(const LatentAttention& a, const bf16_t* entry, float* memory) {
   for (int64_t d = 0; d < a.head_dim; d += kLanes) store(memory + d, load_bf16(entry + d));
   return memory;
 }
-JAXIS_INLINE const float* widen(const LatentAttention& a, const int8_t* entry, float* memory) {
+JAXIS_INLINE const float* upcast(const LatentAttention& a, const int8_t* entry, float* memory) {
   float scales[2];
   std::memcpy(scales, entry + a.head_dim, sizeof scales);
-  const F16 of_value = broadcast(scales[0]), of_rest = broadcast(scales[1]);
+  const F32x16 of_value = broadcast(scales[0]), of_rest = broadcast(scales[1]);
   int64_t d = 0;
   for (; d < a.value_dim; d += kLanes) store(memory + d, load_i8(entry + d) * of_value);
   for (; d < a.head_dim; d += kLanes) store(memory + d, load_i8(entry + d) * of_rest);
@@ -139,7 +139,7 @@ void pack_rows(const LatentAttention& a, const Tile& tile, const Workspace& w) {
 // Scores of 16 * V rows against N entries: [N][rows].
 template <int V, int N>
 void score_block(const float* q, int64_t rows, const float* const* entries, int64_t head_dim, float* scores) {
-  F16 sums[N][V];
+  F32x16 sums[N][V];
   const float* entry[N];
 #pragma GCC unroll 16
   for (int n = 0; n < N; ++n) {
@@ -148,14 +148,14 @@ void score_block(const float* q, int64_t rows, const float* const* entries, int6
     for (int v = 0; v < V; ++v) sums[n][v] = zero();
   }
   for (int64_t d = 0; d < head_dim; ++d) {
-    F16 query[V];
+    F32x16 query[V];
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) query[v] = load(q + d * rows + v * kLanes);
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-      const F16 number = broadcast(entry[n][d]);
+      const F32x16 element = broadcast(entry[n][d]);
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sums[n][v] = fma(query[v], number, sums[n][v]);
+      for (int v = 0; v < V; ++v) sums[n][v] = fma(query[v], element, sums[n][v]);
     }
   }
 #pragma GCC unroll 16
@@ -192,18 +192,18 @@ void score(const float* q, int64_t rows, const float* const* entries, int64_t co
 void softmax(const Workspace& w, int64_t rows, int64_t first, int64_t count) {
   const Sums& sums = w.chunk;
   for (int64_t r = 0; r < rows; r += kLanes) {
-    const F16 limits = load(w.limits + r), before = load(sums.peak + r);
-    F16 peak = before;
+    const F32x16 limits = load(w.limits + r), before = load(sums.peak + r);
+    F32x16 peak = before;
     for (int64_t t = 0; t < count; ++t) {
-      const F16 token = broadcast(static_cast<float>(first + t + 1));
-      const F16 hidden = keep_at_least(limits, token, broadcast(-kLowest)) + broadcast(kLowest);
+      const F32x16 token = broadcast(static_cast<float>(first + t + 1));
+      const F32x16 hidden = keep_at_least(limits, token, broadcast(-kLowest)) + broadcast(kLowest);
       peak = max(peak, load(w.scores + t * rows + r) + hidden);
     }
-    const F16 correction = exp(before - peak);
-    F16 total = load(sums.total + r) * correction;
+    const F32x16 correction = exp(before - peak);
+    F32x16 total = load(sums.total + r) * correction;
     for (int64_t t = 0; t < count; ++t) {
-      const F16 token = broadcast(static_cast<float>(first + t + 1));
-      const F16 weight = keep_at_least(limits, token, exp(load(w.scores + t * rows + r) - peak));
+      const F32x16 token = broadcast(static_cast<float>(first + t + 1));
+      const F32x16 weight = keep_at_least(limits, token, exp(load(w.scores + t * rows + r) - peak));
       total = total + weight;
       store(w.scores + t * rows + r, weight);
     }
@@ -213,25 +213,25 @@ void softmax(const Workspace& w, int64_t rows, int64_t first, int64_t count) {
   }
 }
 
-// Adds `count` entries by their weights [count][rows] to V * 16 numbers of R rows' values.
+// Adds `count` entries by their weights [count][rows] to V * 16 elements of R rows' values.
 template <int R, int V>
 void weigh_block(const float* weights, int64_t rows, const float* const* entries, int64_t count, int64_t d,
                  int64_t value_dim, float* values) {
-  F16 sums[R][V];
+  F32x16 sums[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) sums[r][v] = load(values + r * value_dim + d + v * kLanes);
   }
   for (int64_t t = 0; t < count; ++t) {
-    F16 numbers[V];
+    F32x16 elements[V];
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) numbers[v] = load(entries[t] + d + v * kLanes);
+    for (int v = 0; v < V; ++v) elements[v] = load(entries[t] + d + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const F16 weight = broadcast(weights[t * rows + r]);
+      const F32x16 weight = broadcast(weights[t * rows + r]);
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(weight, numbers[v], sums[r][v]);
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(weight, elements[v], sums[r][v]);
     }
   }
 #pragma GCC unroll 16
@@ -248,7 +248,7 @@ void weigh(const Workspace& w, int64_t rows, const float* const* entries, int64_
     float* values = w.chunk.values + r * value_dim;
     for (int64_t d = 0; d < value_dim; d += kLanes) store(values + d, load(values + d) * broadcast(factor));
   }
-  // All rows take the same numbers of the entries, while those are in the first-level cache.
+  // All rows take the same elements of the entries, while those are in the first-level cache.
   int64_t d = 0;
   for (; d + kValueVectors * kLanes <= value_dim; d += kValueVectors * kLanes) {
     for (int64_t r = 0; r < rows; r += kValueRows) {
@@ -281,7 +281,7 @@ void attend(const LatentAttention& a, const Tile& tile, int64_t first, int64_t l
     const float* entries[kPiece];
     for (int64_t t = 0; t < count; ++t) {
       const T* entry = reinterpret_cast<const T*>(find_entry<T>(a, tile.block_table, first + t));
-      entries[t] = widen(a, entry, w.widened + t * a.head_dim);
+      entries[t] = upcast(a, entry, w.float32_entries + t * a.head_dim);
     }
     score(w.q, rows, entries, count, a.head_dim, w.scores);
     softmax(w, rows, first, count);
@@ -315,7 +315,7 @@ void merge(const Sums& sum, const Sums& chunk, int64_t rows, int64_t value_dim) 
 void write_output(const LatentAttention& a, const Tile& tile, const Sums& sum) {
   for (int64_t r = 0; r < tile.rows; ++r) {
     float* out = a.out + (tile.first_row + r) * a.value_dim;
-    const F16 factor = broadcast(1.0f / sum.total[r]);
+    const F32x16 factor = broadcast(1.0f / sum.total[r]);
     const float* values = sum.values + r * a.value_dim;
     for (int64_t d = 0; d < a.value_dim; d += kLanes) store(out + d, load(values + d) * factor);
   }

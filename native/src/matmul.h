@@ -33,7 +33,7 @@ constexpr int64_t kActivationGroup = 64;
 
 enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kFp8 = 4, kMxfp4 = 5 };
 
-constexpr bool is_narrow_float(WeightType type) { return type == WeightType::kFp8 || type == WeightType::kMxfp4; }
+constexpr bool is_block_scaled(WeightType type) { return type == WeightType::kFp8 || type == WeightType::kMxfp4; }
 
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
@@ -63,7 +63,7 @@ struct Matmul {
   float* out[kMaxMatrices];  // [rows, n]
 };
 
-// out[i] = row ids[i] of the matrix, widened; ids are clamped into [0, n).
+// out[i] = row ids[i] of the matrix as float32; ids are clamped into [0, n).
 struct PackedRows {
   const int32_t* ids;
   int64_t count;
@@ -76,9 +76,9 @@ struct PackedRows {
 // Packs panels [first, last) of a matrix; `data`, `scales` and `zero_points` are whole matrices in row order:
 //   kF32, kBf16: data [n, k], scales and zero_points null
 //   kInt8: data int8 [n, k] (signed; unsigned with zero points), scales float32 [n], or [n, k / group]
-//   kInt4: data [n, k / 2], two unsigned numbers a byte, low half first; scales [n, k / group]
+//   kInt4: data [n, k / 2], two unsigned elements a byte, low half first; scales [n, k / group]
 //   kFp8: data [n, k], scales float32 [n, k / group rounded up]
-//   kMxfp4: data [n, k / 2], two numbers a byte, low half first; scales [n, k / 32] bytes
+//   kMxfp4: data [n, k / 2], two elements a byte, low half first; scales [n, k / 32] bytes
 // zero_points: [n, k / group] bytes.
 struct Pack {
   WeightFormat format;

@@ -1,7 +1,7 @@
 #include "matmul.h"
 
+#include "matmul_block_scaled.h"
 #include "matmul_micro.h"
-#include "matmul_scaled.h"
 #include "next_weights.h"
 #include "simd.h"
 #include "team.h"
@@ -12,7 +12,7 @@ namespace {
 // Slots of thread-local scratch memory: the caller's rows, and a worker's panel and tiles.
 enum Slot { kRowsSlot = 0, kPanelSlot = 1, kTileSlot = 2 };
 
-constexpr int64_t kParallelRowsNumbers = 8192;  // fewer are prepared by the calling thread alone
+constexpr int64_t kParallelElements = 8192;  // fewer are prepared by the calling thread alone
 // Columns of a panel that all blocks of rows go through before the next: as many as stay in the first cache.
 constexpr int64_t kColumnsAtOnce = 128;
 constexpr int64_t kQuantizedColumnsAtOnce = 512;
@@ -51,21 +51,21 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
   for (int64_t g = 0; g < rows.groups; ++g) {
     const int64_t begin = g * rows.group, size = min_of(rows.group, rows.k - begin);
-    alignas(64) float numbers[128];
+    alignas(64) float padded[128];
     alignas(64) int8_t quantized[128];
     const float* from = x + begin;
     if (size < rows.group) {
-      for (int64_t i = 0; i < rows.group; ++i) numbers[i] = i < size ? from[i] : 0.0f;
-      from = numbers;
+      for (int64_t i = 0; i < rows.group; ++i) padded[i] = i < size ? from[i] : 0.0f;
+      from = padded;
     }
-    F16 largest = zero();
+    F32x16 largest = zero();
     for (int64_t i = 0; i < rows.group; i += kLanes) largest = max(largest, abs(load(from + i)));
     const float scale = reduce_max(largest) / 127.0f;
     // A group of zeros divides by one instead.
-    const F16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
-    F16 lane_sums = zero();
+    const F32x16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
+    F32x16 lane_sums = zero();
     for (int64_t i = 0; i < rows.group; i += kLanes) {
-      const F16 rounded = round_even(load(from + i) / divisor);
+      const F32x16 rounded = round_even(load(from + i) / divisor);
       lane_sums = lane_sums + rounded;
       store_i8(quantized + i, rounded);
     }
@@ -75,7 +75,7 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
       values += rows.group;
     } else {
       for (int64_t i = 0; i < rows.group; i += 4) {
-        store_four(values, quantized + i);
+        store_activation_quad(values, quantized + i);
         values += num_lanes * kActivationBytes;
       }
     }
@@ -117,11 +117,11 @@ void set_memory(Rows* rows, char* memory) {
     rows->plain = reinterpret_cast<const float*>(memory);
     return;
   }
-  const int64_t numbers = rows->rows * rows->groups;
+  const int64_t num_scales = rows->rows * rows->groups;
   rows->scales = reinterpret_cast<float*>(memory);
-  rows->offsets = reinterpret_cast<int32_t*>(memory + numbers * 4);
-  rows->sums = reinterpret_cast<float*>(memory + numbers * 8);
-  rows->values = reinterpret_cast<uint8_t*>(memory + numbers * 12);
+  rows->offsets = reinterpret_cast<int32_t*>(memory + num_scales * 4);
+  rows->sums = reinterpret_cast<float*>(memory + num_scales * 8);
+  rows->values = reinterpret_cast<uint8_t*>(memory + num_scales * 12);
 }
 
 // Lays a block out in the memory set; row_at(i) is row i.
@@ -148,7 +148,7 @@ Rows prepare_rows(const Matmul& a, const Pool& pool) {
   }
   set_memory(&rows, static_cast<char*>(scratch(kRowsSlot, memory_bytes(rows))));
   const Pool alone = {1, nullptr, nullptr};
-  parallel_for(a.rows * rows.k > kParallelRowsNumbers ? pool : alone, rows.num_blocks,
+  parallel_for(a.rows * rows.k > kParallelElements ? pool : alone, rows.num_blocks,
                [&](int64_t block) { prepare_block(rows, block, [&](int64_t row) { return a.x + row * rows.k; }); });
   return rows;
 }
@@ -175,12 +175,12 @@ QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
 }
 
 // Widens a panel to float32 [k][32].
-void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
+void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
   if (f.type == WeightType::kBf16) {
     const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
     for (int64_t i = 0; i < f.k; i += 2, w += 2 * kPanelRows, out += 2 * kPanelRows) {
       for (int h = 0; h < 2; ++h) {
-        F16 even, odd;
+        F32x16 even, odd;
         load_bf16_pairs(w + 2 * h * kLanes, &even, &odd);
         store(out + h * kLanes, even);
         if (i + 1 < f.k) store(out + kPanelRows + h * kLanes, odd);
@@ -194,16 +194,16 @@ void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
     const uint8_t* values = p.values + g * p.value_stride;
     const uint8_t* scales = p.scales + g * p.scale_stride;
     for (int h = 0; h < 2; ++h) {
-      const F16 scale = load_scales(scales, h, p.wide_scales);
-      const F16 zero_point = p.zero_points != nullptr ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
-                                                      : broadcast(nibbles ? 8.0f : 128.0f);
+      const F32x16 scale = load_scales(scales, h, p.wide_scales);
+      const F32x16 zero_point = p.zero_points != nullptr ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
+                                                         : broadcast(nibbles ? 8.0f : 128.0f);
       for (int64_t column = 0; column < 4 * p.steps; ++column) {
         const int64_t at = g * 4 * p.steps + column;
         if (at >= f.k) break;
         const bool second = nibbles && column >= 2 * p.steps;
         const int64_t byte = second ? column - 2 * p.steps : column;
-        const F16 q = load_column(values + byte / 4 * 128 + h * 64, static_cast<int>(byte % 4), second ? 4 : 0,
-                                  nibbles ? 15u : 255u);
+        const F32x16 q = load_column(values + byte / 4 * 128 + h * 64, static_cast<int>(byte % 4), second ? 4 : 0,
+                                     nibbles ? 15u : 255u);
         store(out + at * kPanelRows + h * kLanes, (q - zero_point) * scale);
       }
     }
@@ -211,7 +211,7 @@ void widen_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
 }
 
 // Widens a panel of 4-bit values to bytes, laid out as kInt8's.
-void widen_nibbles(const QuantizedPanel& p, uint8_t* out) {
+void unpack_nibbles(const QuantizedPanel& p, uint8_t* out) {
   const int64_t half = p.steps / 2 * 128;
   for (int64_t g = 0; g < p.groups; ++g, out += 2 * half) {
     const uint8_t* values = p.values + g * p.value_stride;
@@ -287,19 +287,20 @@ void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uin
                               int64_t last, float* tile) {
   const QuantizedPanel whole = quantized_panel(f, panel);
   const bool several = last - first > 1;
-  const bool widen = f.type == WeightType::kInt4 && several;
+  const bool unpack = f.type == WeightType::kInt4 && several;
   const int64_t group = 4 * whole.steps;
   const int64_t groups_at_once = several ? div_up(kQuantizedColumnsAtOnce, group) : whole.groups;
-  uint8_t* wide = widen ? static_cast<uint8_t*>(scratch(kPanelSlot, groups_at_once * group * kPanelRows)) : nullptr;
+  uint8_t* unpacked =
+      unpack ? static_cast<uint8_t*>(scratch(kPanelSlot, groups_at_once * group * kPanelRows)) : nullptr;
   for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
     QuantizedPanel w = whole;
     w.groups = min_of(groups_at_once, whole.groups - begin);
     w.values += begin * whole.value_stride;
     w.scales += begin * whole.scale_stride;
     if (w.zero_points != nullptr) w.zero_points += begin * whole.scale_stride;
-    if (widen) {
-      widen_nibbles(w, wide);
-      w.values = wide;
+    if (unpack) {
+      unpack_nibbles(w, unpacked);
+      w.values = unpacked;
       w.value_stride = group * kPanelRows;
     }
     const bool is_first = begin == 0, is_last = begin + w.groups == whole.groups;
@@ -313,7 +314,7 @@ void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uin
       x.sums += begin * num;
       if (f.group == 0) {
         run_quantized<false, false>(num, x, w, c, is_first, is_last);
-      } else if (f.type == WeightType::kInt4 && !widen) {
+      } else if (f.type == WeightType::kInt4 && !unpack) {
         run_quantized<true, true>(num, x, w, c, is_first, is_last);
       } else {
         run_quantized<false, true>(num, x, w, c, is_first, is_last);
@@ -323,11 +324,11 @@ void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uin
 }
 
 template <WeightType kStored>
-void run_scaled(int rows, const float* x, const ScaledPanel& w, float* c, bool first) {
+void run_block_scaled(int rows, const float* x, const BlockScaledPanel& w, float* c, bool first) {
   switch (rows) {
-#define JAXIS_CASE(R)                                                      \
-  case R:                                                                  \
-    if constexpr (R <= kMaxRows) micro_scaled<R, kStored>(x, w, c, first); \
+#define JAXIS_CASE(R)                                                            \
+  case R:                                                                        \
+    if constexpr (R <= kMaxRows) micro_block_scaled<R, kStored>(x, w, c, first); \
     return
     JAXIS_CASE(1);
     JAXIS_CASE(2);
@@ -345,26 +346,27 @@ void run_scaled(int rows, const float* x, const ScaledPanel& w, float* c, bool f
   }
 }
 
-void multiply_scaled_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
-                           float* tile) {
-  const ScaledPanel whole = scaled_panel(f, panel);
-  // What several blocks use is widened once; one reads the narrow weights itself.
-  const bool narrow = last - first == 1;
-  const int64_t groups_at_once = narrow ? whole.groups() : div_up(kColumnsAtOnce, f.group);
-  float* wide = narrow ? nullptr : static_cast<float*>(scratch(kPanelSlot, groups_at_once * f.group * kPanelRows * 4));
+void multiply_block_scaled_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first,
+                                 int64_t last, float* tile) {
+  const BlockScaledPanel whole = block_scaled_panel(f, panel);
+  // What several blocks use is upcast once; a single block reads the low-precision weights itself.
+  const bool reads_stored = last - first == 1;
+  const int64_t groups_at_once = reads_stored ? whole.groups() : div_up(kColumnsAtOnce, f.group);
+  float* as_float32 =
+      reads_stored ? nullptr : static_cast<float*>(scratch(kPanelSlot, groups_at_once * f.group * kPanelRows * 4));
   for (int64_t begin = 0; begin < whole.groups(); begin += groups_at_once) {
-    ScaledPanel w = part_of(whole, begin, groups_at_once);
-    if (!narrow) w = widen_scaled(w, wide);
+    BlockScaledPanel w = slice_groups(whole, begin, groups_at_once);
+    if (!reads_stored) w = upcast_block_scaled(w, as_float32);
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       const float* x = rows.plain_block(block) + begin * f.group * num;
-      if (!narrow) {
-        run_scaled<WeightType::kF32>(num, x, w, c, begin == 0);
+      if (!reads_stored) {
+        run_block_scaled<WeightType::kF32>(num, x, w, c, begin == 0);
       } else if (f.type == WeightType::kFp8) {
-        run_scaled<WeightType::kFp8>(num, x, w, c, begin == 0);
+        run_block_scaled<WeightType::kFp8>(num, x, w, c, begin == 0);
       } else {
-        run_scaled<WeightType::kMxfp4>(num, x, w, c, begin == 0);
+        run_block_scaled<WeightType::kMxfp4>(num, x, w, c, begin == 0);
       }
     }
   }
@@ -374,14 +376,14 @@ void multiply_scaled_panel(const Rows& rows, const WeightFormat& f, const uint8_
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
   if (rows.quantized) return multiply_quantized_panel(rows, f, panel, first, last, tile);
-  if (is_narrow_float(f.type)) return multiply_scaled_panel(rows, f, panel, first, last, tile);
-  // What many blocks use is widened once; a few read the narrow weights themselves.
-  const bool narrow = f.type == WeightType::kBf16 && last - first <= 2;
-  const float* wide = reinterpret_cast<const float*>(panel);
-  if (f.type != WeightType::kF32 && !narrow) {
-    float* widened = static_cast<float*>(scratch(kPanelSlot, f.k * kPanelRows * 4));
-    widen_panel(f, panel, widened);
-    wide = widened;
+  if (is_block_scaled(f.type)) return multiply_block_scaled_panel(rows, f, panel, first, last, tile);
+  // What many blocks use is upcast once; a few read the low-precision weights themselves.
+  const bool reads_stored = f.type == WeightType::kBf16 && last - first <= 2;
+  const float* as_float32 = reinterpret_cast<const float*>(panel);
+  if (f.type != WeightType::kF32 && !reads_stored) {
+    float* memory = static_cast<float*>(scratch(kPanelSlot, f.k * kPanelRows * 4));
+    dequantize_panel(f, panel, memory);
+    as_float32 = memory;
   }
   const int64_t columns_at_once = last - first > 1 ? kColumnsAtOnce : f.k;
   for (int64_t begin = 0; begin < f.k; begin += columns_at_once) {
@@ -390,26 +392,26 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       const float* x = rows.plain_block(block) + begin * num;
-      if (narrow) {
+      if (reads_stored) {
         const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
         run_bf16(num, x, w, columns, c, begin == 0);
       } else {
-        run_f32(num, x, wide + begin * kPanelRows, columns, c, begin == 0);
+        run_f32(num, x, as_float32 + begin * kPanelRows, columns, c, begin == 0);
       }
     }
   }
 }
 
-F16 activate(Activation activation, F16 x) {
-  const F16 one = broadcast(1.0f);
+F32x16 apply_activation(Activation activation, F32x16 x) {
+  const F32x16 one = broadcast(1.0f);
   if (activation == Activation::kSilu) return x / (one + exp(zero() - x));
   // gelu: x / 2 * (1 + tanh(u)), and (1 + tanh(u)) / 2 = 1 / (1 + e ** -2u)
-  const F16 cubic = fma(x * x * x, broadcast(0.044715f), x);
+  const F32x16 cubic = fma(x * x * x, broadcast(0.044715f), x);
   return x / (one + exp(cubic * broadcast(-2.0f * 0.7978845608028654f)));
 }
 
 // Writes a tile [num_rows][32] into columns [32 * panel, ...) of out [..., n].
-void emit(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* out) {
+void store_tile(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* out) {
   const int64_t first = panel * kPanelRows, size = min_of(kPanelRows, n - first);
   for (int64_t r = 0; r < num_rows; ++r) {
     const float* from = tile + r * kPanelRows;
@@ -427,9 +429,9 @@ void emit(const float* tile, int64_t num_rows, int64_t n, int64_t panel, float* 
 
 void matmul(const Matmul& a, const Pool& pool) {
   if (a.rows == 0) return;
-  Ahead ahead;
+  PrefetchHint hint;
   // Only few rows wait for memory.
-  if (a.rows <= kMaxRowsFetchedAhead) guess_next_weights(a, pool.num_threads, &ahead);
+  if (a.rows <= kMaxRowsToPrefetch) predict_next_weights(a, pool.num_threads, &hint);
   const Rows rows = prepare_rows(a, pool);
   const bool gated = a.activation != Activation::kNone;
   const int num_matrices = gated ? 1 : a.num_matrices;
@@ -458,17 +460,17 @@ void matmul(const Matmul& a, const Pool& pool) {
           float* up = tile + num_rows * kPanelRows;
           multiply_panel(rows, a.format, a.weight[1] + panel * bytes, first, last, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
-            store(tile + i, activate(a.activation, load(tile + i)) * load(up + i));
+            store(tile + i, apply_activation(a.activation, load(tile + i)) * load(up + i));
           }
         }
-        emit(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
+        store_tile(tile, num_rows, a.n[matrix], panel, a.out[matrix] + first_row * a.n[matrix]);
       },
-      &ahead);
+      &hint);
 }
 
 void packed_rows(const PackedRows& a, const Pool& pool) {
   const WeightFormat& f = a.format;
-  parallel_for(a.count * f.k > kParallelRowsNumbers ? pool : Pool{1, nullptr, nullptr}, a.count, [&](int64_t i) {
+  parallel_for(a.count * f.k > kParallelElements ? pool : Pool{1, nullptr, nullptr}, a.count, [&](int64_t i) {
     int64_t id = a.ids[i] < 0 ? 0 : a.ids[i];
     if (id >= a.n) id = a.n - 1;
     const uint8_t* panel = a.weight + id / kPanelRows * panel_bytes(f);
@@ -483,9 +485,9 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
       for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + c % 2]);
       return;
     }
-    if (is_narrow_float(f.type)) {
-      const ScaledPanel w = scaled_panel(f, panel);
-      for (int64_t c = 0; c < f.k; ++c) out[c] = scaled_number(w, r, c);
+    if (is_block_scaled(f.type)) {
+      const BlockScaledPanel w = block_scaled_panel(f, panel);
+      for (int64_t c = 0; c < f.k; ++c) out[c] = block_scaled_element(w, r, c);
       return;
     }
     const QuantizedPanel p = quantized_panel(f, panel);

@@ -41,7 +41,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
       a.out[i] = (*out)->typed_data();
     }
   }
-  return guarded(threads, [&](const Pool& pool) { kernels().matmul(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().matmul(a, pool); });
 }
 
 ffi::Error run_packed_rows(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, Bytes weight, int32_t type,
@@ -53,7 +53,7 @@ ffi::Error run_packed_rows(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, B
   if (static_cast<int64_t>(weight.element_count()) != num_panels(n) * panel_bytes(format)) {
     return ffi::Error::InvalidArgument("packed_rows: the packed weight has not the size that its shape needs");
   }
-  return guarded(threads, [&](const Pool& pool) {
+  return run_kernel(threads, [&](const Pool& pool) {
     kernels().packed_rows({ids.typed_data(), count, format, weight.typed_data(), n, out->typed_data()}, pool);
   });
 }

@@ -36,14 +36,14 @@ JAXIS_INLINE void prefetch(const void* p) { __builtin_prefetch(static_cast<const
 
 // The sums that a micro-kernel begins with: zeros, or where the columns before it left off.
 template <int R>
-JAXIS_INLINE void begin_sums(F16 (&sum)[R][kHalves], const float* c, int half, bool first) {
+JAXIS_INLINE void begin_sums(F32x16 (&sum)[R][kHalves], const float* c, int half, bool first) {
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < kHalves; ++h) sum[r][h] = first ? zero() : load(c + r * kPanelRows + (half + h) * kLanes);
   }
 }
 
 template <int R>
-JAXIS_INLINE void end_sums(const F16 (&sum)[R][kHalves], float* c, int half) {
+JAXIS_INLINE void end_sums(const F32x16 (&sum)[R][kHalves], float* c, int half) {
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < kHalves; ++h) store(c + r * kPanelRows + (half + h) * kLanes, sum[r][h]);
   }
@@ -53,20 +53,20 @@ JAXIS_INLINE void end_sums(const F16 (&sum)[R][kHalves], float* c, int half) {
 template <int R>
 void micro_f32(const float* x, const float* w, int64_t k, float* c, bool first) {
   for (int half = 0; half < 2; half += kHalves) {
-    F16 sum[R][kHalves];
+    F32x16 sum[R][kHalves];
     begin_sums<R>(sum, c, half, first);
     const float* wi = w + half * kLanes;
     const float* xi = x;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < k; ++i, wi += kPanelRows, xi += R) {
-      F16 weights[kHalves];
+      F32x16 weights[kHalves];
       prefetch(wi);
       prefetch(wi + kLanes);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const F16 value = broadcast(xi[r]);
+        const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
       }
@@ -79,26 +79,26 @@ void micro_f32(const float* x, const float* w, int64_t k, float* c, bool first) 
 template <int R>
 void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
   for (int half = 0; half < 2; half += kHalves) {
-    F16 sum[R][kHalves];
+    F32x16 sum[R][kHalves];
     begin_sums<R>(sum, c, half, first);
     const bf16_t* wi = w + 2 * half * kLanes;
     const float* xi = x;
     const auto pair = [&](bool has_second) __attribute__((always_inline)) {
-      F16 even[kHalves], odd[kHalves];
+      F32x16 even[kHalves], odd[kHalves];
       prefetch(wi);
       prefetch(wi + 2 * kLanes);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) load_bf16_pairs(wi + 2 * h * kLanes, &even[h], &odd[h]);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const F16 value = broadcast(xi[r]);
+        const F32x16 value = broadcast(xi[r]);
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, even[h], sum[r][h]);
       }
       if (has_second) {
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
-          const F16 value = broadcast(xi[R + r]);
+          const F32x16 value = broadcast(xi[R + r]);
 #pragma GCC unroll 2
           for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, odd[h], sum[r][h]);
         }
@@ -135,7 +135,7 @@ struct QuantizedPanel {
   int64_t steps;  // of four columns in a group
 };
 
-JAXIS_INLINE F16 load_scales(const uint8_t* scales, int half, bool wide) {
+JAXIS_INLINE F32x16 load_scales(const uint8_t* scales, int half, bool wide) {
   return wide ? load(reinterpret_cast<const float*>(scales) + half * kLanes)
               : load_bf16(reinterpret_cast<const bf16_t*>(scales) + half * kLanes);
 }
@@ -145,13 +145,13 @@ JAXIS_INLINE F16 load_scales(const uint8_t* scales, int half, bool wide) {
 template <int R, bool kNibbles, bool kGrouped>
 void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
   for (int half = 0; half < 2; half += kHalves) {
-    F16 sum[R][kHalves];
+    F32x16 sum[R][kHalves];
     begin_sums<R>(sum, c, half, first);
     const uint8_t* xi = x.values;
     for (int64_t g = 0; g < w.groups; ++g) {
-      I16 dots[R][kHalves];
+      I32x16 dots[R][kHalves];
       for (int r = 0; r < R; ++r) {
-        for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_int(x.offsets[g * R + r]);
+        for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(x.offsets[g * R + r]);
       }
       const uint8_t* wi = w.values + g * w.value_stride + half * 64;
       if constexpr (kNibbles) {
@@ -159,14 +159,14 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
         for (int64_t s = 0; s < w.steps / 2; s += kStepsAtOnce) {
 #pragma GCC unroll 4
           for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
-            Bytes low[kHalves], high[kHalves];
+            U8x64 low[kHalves], high[kHalves];
             prefetch(wi);
             prefetch(wi + 64);
 #pragma GCC unroll 2
             for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
-              const Four early = load_four(xi), late = load_four(xj);
+              const ActivationQuad early = load_activation_quad(xi), late = load_activation_quad(xj);
 #pragma GCC unroll 2
               for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], early), high[h], late);
             }
@@ -177,14 +177,14 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
         for (int64_t s = 0; s < w.steps; s += kStepsAtOnce) {
 #pragma GCC unroll 4
           for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
-            Bytes values[kHalves];
+            U8x64 values[kHalves];
             prefetch(wi);
             prefetch(wi + 64);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) values[h] = load_bytes(wi + 64 * h);
+            for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r, xi += kActivationBytes) {
-              const Four four = load_four(xi);
+              const ActivationQuad four = load_activation_quad(xi);
 #pragma GCC unroll 2
               for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
             }
@@ -194,7 +194,7 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
       const uint8_t* scales = w.scales + g * w.scale_stride;
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        F16 weight_scales = zero(), zero_points = zero();
+        F32x16 weight_scales = zero(), zero_points = zero();
         if constexpr (kGrouped) {
           weight_scales = load_scales(scales, half + h, w.wide_scales);
           if (w.zero_points != nullptr) {
@@ -203,7 +203,7 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
         }
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
-          F16 value = to_float(dots[r][h]);
+          F32x16 value = to_float(dots[r][h]);
           if constexpr (kGrouped) {
             if (w.zero_points != nullptr) value = value - zero_points * broadcast(x.sums[g * R + r]);
             sum[r][h] = fma(value, weight_scales * broadcast(x.scales[g * R + r]), sum[r][h]);
@@ -215,7 +215,7 @@ void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, 
     }
     if (!kGrouped && last) {
       for (int h = 0; h < kHalves; ++h) {
-        const F16 scales = load(reinterpret_cast<const float*>(w.scales) + (half + h) * kLanes);
+        const F32x16 scales = load(reinterpret_cast<const float*>(w.scales) + (half + h) * kLanes);
         for (int r = 0; r < R; ++r) sum[r][h] = sum[r][h] * scales;
       }
     }

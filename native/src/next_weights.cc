@@ -52,7 +52,7 @@ Weights weights_of(const Matmul& a) {
 
 }  // namespace
 
-void guess_next_weights(const Matmul& now, int num_workers, Ahead* ahead) {
+void predict_next_weights(const Matmul& now, int num_workers, PrefetchHint* hint) {
   History& h = history();
   // Products of several programs at once have no order to learn.
   if (h.busy.exchange(true, std::memory_order_acquire)) return;
@@ -68,14 +68,14 @@ void guess_next_weights(const Matmul& now, int num_workers, Ahead* ahead) {
     const Weights& next = entry.next;
     int64_t total = 0;
     for (int i = 0; i < next.num_matrices; ++i) total += next.panels[i];
-    const int workers = num_workers < kMaxAhead ? num_workers : kMaxAhead;
+    const int workers = num_workers < kMaxPrefetchWorkers ? num_workers : kMaxPrefetchWorkers;
     for (int worker = 1; worker < workers; ++worker) {
       int64_t panel = total * worker / num_workers;
       int matrix = 0;
       while (panel >= next.panels[matrix]) panel -= next.panels[matrix++];
-      ahead->address[worker] = next.data[matrix] + panel * next.panel_bytes;
+      hint->address[worker] = next.data[matrix] + panel * next.panel_bytes;
     }
-    ahead->bytes = kBytesPerWorker;
+    hint->bytes = kBytesPerWorker;
   }
   h.busy.store(false, std::memory_order_release);
 }

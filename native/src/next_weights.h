@@ -9,10 +9,10 @@
 
 namespace jaxis {
 
-constexpr int64_t kMaxRowsFetchedAhead = 4;
+constexpr int64_t kMaxRowsToPrefetch = 4;
 
-// Remembers that `now` follows the product before it, and sets `ahead` to where each worker will begin in the product
+// Remembers that `now` follows the product before it, and sets `hint` to where each worker will begin in the product
 // that followed `now` last time.
-void guess_next_weights(const Matmul& now, int num_workers, Ahead* ahead);
+void predict_next_weights(const Matmul& now, int num_workers, PrefetchHint* hint);
 
 }  // namespace jaxis

@@ -5,7 +5,7 @@
 
 namespace jaxis {
 
-// out[r] = x[r] / sqrt(mean(x[r] ** 2) + epsilon) * weight, for rows of `size` numbers.
+// out[r] = x[r] / sqrt(mean(x[r] ** 2) + epsilon) * weight, for rows of `size` elements.
 struct RmsNorm {
   const float* x;
   const float* weight;
@@ -15,7 +15,7 @@ struct RmsNorm {
   float epsilon;
 };
 
-// out[r] = (x[r] - mean(x[r])) / sqrt(variance(x[r]) + epsilon) * weight + bias, for rows of `size` numbers. Row r has
+// out[r] = (x[r] - mean(x[r])) / sqrt(variance(x[r]) + epsilon) * weight + bias, for rows of `size` elements. Row r has
 // row r % weight_rows of the weights and biases.
 struct LayerNorm {
   const float* x;

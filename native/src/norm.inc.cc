@@ -13,35 +13,35 @@ void norm_row(const RmsNorm& a, int64_t row) {
   const float* x = a.x + row * a.size;
   float* out = a.out + row * a.size;
   const int64_t whole = a.size / kLanes * kLanes;
-  // Four sums side by side, because each addition waits for the one before it.
-  F16 squares[4] = {zero(), zero(), zero(), zero()};
+  // ActivationQuad sums side by side, because each addition waits for the one before it.
+  F32x16 squares[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= whole; i += 4 * kLanes) {
     for (int j = 0; j < 4; ++j) {
-      const F16 v = load(x + i + j * kLanes);
+      const F32x16 v = load(x + i + j * kLanes);
       squares[j] = fma(v, v, squares[j]);
     }
   }
   for (; i < whole; i += kLanes) {
-    const F16 v = load(x + i);
+    const F32x16 v = load(x + i);
     squares[0] = fma(v, v, squares[0]);
   }
   float total = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3]));
   for (; i < a.size; ++i) total += x[i] * x[i];
   const float scale = 1.0f / std::sqrt(total / static_cast<float>(a.size) + a.epsilon);
-  const F16 scales = broadcast(scale);
+  const F32x16 scales = broadcast(scale);
   for (i = 0; i < whole; i += kLanes) store(out + i, load(x + i) * scales * load(a.weight + i));
   for (; i < a.size; ++i) out[i] = x[i] * scale * a.weight[i];
 }
 
-// The sum of f(i, numbers) over a row's vectors, and over the rest as numbers of their own.
-template <typename OfVector, typename OfNumber>
-JAXIS_INLINE float sum_row(int64_t size, OfVector&& of_vector, OfNumber&& of_number) {
-  F16 sums = zero();
+// The sum of of_vector(i) over a row's whole vectors and of of_element(i) over the rest.
+template <typename OfVector, typename OfElement>
+JAXIS_INLINE float sum_row(int64_t size, OfVector&& of_vector, OfElement&& of_element) {
+  F32x16 sums = zero();
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) sums = sums + of_vector(i);
   float total = reduce_add(sums);
-  for (; i < size; ++i) total += of_number(i);
+  for (; i < size; ++i) total += of_element(i);
   return total;
 }
 
@@ -52,16 +52,16 @@ void layer_norm_row(const LayerNorm& a, int64_t row) {
   float* out = a.out + row * a.size;
   const float size = static_cast<float>(a.size);
   const float mean = sum_row(a.size, [&](int64_t i) { return load(x + i); }, [&](int64_t i) { return x[i]; }) / size;
-  const F16 means = broadcast(mean);
+  const F32x16 means = broadcast(mean);
   const float squares = sum_row(
       a.size,
       [&](int64_t i) {
-        const F16 centred = load(x + i) - means;
+        const F32x16 centred = load(x + i) - means;
         return centred * centred;
       },
       [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
   const float scale = 1.0f / std::sqrt(squares / size + a.epsilon);
-  const F16 scales = broadcast(scale);
+  const F32x16 scales = broadcast(scale);
   int64_t i = 0;
   for (; i + kLanes <= a.size; i += kLanes) {
     store(out + i, fma((load(x + i) - means) * scales, load(weight + i), load(bias + i)));
@@ -71,7 +71,7 @@ void layer_norm_row(const LayerNorm& a, int64_t row) {
 
 template <typename Norm, typename OfRow>
 void for_each_row(const Norm& a, const Pool& pool, OfRow&& of_row) {
-  // A thread is worth waking for some ten thousand numbers.
+  // A thread is worth waking for some ten thousand elements.
   const int64_t rows_per_task = 1 + 16384 / (a.size + 1);
   parallel_for(pool, (a.rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
     const int64_t end = (task + 1) * rows_per_task < a.rows ? (task + 1) * rows_per_task : a.rows;

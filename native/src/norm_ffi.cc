@@ -7,7 +7,7 @@ ffi::Error run_rms_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::B
                         ffi::ResultBuffer<ffi::F32> out) {
   const int64_t size = weight.element_count();
   const int64_t rows = size == 0 ? 0 : x.element_count() / size;
-  return guarded(threads, [&](const Pool& pool) {
+  return run_kernel(threads, [&](const Pool& pool) {
     kernels().rms_norm({x.typed_data(), weight.typed_data(), out->typed_data(), rows, size, epsilon}, pool);
   });
 }
@@ -17,7 +17,7 @@ ffi::Error run_layer_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi:
   const int64_t size = weight.dimensions().back();
   const int64_t rows = size == 0 ? 0 : x.element_count() / size;
   const int64_t weight_rows = size == 0 ? 0 : weight.element_count() / size;
-  return guarded(threads, [&](const Pool& pool) {
+  return run_kernel(threads, [&](const Pool& pool) {
     kernels().layer_norm(
         {x.typed_data(), weight.typed_data(), bias.typed_data(), out->typed_data(), rows, size, weight_rows, epsilon},
         pool);

@@ -40,14 +40,14 @@ void pack_plain(const Pack& p, int64_t panel) {
   }
 }
 
-// Four bytes, each a number of the two bytes given: the low half first.
+// ActivationQuad bytes, each a number of the two bytes given: the low half first.
 uint32_t spread_halves(const uint8_t* both) {
   uint32_t x = both[0] | static_cast<uint32_t>(both[1]) << 8;
   x = (x | x << 8) & 0x00ff00ffu;
   return (x | x << 4) & 0x0f0f0f0fu;
 }
 
-// Four columns of a group of a row, for kInt4 eight, as they stand in a panel.
+// ActivationQuad columns of a group of a row, for kInt4 eight, as they stand in a panel.
 uint32_t quantized_word(const Pack& p, const uint8_t* group, int64_t column, int64_t group_size) {
   if (p.format.type == WeightType::kInt4) {
     return spread_halves(group + column / 2) | spread_halves(group + (column + group_size / 2) / 2) << 4;
@@ -112,7 +112,7 @@ void pack_quantized(const Pack& p, int64_t panel) {
 }
 
 // What is past the matrix's end is zeros, with scales of zero.
-void pack_narrow_floats(const Pack& p, int64_t panel) {
+void pack_block_scaled(const Pack& p, int64_t panel) {
   const WeightFormat& f = p.format;
   const bool is_fp8 = f.type == WeightType::kFp8;
   const int64_t num_groups = (f.k + f.group - 1) / f.group, row_bytes = is_fp8 ? f.k : f.k / 2;
@@ -178,7 +178,7 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
         break;
       case WeightType::kFp8:
       case WeightType::kMxfp4:
-        pack_narrow_floats(p, panel);
+        pack_block_scaled(p, panel);
         break;
     }
   }

@@ -36,7 +36,7 @@ JAXIS_INLINE float f16_to_float(uint16_t x) {
   return from_bits(sign | (rest >= 0x7c00u ? infinite_or_nan : rest >= 0x400u ? normal : denormal));
 }
 
-void widen_row(const Quantize& a, int64_t row, float* out) {
+void upcast_row(const Quantize& a, int64_t row, float* out) {
   switch (a.type) {
     case FloatType::kF32: {
       const float* in = static_cast<const float*>(a.weight) + row * a.k;
@@ -153,7 +153,7 @@ bool quantize_groups(const Quantize& a) {
   float* const x = a.scratch;
   float* const sums = a.scratch + a.k;
   for (int64_t row = 0; row < a.rows; ++row) {
-    widen_row(a, row, x);
+    upcast_row(a, row, x);
     if ((to_bits(largest_magnitude(x, a.k)) & kExponent) == kExponent) return false;
     for (int64_t g = 0; g < num_groups; ++g) {
       float* const group = x + g * group_size;

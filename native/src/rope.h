@@ -5,7 +5,7 @@
 
 namespace jaxis {
 
-// Turns the first 2 * pairs of each head's head_dim numbers: pair i by the angle whose cosine and sine, for token t,
+// Rotates the first 2 * pairs of each head's head_dim elements: pair i by the angle whose cosine and sine, for token t,
 // are cos[t, i] and sin[t, i]. Before that each head gets its RMS norm if there are weights for it. It may be done in
 // place.
 struct RotaryEmbedding {
@@ -22,7 +22,7 @@ struct RotaryEmbedding {
   int64_t k_heads;
   int64_t head_dim;
   int64_t pairs;
-  bool interleaved;  // pairs are numbers (2i, 2i + 1); otherwise (i, i + pairs)
+  bool interleaved;  // pairs are elements (2i, 2i + 1); otherwise (i, i + pairs)
   float epsilon;
 };
 

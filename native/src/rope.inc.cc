@@ -8,10 +8,10 @@
 namespace jaxis::JAXIS_ISA {
 namespace {
 
-void turn_halves(const float* x, const float* cos, const float* sin, int64_t pairs, float* out) {
+void rotate_half_split(const float* x, const float* cos, const float* sin, int64_t pairs, float* out) {
   int64_t i = 0;
   for (; i + kLanes <= pairs; i += kLanes) {
-    const F16 first = load(x + i), second = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
+    const F32x16 first = load(x + i), second = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
     store(out + i, first * c - second * s);
     store(out + pairs + i, second * c + first * s);
   }
@@ -22,7 +22,7 @@ void turn_halves(const float* x, const float* cos, const float* sin, int64_t pai
   }
 }
 
-void turn_neighbours(const float* x, const float* cos, const float* sin, int64_t pairs, float* out) {
+void rotate_interleaved(const float* x, const float* cos, const float* sin, int64_t pairs, float* out) {
   for (int64_t i = 0; i < pairs; ++i) {
     const float first = x[2 * i], second = x[2 * i + 1];
     out[2 * i] = first * cos[i] - second * sin[i];
@@ -30,7 +30,7 @@ void turn_neighbours(const float* x, const float* cos, const float* sin, int64_t
   }
 }
 
-void turn_heads(const RotaryEmbedding& a, int64_t token, const float* x, const float* norm, int64_t heads, float* out) {
+void apply_rope(const RotaryEmbedding& a, int64_t token, const float* x, const float* norm, int64_t heads, float* out) {
   const float* cos = a.cos + token * a.pairs;
   const float* sin = a.sin + token * a.pairs;
   for (int64_t row = token * heads; row < (token + 1) * heads; ++row) {
@@ -41,9 +41,9 @@ void turn_heads(const RotaryEmbedding& a, int64_t token, const float* x, const f
       head = head_out;
     }
     if (a.interleaved) {
-      turn_neighbours(head, cos, sin, a.pairs, head_out);
+      rotate_interleaved(head, cos, sin, a.pairs, head_out);
     } else {
-      turn_halves(head, cos, sin, a.pairs, head_out);
+      rotate_half_split(head, cos, sin, a.pairs, head_out);
     }
     if (head != head_out) {
       for (int64_t i = 2 * a.pairs; i < a.head_dim; ++i) head_out[i] = head[i];
@@ -54,13 +54,13 @@ void turn_heads(const RotaryEmbedding& a, int64_t token, const float* x, const f
 }  // namespace
 
 void rotary_embedding(const RotaryEmbedding& a, const Pool& pool) {
-  // A thread is worth waking for some ten thousand numbers.
+  // A thread is worth waking for some ten thousand elements.
   const int64_t per_task = 1 + 16384 / ((a.q_heads + a.k_heads) * a.head_dim + 1);
   parallel_for(pool, (a.tokens + per_task - 1) / per_task, [&](int64_t task) {
     const int64_t end = (task + 1) * per_task < a.tokens ? (task + 1) * per_task : a.tokens;
     for (int64_t token = task * per_task; token < end; ++token) {
-      turn_heads(a, token, a.q, a.q_norm, a.q_heads, a.q_out);
-      turn_heads(a, token, a.k, a.k_norm, a.k_heads, a.k_out);
+      apply_rope(a, token, a.q, a.q_norm, a.q_heads, a.q_out);
+      apply_rope(a, token, a.k, a.k_norm, a.k_heads, a.k_out);
     }
   });
 }

@@ -29,7 +29,7 @@ RotaryEmbedding arguments(const F32& q, const F32& k, const F32& cos, const F32&
 ffi::Error run_rotary_embedding(ffi::ThreadPool threads, F32 q, F32 k, F32 cos, F32 sin, bool interleaved,
                                 F32Result q_out, F32Result k_out) {
   const RotaryEmbedding a = arguments(q, k, cos, sin, interleaved, q_out, k_out);
-  return guarded(threads, [&](const Pool& pool) { kernels().rotary_embedding(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().rotary_embedding(a, pool); });
 }
 
 ffi::Error run_norm_rotary_embedding(ffi::ThreadPool threads, F32 q, F32 k, F32 cos, F32 sin, F32 q_norm, F32 k_norm,
@@ -38,7 +38,7 @@ ffi::Error run_norm_rotary_embedding(ffi::ThreadPool threads, F32 q, F32 k, F32 
   a.q_norm = q_norm.typed_data();
   a.k_norm = k_norm.typed_data();
   a.epsilon = epsilon;
-  return guarded(threads, [&](const Pool& pool) { kernels().rotary_embedding(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().rotary_embedding(a, pool); });
 }
 
 }  // namespace

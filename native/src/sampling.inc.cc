@@ -32,7 +32,7 @@ int64_t tile_size(int64_t vocab, int64_t tile) {
 
 // NaNs are passed over.
 float largest(const float* x, int64_t n) {
-  F16 lanes = broadcast(-kInfinity);
+  F32x16 lanes = broadcast(-kInfinity);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) lanes = max(load(x + i), lanes);
   float result = reduce_max(lanes);
@@ -50,7 +50,7 @@ bool has_nan(const float* x, int64_t n) {
   return found != 0;
 }
 
-// Calls function(lanes of x, number of them in use) for each sixteen numbers; lanes not in use hold -inf.
+// Calls function(lanes of x, number of them in use) for each sixteen elements; lanes not in use hold -inf.
 template <typename Function>
 JAXIS_INLINE void for_each_lanes(const float* x, int64_t n, Function&& function) {
   int64_t i = 0;
@@ -63,7 +63,7 @@ JAXIS_INLINE void for_each_lanes(const float* x, int64_t n, Function&& function)
 }
 
 float sum_of_tiles(const float* mass, int64_t tiles) {
-  F16 lanes = zero();
+  F32x16 lanes = zero();
   int64_t i = 0;
   for (; i + kLanes <= tiles; i += kLanes) lanes = lanes + load(mass + i);
   float total = reduce_add(lanes);
@@ -122,11 +122,11 @@ void tile_weights(const TileWeights& a, const Pool& pool) {
   });
   for (int64_t row = 0; row < a.rows; ++row) a.max[row] = largest(a.tile_max + row * tiles, tiles);
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
-    const F16 max = broadcast(a.max[row]), inverse_temperature = broadcast(a.inverse_temperature[row]);
+    const F32x16 max = broadcast(a.max[row]), inverse_temperature = broadcast(a.inverse_temperature[row]);
     for (int64_t tile = first; tile < end; ++tile) {
-      F16 sum = zero();
+      F32x16 sum = zero();
       for_each_lanes(a.logits + row * a.vocab + tile * kVocabTile, tile_size(a.vocab, tile),
-                     [&](F16 x) { sum = sum + exp((x - max) * inverse_temperature); });
+                     [&](F32x16 x) { sum = sum + exp((x - max) * inverse_temperature); });
       a.tile_mass[row * tiles + tile] = reduce_add(sum);
     }
   });

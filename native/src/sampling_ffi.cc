@@ -11,7 +11,7 @@ using I32Result = ffi::ResultBuffer<ffi::S32>;
 ffi::Error run_argmax(ffi::ThreadPool threads, F32 logits, I32Result ids, F32Result max) {
   const auto shape = logits.dimensions();
   const Argmax a{logits.typed_data(), ids->typed_data(), max->typed_data(), shape[0], shape[1]};
-  return guarded(threads, [&](const Pool& pool) { kernels().argmax(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().argmax(a, pool); });
 }
 
 ffi::Error run_tile_weights(ffi::ThreadPool threads, F32 logits, F32 inverse_temperature, F32Result tile_max,
@@ -25,7 +25,7 @@ ffi::Error run_tile_weights(ffi::ThreadPool threads, F32 logits, F32 inverse_tem
                       total->typed_data(),
                       shape[0],
                       shape[1]};
-  return guarded(threads, [&](const Pool& pool) { kernels().tile_weights(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().tile_weights(a, pool); });
 }
 
 ffi::Error run_filter_tokens(ffi::ThreadPool threads, F32 logits, F32 inverse_temperature, F32 tile_max, F32 tile_mass,
@@ -45,20 +45,20 @@ ffi::Error run_filter_tokens(ffi::ThreadPool threads, F32 logits, F32 inverse_te
                        kept_mass->typed_data(),
                        shape[0],
                        shape[1]};
-  return guarded(threads, [&](const Pool& pool) { kernels().filter_tokens(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().filter_tokens(a, pool); });
 }
 
 ffi::Error run_top_tokens(ffi::ThreadPool threads, F32 logits, F32Result values, I32Result ids) {
   const auto shape = logits.dimensions();
   const TopTokens a{logits.typed_data(),    values->typed_data(), ids->typed_data(), shape[0], shape[1],
                     values->dimensions()[1]};
-  return guarded(threads, [&](const Pool& pool) { kernels().top_tokens(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().top_tokens(a, pool); });
 }
 
 ffi::Error run_token_ranks(ffi::ThreadPool threads, F32 logits, F32 chosen, I32Result ranks) {
   const auto shape = logits.dimensions();
   const TokenRanks a{logits.typed_data(), chosen.typed_data(), ranks->typed_data(), shape[0], shape[1]};
-  return guarded(threads, [&](const Pool& pool) { kernels().token_ranks(a, pool); });
+  return run_kernel(threads, [&](const Pool& pool) { kernels().token_ranks(a, pool); });
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ inline void pause() {
 }
 
 // A worker's own run of neighbouring tasks. Others take from it once theirs are done.
-struct alignas(64) Range {
+struct alignas(64) TaskRange {
   std::atomic<int64_t> next{0};
   int64_t end = 0;
 };
@@ -46,10 +46,10 @@ struct Team {
   Task task = nullptr;
   void* data = nullptr;
   int num_workers = 0;
-  Ahead ahead;
+  PrefetchHint hint;
   std::atomic<bool> failed{false};  // a task threw
   std::exception_ptr error;         // what it threw; written by whoever set `failed`
-  Range ranges[kMaxWorkers];
+  TaskRange ranges[kMaxWorkers];
   std::atomic<bool> is_taken[kMaxWorkers]{};  // which workers the helpers are
 };
 
@@ -64,7 +64,7 @@ void work(Team& t, int worker) noexcept {
     for (int i = 0; i < t.num_workers; ++i) {
       int victim = worker + i;
       if (victim >= t.num_workers) victim -= t.num_workers;
-      Range& range = t.ranges[victim];
+      TaskRange& range = t.ranges[victim];
       while (range.next.load(std::memory_order_relaxed) < range.end) {
         const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
         if (index >= range.end) break;
@@ -106,18 +106,18 @@ void help(void*) {
     const uint64_t job = t.job.load(std::memory_order_acquire);
     if ((job & 1) != 0 && job != last_job) {
       t.inside.fetch_add(1, std::memory_order_seq_cst);
-      const char* ahead = nullptr;
-      int64_t ahead_bytes = 0;
+      const char* hint = nullptr;
+      int64_t hint_bytes = 0;
       // Still open now that it is known that somebody is inside: it cannot be closed before we leave.
       if (t.job.load(std::memory_order_seq_cst) == job && worker < t.num_workers) {
         work(t, worker);
-        if (worker < kMaxAhead && t.ahead.bytes != 0) {
-          ahead = static_cast<const char*>(t.ahead.address[worker]);
-          ahead_bytes = t.ahead.bytes;
+        if (worker < kMaxPrefetchWorkers && t.hint.bytes != 0) {
+          hint = static_cast<const char*>(t.hint.address[worker]);
+          hint_bytes = t.hint.bytes;
         }
       }
       t.inside.fetch_sub(1, std::memory_order_release);
-      fetch(t, job, ahead, ahead_bytes);
+      fetch(t, job, hint, hint_bytes);
       last_job = job;
       idle_since = std::chrono::steady_clock::now();
       continue;
@@ -138,7 +138,7 @@ void help(void*) {
 
 }  // namespace
 
-void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, const Ahead* ahead) {
+void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, const PrefetchHint* hint) {
   Team& t = team();
   int num_workers = pool.num_threads < kMaxWorkers ? pool.num_threads : kMaxWorkers;
   if (num_tasks < num_workers) num_workers = static_cast<int>(num_tasks);
@@ -151,8 +151,8 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, co
   t.task = task;
   t.data = data;
   t.num_workers = num_workers;
-  t.ahead.bytes = 0;
-  if (ahead != nullptr) t.ahead = *ahead;
+  t.hint.bytes = 0;
+  if (hint != nullptr) t.hint = *hint;
   for (int i = 0; i < num_workers; ++i) {
     t.ranges[i].next.store(num_tasks * i / num_workers, std::memory_order_relaxed);
     t.ranges[i].end = num_tasks * (i + 1) / num_workers;

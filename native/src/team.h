@@ -19,26 +19,26 @@ struct Pool {
 
 using Task = void (*)(void* data, int64_t index);
 
-constexpr int kMaxAhead = 64;
+constexpr int kMaxPrefetchWorkers = 64;
 
 // What the next kernel will probably read first. Helpers bring it into their caches while they wait for that kernel,
 // when the memory would otherwise idle. Only a hint: nothing is read that way, so it may be out of date.
-struct Ahead {
+struct PrefetchHint {
   int64_t bytes = 0;  // for each worker; 0: nothing
-  const void* address[kMaxAhead];
+  const void* address[kMaxPrefetchWorkers];
 };
 
 // Calls task(data, i) for each i in [0, num_tasks) and returns when all are done. Neighbouring tasks tend to run on
 // one thread. Nested and concurrent calls are allowed; they run on the calling thread alone. What a task throws is
 // thrown here, once no thread is at work any more; which tasks have run is then unknown. Worker w of W begins with task
 // num_tasks * w / W, the same thread in each call as long as it does not go back to the pool; 0 is the caller.
-void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, const Ahead* ahead);
+void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, const PrefetchHint* hint);
 
 // parallel_for with any callable.
 template <typename Function>
-void parallel_for(const Pool& pool, int64_t num_tasks, Function&& function, const Ahead* ahead = nullptr) {
+void parallel_for(const Pool& pool, int64_t num_tasks, Function&& function, const PrefetchHint* hint = nullptr) {
   parallel_for(
-      pool, num_tasks, [](void* data, int64_t index) { (*static_cast<Function*>(data))(index); }, &function, ahead);
+      pool, num_tasks, [](void* data, int64_t index) { (*static_cast<Function*>(data))(index); }, &function, hint);
 }
 
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until its next call with the

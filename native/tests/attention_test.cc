@@ -155,7 +155,7 @@ TEST(attention, equals_dense_attention) {
     cache.step({64, 290, 0}, threads.pool());
     cache.step({5, 10, 1}, threads.pool());
     cache.step({1, 1, 0}, threads.pool());
-    // What the narrower types round off the keys and values.
+    // What the lower-precision types round off the keys and values.
     const double error = options.type == CacheType::kFloat32    ? 2e-5
                          : options.type == CacheType::kBfloat16 ? 0.02
                                                                 : 0.06;

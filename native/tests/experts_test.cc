@@ -21,10 +21,10 @@ struct Stack {
   const uint8_t* of(int64_t expert) const { return matrices().of(expert); }
 };
 
-std::vector<uint8_t> bytes_of(const std::vector<float>& numbers, bool halves) {
-  std::vector<uint8_t> out(numbers.size() * (halves ? 2 : 4));
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto* number = reinterpret_cast<const uint8_t*>(&numbers[i]);
+std::vector<uint8_t> bytes_of(const std::vector<float>& elements, bool halves) {
+  std::vector<uint8_t> out(elements.size() * (halves ? 2 : 4));
+  for (size_t i = 0; i < elements.size(); ++i) {
+    const auto* number = reinterpret_cast<const uint8_t*>(&elements[i]);
     if (halves) {
       std::memcpy(&out[2 * i], number + 2, 2);  // a bfloat16 is a float's upper half
     } else {
@@ -36,22 +36,22 @@ std::vector<uint8_t> bytes_of(const std::vector<float>& numbers, bool halves) {
 
 Stack make_stack(const WeightFormat& format, int64_t num, int64_t n, bool has_bias, uint32_t seed) {
   Stack out{format, num, n, std::vector<uint8_t>(num * num_panels(n) * panel_bytes(format)), {}};
-  const bool narrow = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
+  const bool quantized = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
   for (int64_t e = 0; e < num; ++e, seed += 10) {
     std::vector<uint8_t> data, scales, zero_points;
-    if (narrow) {
+    if (quantized) {
       for (const int q : integers(n * format.k, 0, 255, seed)) data.push_back(static_cast<uint8_t>(q));
       const int64_t groups = format.group != 0 ? format.k / format.group : 1;
-      std::vector<float> numbers = normal(n * groups, seed + 1);
-      for (float& scale : numbers) scale = 0.001f + 0.001f * std::abs(scale);
-      scales = bytes_of(numbers, format.group != 0 && !format.has_wide_scales);
+      std::vector<float> elements = normal(n * groups, seed + 1);
+      for (float& scale : elements) scale = 0.001f + 0.001f * std::abs(scale);
+      scales = bytes_of(elements, format.group != 0 && !format.has_wide_scales);
       for (const int q : integers(n * groups, 0, 15, seed + 2)) zero_points.push_back(static_cast<uint8_t>(q));
     } else {
-      std::vector<float> numbers = normal(n * format.k, seed);
-      for (float& number : numbers) number *= 0.1f;
-      data = bytes_of(numbers, format.type == WeightType::kBf16);
+      std::vector<float> elements = normal(n * format.k, seed);
+      for (float& number : elements) number *= 0.1f;
+      data = bytes_of(elements, format.type == WeightType::kBf16);
     }
-    pack_panels({format, n, data.data(), narrow ? scales.data() : nullptr,
+    pack_panels({format, n, data.data(), quantized ? scales.data() : nullptr,
                  format.has_zero_points ? zero_points.data() : nullptr, const_cast<uint8_t*>(out.of(e))},
                 0, num_panels(n));
   }

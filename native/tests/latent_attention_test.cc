@@ -139,7 +139,7 @@ TEST(latent_attention, equals_dense_attention) {
     cache.step({64, 390, 0}, threads.pool());
     cache.step({5, 10, 1}, threads.pool());
     cache.step({1, 1, 0}, threads.pool());
-    // What the narrower types round off the entries.
+    // What the lower-precision types round off the entries.
     const double error = type == CacheType::kFloat32 ? 2e-5 : type == CacheType::kBfloat16 ? 0.02 : 0.06;
     for (size_t r = 0; r < sequences.size(); ++r) check_close(cache.output(r), expected(sequences[r]), 0.0, error);
   }

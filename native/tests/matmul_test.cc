@@ -21,7 +21,7 @@ float from_bf16(uint16_t x) {
   return out;
 }
 
-// A matrix [n, k] packed, and the same as numbers.
+// A matrix [n, k] packed, and the same as elements.
 struct Weight {
   WeightFormat format;
   int64_t n;
@@ -48,7 +48,7 @@ double from_e2m1(int bits) {
   return bits < 8 ? magnitudes[bits] : -magnitudes[bits - 8];
 }
 
-Weight make_narrow_floats(WeightFormat format, int64_t n, uint32_t seed) {
+Weight make_block_scaled(WeightFormat format, int64_t n, uint32_t seed) {
   Weight w{format, n, {}, std::vector<double>(n * format.k), {}, {}};
   const bool is_fp8 = format.type == WeightType::kFp8;
   const int64_t k = format.k, groups = (k + format.group - 1) / format.group;
@@ -77,23 +77,23 @@ Weight make_narrow_floats(WeightFormat format, int64_t n, uint32_t seed) {
 }
 
 Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
-  if (is_narrow_float(format.type)) return make_narrow_floats(format, n, seed);
+  if (is_block_scaled(format.type)) return make_block_scaled(format, n, seed);
   Weight w{format, n, {}, {}, {}, {}};
   const int64_t k = format.k, groups = format.group != 0 ? k / format.group : 1;
-  const bool narrow = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
-  const std::vector<float> numbers = normal(narrow ? n * groups : n * k, seed);
+  const bool quantized = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
+  const std::vector<float> elements = normal(quantized ? n * groups : n * k, seed);
   std::vector<uint8_t> data, zero_points;
   std::vector<float> scales32;
   std::vector<uint16_t> data16, scales16;
   w.dense.resize(n * k);
-  if (narrow) {
+  if (quantized) {
     const bool four = format.type == WeightType::kInt4;
     const int neutral = four ? 8 : 128;
     const std::vector<int> q = integers(n * k, 0, 2 * neutral - 1, seed + 1);
     const std::vector<int> zeros = integers(n * groups, 0, 2 * neutral - 1, seed + 2);
     for (int64_t i = 0; i < n * groups; ++i) {
       // Not a choice between the number and what is left of it in bfloat16: GCC 12 takes the number for both.
-      const float scale = 0.01f + std::abs(numbers[i]);
+      const float scale = 0.01f + std::abs(elements[i]);
       scales16.push_back(to_bf16(scale));
       scales32.push_back(from_bf16(scales16.back()));
       if (format.has_wide_scales) scales32.back() = scale;
@@ -114,17 +114,17 @@ Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
     }
   } else {
     for (int64_t i = 0; i < n * k; ++i) {
-      data16.push_back(to_bf16(numbers[i]));
-      w.dense[i] = format.type == WeightType::kF32 ? numbers[i] : from_bf16(data16.back());
+      data16.push_back(to_bf16(elements[i]));
+      w.dense[i] = format.type == WeightType::kF32 ? elements[i] : from_bf16(data16.back());
     }
   }
-  const void* source = narrow                             ? static_cast<const void*>(data.data())
+  const void* source = quantized                          ? static_cast<const void*>(data.data())
                        : format.type == WeightType::kBf16 ? static_cast<const void*>(data16.data())
-                                                          : static_cast<const void*>(numbers.data());
+                                                          : static_cast<const void*>(elements.data());
   const void* scales =
       format.group != 0 && !format.has_wide_scales ? static_cast<const void*>(scales16.data()) : scales32.data();
   w.packed.resize(num_panels(n) * panel_bytes(format));
-  pack_panels({format, n, source, narrow ? scales : nullptr, format.has_zero_points ? zero_points.data() : nullptr,
+  pack_panels({format, n, source, quantized ? scales : nullptr, format.has_zero_points ? zero_points.data() : nullptr,
                w.packed.data()},
               0, num_panels(n));
   return w;

@@ -33,14 +33,14 @@ Case make_case(int64_t tokens, int64_t head_dim, int64_t pairs, bool interleaved
   return c;
 }
 
-struct Turned {
+struct Rotated {
   std::vector<float> q, k;
 };
 
 // Of tokens from `first` on.
-Turned run(const Case& c, int64_t first, int64_t tokens, const Pool& pool) {
+Rotated run(const Case& c, int64_t first, int64_t tokens, const Pool& pool) {
   const int64_t q_row = kQHeads * c.head_dim, k_row = kKHeads * c.head_dim;
-  Turned out{std::vector<float>(tokens * q_row, std::nanf("")), std::vector<float>(tokens * k_row, std::nanf(""))};
+  Rotated out{std::vector<float>(tokens * q_row, std::nanf("")), std::vector<float>(tokens * k_row, std::nanf(""))};
   kernels().rotary_embedding({c.q.data() + first * q_row, c.k.data() + first * k_row, c.cos.data() + first * c.pairs,
                               c.sin.data() + first * c.pairs, c.with_norms ? c.q_norm.data() : nullptr,
                               c.with_norms ? c.k_norm.data() : nullptr, out.q.data(), out.k.data(), tokens, kQHeads,
@@ -71,7 +71,7 @@ std::vector<double> expected(const Case& c, const std::vector<float>& x, const s
   return out;
 }
 
-// Calls function(case) for heads turned whole and in part, with both kinds of pairs, with and without norms.
+// Calls function(case) for heads rotated whole and in part, with both kinds of pairs, with and without norms.
 template <typename Function>
 void for_each_case(int64_t tokens, const Function& function) {
   for (const int64_t head_dim : {8, 66, 128}) {
@@ -91,9 +91,9 @@ TEST(rope, turns_each_pair_by_its_angle) {
   ThreadPool threads(4);
   for (const int64_t tokens : {0, 1, 150}) {
     for_each_case(tokens, [&](const Case& c) {
-      const Turned turned = run(c, 0, tokens, threads.pool());
-      check_close(turned.q, expected(c, c.q, c.q_norm, kQHeads), 1e-5, 1e-5);
-      check_close(turned.k, expected(c, c.k, c.k_norm, kKHeads), 1e-5, 1e-5);
+      const Rotated rotated = run(c, 0, tokens, threads.pool());
+      check_close(rotated.q, expected(c, c.q, c.q_norm, kQHeads), 1e-5, 1e-5);
+      check_close(rotated.k, expected(c, c.k, c.k_norm, kKHeads), 1e-5, 1e-5);
     });
   }
 }
@@ -102,9 +102,9 @@ TEST(rope, of_a_token_does_not_depend_on_tokens_or_threads) {
   ThreadPool threads(4);
   constexpr int64_t kTokens = 150;
   for_each_case(kTokens, [&](const Case& c) {
-    const Turned together = run(c, 0, kTokens, threads.pool());
+    const Rotated together = run(c, 0, kTokens, threads.pool());
     for (const int64_t token : {0, 1, 77, 149}) {
-      const Turned alone = run(c, token, 1, no_pool());
+      const Rotated alone = run(c, token, 1, no_pool());
       const int64_t q_row = kQHeads * c.head_dim, k_row = kKHeads * c.head_dim;
       CHECK(std::equal(alone.q.begin(), alone.q.end(), together.q.begin() + token * q_row), token);
       CHECK(std::equal(alone.k.begin(), alone.k.end(), together.k.begin() + token * k_row), token);

@@ -19,7 +19,7 @@ def rotary_embedding(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Turns each pair of a head's first 2 * P dimensions by the token's angle for that pair, computed in float32.
+    """Rotates each pair of a head's first 2 * P dimensions by the token's angle for that pair, computed in float32.
 
     Args:
       q: [T, H, D].
@@ -29,7 +29,7 @@ def rotary_embedding(
       norms: Applied to each head first; None for none.
 
     Returns:
-      q and k, turned, in their types.
+      q and k, rotated, in their dtypes.
     """
     if cpu.supports(q, k, cos, sin, norms):
         return cpu.rotary_embedding(q, k, cos, sin, interleaved=interleaved, norms=norms)

@@ -16,21 +16,21 @@ def rotary_embedding(
     if norms is not None:
         q = rms_norm_reference.rms_norm(q, norms.q_weight, epsilon=norms.epsilon)
         k = rms_norm_reference.rms_norm(k, norms.k_weight, epsilon=norms.epsilon)
-    return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
+    return _apply_rope(q, cos, sin, interleaved), _apply_rope(k, cos, sin, interleaved)
 
 
-def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool) -> jax.Array:
+def _apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool) -> jax.Array:
     """x [T, N, D]; cos and sin [T, P]."""
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
-    turned, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]
+    rotated, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]
     if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
     else:
-        first, second = jnp.split(turned, 2, axis=-1)
+        first, second = jnp.split(rotated, 2, axis=-1)
     pair = (first * cos - second * sin, second * cos + first * sin)
     if interleaved:
-        turned = jnp.stack(pair, axis=-1).reshape(turned.shape)
+        rotated = jnp.stack(pair, axis=-1).reshape(rotated.shape)
     else:
-        turned = jnp.concatenate(pair, axis=-1)
-    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+        rotated = jnp.concatenate(pair, axis=-1)
+    return jnp.concatenate([rotated.astype(x.dtype), rest], axis=-1)

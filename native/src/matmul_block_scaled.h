@@ -1,18 +1,18 @@
-// The innermost loops of products with narrow floats: a few rows times one panel, group by group of columns.
+// The innermost loops of products with low-precision floats: a few rows times one panel, group by group of columns.
 //
 // The sum of a group is kept in registers without its scale, which comes once, when the sum is added to what the groups
-// before it made. Whether numbers are widened here or were before makes no difference to the result.
+// before it made. Whether elements are upcast here or were before makes no difference to the result.
 #pragma once
 
+#include "low_precision_floats.h"
 #include "matmul.h"
 #include "matmul_micro.h"
-#include "narrow_floats.h"
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
 
-// A panel of narrow floats, or of the same as float32 [group][32].
-struct ScaledPanel {
+// A panel of low-precision floats, or of the same as float32 [group][32].
+struct BlockScaledPanel {
   const uint8_t* values;
   int64_t value_stride;  // bytes from group to group
   const uint8_t* scales;
@@ -25,17 +25,17 @@ struct ScaledPanel {
   int64_t columns(int64_t g) const { return (g + 1) * group < k ? group : k - g * group; }
 };
 
-// The scales of half a panel's rows for the numbers of a group as they come from load_e4m3_pairs or widen_e2m1.
-JAXIS_INLINE F16 load_group_scales(WeightType type, const uint8_t* scales, int half) {
+// The scales of half a panel's rows for the elements of a group as they come from load_e4m3_pairs or upcast_e2m1.
+JAXIS_INLINE F32x16 load_group_scales(WeightType type, const uint8_t* scales, int half) {
   if (type == WeightType::kMxfp4) return load_e8m0(scales + half * kLanes);
   return load(reinterpret_cast<const float*>(scales) + half * kLanes) * broadcast(kE4m3Factor);
 }
 
 template <int R>
-JAXIS_INLINE void add_column(const float* x, const F16 (&weights)[kHalves], F16 (&sum)[R][kHalves]) {
+JAXIS_INLINE void add_column(const float* x, const F32x16 (&weights)[kHalves], F32x16 (&sum)[R][kHalves]) {
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    const F16 value = broadcast(x[r]);
+    const F32x16 value = broadcast(x[r]);
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
   }
@@ -43,10 +43,10 @@ JAXIS_INLINE void add_column(const float* x, const F16 (&weights)[kHalves], F16 
 
 // x [columns][R] times a group of w, without its scales; w at the half panel's first number.
 template <int R>
-JAXIS_INLINE void add_group_f32(const float* x, const float* w, int64_t columns, F16 (&sum)[R][kHalves]) {
+JAXIS_INLINE void add_group_f32(const float* x, const float* w, int64_t columns, F32x16 (&sum)[R][kHalves]) {
 #pragma GCC unroll 4
   for (int64_t i = 0; i < columns; ++i, w += kPanelRows, x += R) {
-    F16 weights[kHalves];
+    F32x16 weights[kHalves];
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) weights[h] = load(w + h * kLanes);
     add_column<R>(x, weights, sum);
@@ -54,10 +54,10 @@ JAXIS_INLINE void add_group_f32(const float* x, const float* w, int64_t columns,
 }
 
 template <int R>
-JAXIS_INLINE void add_group_e4m3(const float* x, const uint8_t* w, int64_t columns, F16 (&sum)[R][kHalves]) {
+JAXIS_INLINE void add_group_e4m3(const float* x, const uint8_t* w, int64_t columns, F32x16 (&sum)[R][kHalves]) {
 #pragma GCC unroll 2
   for (int64_t i = 0; i < columns; i += 2, w += 2 * kPanelRows, x += 2 * R) {
-    F16 even[kHalves], odd[kHalves];
+    F32x16 even[kHalves], odd[kHalves];
     prefetch(w);
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) load_e4m3_pairs(w + 2 * h * kLanes, &even[h], &odd[h]);
@@ -67,15 +67,15 @@ JAXIS_INLINE void add_group_e4m3(const float* x, const uint8_t* w, int64_t colum
 }
 
 template <int R, int kPlace>
-JAXIS_INLINE void add_e2m1_column(const float* x, const E2m1Words (&words)[kHalves], F16 (&sum)[R][kHalves]) {
-  F16 weights[kHalves];
+JAXIS_INLINE void add_e2m1_column(const float* x, const E2m1Words (&words)[kHalves], F32x16 (&sum)[R][kHalves]) {
+  F32x16 weights[kHalves];
 #pragma GCC unroll 2
-  for (int h = 0; h < kHalves; ++h) weights[h] = widen_e2m1<kPlace>(words[h]);
+  for (int h = 0; h < kHalves; ++h) weights[h] = upcast_e2m1<kPlace>(words[h]);
   add_column<R>(x + kPlace * R, weights, sum);
 }
 
 template <int R>
-JAXIS_INLINE void add_group_e2m1(const float* x, const uint8_t* w, int64_t columns, F16 (&sum)[R][kHalves]) {
+JAXIS_INLINE void add_group_e2m1(const float* x, const uint8_t* w, int64_t columns, F32x16 (&sum)[R][kHalves]) {
   for (int64_t i = 0; i < columns; i += 8, w += 4 * kPanelRows, x += 8 * R) {
     E2m1Words words[kHalves];
     prefetch(w);
@@ -95,7 +95,8 @@ JAXIS_INLINE void add_group_e2m1(const float* x, const uint8_t* w, int64_t colum
 
 // x [columns][R] times a group, without its scales; `half`: where in the panel's rows to begin.
 template <int R, WeightType kStored>
-JAXIS_INLINE void add_group(const float* x, const uint8_t* values, int64_t columns, int half, F16 (&sum)[R][kHalves]) {
+JAXIS_INLINE void add_group(const float* x, const uint8_t* values, int64_t columns, int half,
+                            F32x16 (&sum)[R][kHalves]) {
   if constexpr (kStored == WeightType::kF32) {
     add_group_f32<R>(x, reinterpret_cast<const float*>(values) + half * kLanes, columns, sum);
   } else if constexpr (kStored == WeightType::kFp8) {
@@ -107,11 +108,11 @@ JAXIS_INLINE void add_group(const float* x, const uint8_t* values, int64_t colum
 
 // x [k][R] times w, set in or (not `first`) added to c [R][32]. kStored: the type that the values are in here.
 template <int R, WeightType kStored>
-void micro_scaled(const float* x, const ScaledPanel& w, float* c, bool first) {
+void micro_block_scaled(const float* x, const BlockScaledPanel& w, float* c, bool first) {
   for (int half = 0; half < 2; half += kHalves) {
     const int64_t groups = w.groups();
     for (int64_t g = 0; g < groups; ++g) {
-      F16 sum[R][kHalves];
+      F32x16 sum[R][kHalves];
       for (int r = 0; r < R; ++r) {
         for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
       }
@@ -119,7 +120,7 @@ void micro_scaled(const float* x, const ScaledPanel& w, float* c, bool first) {
       const bool is_new = first && g == 0;
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        const F16 scales = load_group_scales(w.type, w.scales + g * w.scale_stride, half + h);
+        const F32x16 scales = load_group_scales(w.type, w.scales + g * w.scale_stride, half + h);
         float* to = c + (half + h) * kLanes;
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r, to += kPanelRows) {
@@ -130,7 +131,7 @@ void micro_scaled(const float* x, const ScaledPanel& w, float* c, bool first) {
   }
 }
 
-JAXIS_INLINE ScaledPanel scaled_panel(const WeightFormat& f, const uint8_t* panel) {
+JAXIS_INLINE BlockScaledPanel block_scaled_panel(const WeightFormat& f, const uint8_t* panel) {
   const bool is_fp8 = f.type == WeightType::kFp8;
   const int64_t scale_bytes = (is_fp8 ? 4 : 1) * kPanelRows;
   const int64_t stride = scale_bytes + (is_fp8 ? f.group : f.group / 2) * kPanelRows;
@@ -138,8 +139,8 @@ JAXIS_INLINE ScaledPanel scaled_panel(const WeightFormat& f, const uint8_t* pane
 }
 
 // Groups [begin, begin + count) of a panel.
-JAXIS_INLINE ScaledPanel part_of(const ScaledPanel& w, int64_t begin, int64_t count) {
-  ScaledPanel out = w;
+JAXIS_INLINE BlockScaledPanel slice_groups(const BlockScaledPanel& w, int64_t begin, int64_t count) {
+  BlockScaledPanel out = w;
   out.values += begin * w.value_stride;
   out.scales += begin * w.scale_stride;
   out.k = (begin + count) * w.group < w.k ? count * w.group : w.k - begin * w.group;
@@ -148,21 +149,21 @@ JAXIS_INLINE ScaledPanel part_of(const ScaledPanel& w, int64_t begin, int64_t co
 
 template <int kPlace>
 JAXIS_INLINE void store_e2m1_column(E2m1Words words, float* out) {
-  store(out + kPlace * kPanelRows, widen_e2m1<kPlace>(words));
+  store(out + kPlace * kPanelRows, upcast_e2m1<kPlace>(words));
 }
 
-// The numbers of a panel, without their scales, as float32 [k][32].
-inline ScaledPanel widen_scaled(const ScaledPanel& w, float* out) {
-  ScaledPanel wide = w;
-  wide.values = reinterpret_cast<const uint8_t*>(out);
-  wide.value_stride = w.group * kPanelRows * 4;
+// The elements of a panel, without their scales, as float32 [k][32].
+inline BlockScaledPanel upcast_block_scaled(const BlockScaledPanel& w, float* out) {
+  BlockScaledPanel upcast = w;
+  upcast.values = reinterpret_cast<const uint8_t*>(out);
+  upcast.value_stride = w.group * kPanelRows * 4;
   for (int64_t g = 0; g < w.groups(); ++g) {
     const int64_t columns = w.columns(g);
     const uint8_t* values = w.values + g * w.value_stride;
     if (w.type == WeightType::kFp8) {
       for (int64_t i = 0; i < columns; i += 2, values += 2 * kPanelRows, out += 2 * kPanelRows) {
         for (int h = 0; h < 2; ++h) {
-          F16 even, odd;
+          F32x16 even, odd;
           load_e4m3_pairs(values + 2 * h * kLanes, &even, &odd);
           store(out + h * kLanes, even);
           if (i + 1 < columns) store(out + kPanelRows + h * kLanes, odd);
@@ -185,11 +186,11 @@ inline ScaledPanel widen_scaled(const ScaledPanel& w, float* out) {
       }
     }
   }
-  return wide;
+  return upcast;
 }
 
 // One number, scaled: `row` of the panel, `column` of all.
-inline float scaled_number(const ScaledPanel& w, int64_t row, int64_t column) {
+inline float block_scaled_element(const BlockScaledPanel& w, int64_t row, int64_t column) {
   const int64_t g = column / w.group, at = column % w.group;
   const uint8_t* values = w.values + g * w.value_stride;
   const uint8_t* scales = w.scales + g * w.scale_stride;

@@ -8,7 +8,7 @@
 
 namespace jaxis::JAXIS_ISA {
 
-// What load_e4m3_pairs' numbers are to be multiplied by.
+// What load_e4m3_pairs' elements are to be multiplied by.
 constexpr float kE4m3Factor = 256.0f;
 
 constexpr float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
@@ -34,38 +34,38 @@ JAXIS_INLINE float e8m0_to_float(uint8_t x) {
 
 #if defined(JAXIS_SIMD_AVX512)
 
-// 32 numbers: those at even places, and those at odd places; see kE4m3Factor.
-JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F16* even, F16* odd) {
+// 32 elements: those at even places, and those at odd places; see kE4m3Factor.
+JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
   even->v = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 1), mask));
   odd->v = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
 }
-// Sixteen words of eight numbers.
+// Sixteen words of eight elements.
 struct E2m1Words {
   __m512i v;
 };
 JAXIS_INLINE E2m1Words load_e2m1(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 // Number kPlace of each word.
 template <int kPlace>
-JAXIS_INLINE F16 widen_e2m1(E2m1Words words) {
+JAXIS_INLINE F32x16 upcast_e2m1(E2m1Words words) {
   return {_mm512_permutexvar_ps(_mm512_srli_epi32(words.v, 4 * kPlace), _mm512_loadu_ps(kE2m1))};
 }
-JAXIS_INLINE F16 load_e8m0(const uint8_t* p) {
+JAXIS_INLINE F32x16 load_e8m0(const uint8_t* p) {
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(raw), 23))};
 }
 
 #elif defined(JAXIS_SIMD_AVX2)
 
-JAXIS_INLINE F16 widen_float16(__m256i x) {
+JAXIS_INLINE F32x16 upcast_float16(__m256i x) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
 }
-JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F16* even, F16* odd) {
+JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
-  *even = widen_float16(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 1), mask));
-  *odd = widen_float16(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
+  *even = upcast_float16(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 1), mask));
+  *odd = upcast_float16(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
 }
 struct E2m1Words {
   __m256i a, b;
@@ -76,24 +76,24 @@ JAXIS_INLINE E2m1Words load_e2m1(const uint8_t* p) {
 }
 // The permutation looks at three bits: the sign, the fourth, is put in after it.
 template <int kPlace>
-JAXIS_INLINE __m256 widen_e2m1_half(__m256i words) {
+JAXIS_INLINE __m256 upcast_e2m1_half(__m256i words) {
   const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kE2m1), _mm256_srli_epi32(words, 4 * kPlace));
   const __m256i sign_bit = _mm256_set1_epi32(static_cast<int>(0x80000000u));
   const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(words, 28 - 4 * kPlace), sign_bit);
   return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
 }
 template <int kPlace>
-JAXIS_INLINE F16 widen_e2m1(E2m1Words words) {
-  return {widen_e2m1_half<kPlace>(words.a), widen_e2m1_half<kPlace>(words.b)};
+JAXIS_INLINE F32x16 upcast_e2m1(E2m1Words words) {
+  return {upcast_e2m1_half<kPlace>(words.a), upcast_e2m1_half<kPlace>(words.b)};
 }
 JAXIS_INLINE __m256 load_e8m0_half(const uint8_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(load_8_bytes(p)), 23));
 }
-JAXIS_INLINE F16 load_e8m0(const uint8_t* p) { return {load_e8m0_half(p), load_e8m0_half(p + 8)}; }
+JAXIS_INLINE F32x16 load_e8m0(const uint8_t* p) { return {load_e8m0_half(p), load_e8m0_half(p + 8)}; }
 
 #elif defined(JAXIS_SIMD_NEON)
 
-JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F16* even, F16* odd) {
+JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   const int16x8_t mask = vdupq_n_s16(static_cast<int16_t>(0xbf80));
   for (int i = 0; i < 2; ++i) {
     const int16x8_t raw = vreinterpretq_s16_u8(vld1q_u8(p + 16 * i));
@@ -116,12 +116,12 @@ JAXIS_INLINE E2m1Words load_e2m1(const uint8_t* p) {
 // A number's upper two bytes come from a table each: first those that are third, then those that are fourth. What is
 // past the tables becomes 0.
 template <int kPlace>
-JAXIS_INLINE F16 widen_e2m1(E2m1Words words) {
+JAXIS_INLINE F32x16 upcast_e2m1(E2m1Words words) {
   constexpr uint8_t kThird[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
   constexpr uint8_t kFourth[16] = {0,    0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
                                    0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
   const uint8x16x2_t table = {{vld1q_u8(kThird), vld1q_u8(kFourth)}};
-  F16 out;
+  F32x16 out;
   for (int i = 0; i < 4; ++i) {
     uint32x4_t code = words.v[i];
     if constexpr (kPlace > 0) code = vshrq_n_u32(code, kPlace > 0 ? 4 * kPlace : 1);
@@ -131,7 +131,7 @@ JAXIS_INLINE F16 widen_e2m1(E2m1Words words) {
   }
   return out;
 }
-JAXIS_INLINE F16 load_e8m0(const uint8_t* p) {
+JAXIS_INLINE F32x16 load_e8m0(const uint8_t* p) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = e8m0_to_float(p[i]);
   return load(lanes);
@@ -139,7 +139,7 @@ JAXIS_INLINE F16 load_e8m0(const uint8_t* p) {
 
 #else
 
-JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F16* even, F16* odd) {
+JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   for (int i = 0; i < kLanes; ++i) {
     even->v[i] = e4m3_to_float(p[2 * i]);
     odd->v[i] = e4m3_to_float(p[2 * i + 1]);
@@ -154,13 +154,13 @@ JAXIS_INLINE E2m1Words load_e2m1(const uint8_t* p) {
   return out;
 }
 template <int kPlace>
-JAXIS_INLINE F16 widen_e2m1(E2m1Words words) {
-  F16 out;
+JAXIS_INLINE F32x16 upcast_e2m1(E2m1Words words) {
+  F32x16 out;
   for (int i = 0; i < kLanes; ++i) out.v[i] = kE2m1[words.v[i] >> (4 * kPlace) & 15];
   return out;
 }
-JAXIS_INLINE F16 load_e8m0(const uint8_t* p) {
-  F16 out;
+JAXIS_INLINE F32x16 load_e8m0(const uint8_t* p) {
+  F32x16 out;
   for (int i = 0; i < kLanes; ++i) out.v[i] = e8m0_to_float(p[i]);
   return out;
 }
