@@ -1,15 +1,17 @@
 // Ragged paged attention: shares the work out; attention_chunk.h does it.
 #include "attention.h"
 
+#include <cstdint>
 #include <cstring>
 
+#include "arithmetic.h"
+#include "attention_cache.h"
 #include "attention_chunk.h"
+#include "simd.h"
 #include "team.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
-
-enum ScratchSlot { kPlanSlot, kPartialsSlot, kWorkspaceSlot };
 
 // Rows of a query tile: as many as make reading and upcasting keys and values cheap beside the products.
 constexpr int64_t kTileRows = 48;
@@ -41,8 +43,6 @@ struct Plan {
   double nanoseconds;  // about, on one thread
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // A decode's token is written by the task that reads it; those of longer requests are read by several tasks.
 bool is_written_by_reader(int64_t num_queries) { return num_queries == 1; }
 
@@ -66,7 +66,8 @@ void split_items(const PagedAttention& a, Plan& plan, int num_threads) {
     plan.num_tasks += item.num_tasks;
     if (item.num_tasks > 1) partials_size += item.num_chunks * Partial::size(item.tile.rows, a.head_dim);
   }
-  auto* partials = static_cast<float*>(scratch(kPartialsSlot, partials_size * static_cast<int64_t>(sizeof(float))));
+  auto* partials =
+      static_cast<float*>(scratch(Scratch::kPartials, partials_size * static_cast<int64_t>(sizeof(float))));
   for (int64_t i = 0; i < plan.num_items; ++i) {
     Item& item = plan.items[i];
     if (item.num_tasks == 1) continue;
@@ -87,7 +88,7 @@ Plan make_plan(const PagedAttention& a, int num_threads) {
   }
   const int64_t items_bytes = plan.num_items * static_cast<int64_t>(sizeof(Item));
   auto* memory =
-      static_cast<char*>(scratch(kPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
+      static_cast<char*>(scratch(Scratch::kPlan, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
   plan.items = reinterpret_cast<Item*>(memory);
   plan.item_of_task = reinterpret_cast<int32_t*>(memory + items_bytes);
 
@@ -147,7 +148,7 @@ void run_task(const PagedAttention& a, const Plan& plan, int64_t task) {
   const int64_t begin = (task - item.first_task) * item.chunks_per_task;
   const int64_t end = begin + item.chunks_per_task < item.num_chunks ? begin + item.chunks_per_task : item.num_chunks;
   const int64_t bytes = Workspace::size(tile.rows, a.head_dim) * static_cast<int64_t>(sizeof(float));
-  const Workspace w = Workspace::at(static_cast<float*>(scratch(kWorkspaceSlot, bytes)), tile.rows, a.head_dim);
+  const Workspace w = Workspace::at(static_cast<float*>(scratch(Scratch::kWorkspace, bytes)), tile.rows, a.head_dim);
   const int64_t partial_size = Partial::size(tile.rows, a.head_dim);
   if (item.writes && end == item.num_chunks) {
     write_token<T>(a, tile.block_table, tile.kv_head, tile.first_row, tile.position);

@@ -1,6 +1,8 @@
 // The cache's layout (see attention.h), and what writes to it.
 #pragma once
 
+#include <cstdint>
+
 #include "attention.h"
 #include "simd.h"
 

@@ -5,7 +5,12 @@
 // its position alone, and chunks can be computed in any order, on any thread.
 #pragma once
 
+#include <cstdint>
+
+#include "attention.h"
+#include "attention_cache.h"
 #include "attention_products.h"
+#include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {

@@ -4,7 +4,10 @@
 // query's result does not depend on which other queries share its tile.
 #pragma once
 
+#include <cstdint>
+
 #include "attention_cache.h"
+#include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {

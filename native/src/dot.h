@@ -5,6 +5,9 @@
 // kActivationBytes for four of them.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {

@@ -1,16 +1,20 @@
-// Included after matmul.inc.cc, whose rows and panels these are.
+// The experts of a mixture-of-experts block.
 #include "experts.h"
 
+#include <cstdint>
 #include <cstring>
 
+#include "activations.h"
+#include "arithmetic.h"
+#include "expert_segments.h"
+#include "matmul.h"
+#include "matmul_panels.h"
+#include "matmul_rows.h"
 #include "simd.h"
 #include "team.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
-
-// Slots of the caller's scratch memory beside kRowsSlot.
-enum ExpertSlot { kOrderSlot = 3, kBatchSlot = 4, kHiddenSlot = 5, kOutputsSlot = 6 };
 
 // Rows, a slot of a token each, that go through all stages together: so many that the weights are worth reading, so few
 // that what lies between the stages stays small.
@@ -26,16 +30,9 @@ struct ExpertOrder {
   int32_t* starts;     // [num_hit + 1]: where each one's slots begin
 };
 
-// Rows of one expert.
-struct Segment {
-  int64_t expert;
-  int64_t first;  // place in ExpertOrder::slots
-  Rows rows;      // of x, then of the hidden states
-};
-
 ExpertOrder order_by_expert(const Experts& a) {
   const int64_t all = a.tokens * a.slots;
-  auto* memory = static_cast<int32_t*>(scratch(kOrderSlot, (2 * all + 3 * a.num_experts + 1) * 4));
+  auto* memory = static_cast<int32_t*>(scratch(Scratch::kExpertOrder, (2 * all + 3 * a.num_experts + 1) * 4));
   ExpertOrder order{0, 0, memory, memory + all, memory + 2 * all, memory + 2 * all + a.num_experts};
   int32_t* next = order.starts + a.num_experts + 1;  // by expert: how many, then where its next slot goes
   const auto is_expert = [&](int32_t id) { return id >= 0 && id < a.num_experts; };
@@ -69,39 +66,6 @@ ExpertOrder order_by_expert(const Experts& a) {
   return order;
 }
 
-// Plans the rows of each segment and finds memory for them, then fills it; row_at(place) is a row.
-template <typename RowAt>
-void prepare_segments(Segment* segments, int64_t num_segments, const WeightFormat& format, bool quantized,
-                      const Pool& pool, const RowAt& row_at) {
-  constexpr int64_t kLine = 64;
-  int64_t bytes = 0, blocks = 0, elements = 0;
-  for (int64_t i = 0; i < num_segments; ++i) {
-    Rows& rows = segments[i].rows;
-    rows = plan_rows(rows.rows, format, quantized);
-    bytes += div_up(memory_bytes(rows), kLine) * kLine;
-    blocks = max_of(blocks, rows.num_blocks);
-    elements += rows.rows * rows.k;
-  }
-  char* memory = static_cast<char*>(scratch(kRowsSlot, bytes));
-  for (int64_t i = 0; i < num_segments; ++i) {
-    Rows& rows = segments[i].rows;
-    if (needs_memory(rows)) {
-      set_memory(&rows, memory);
-      memory += div_up(memory_bytes(rows), kLine) * kLine;
-    } else {
-      rows.plain = row_at(segments[i].first);
-    }
-  }
-  if (bytes == 0) return;
-  const Pool alone = {1, nullptr, nullptr};
-  parallel_for(elements > kParallelElements ? pool : alone, num_segments * blocks, [&](int64_t task) {
-    const Segment& segment = segments[task / blocks];
-    const int64_t block = task % blocks;
-    if (block >= segment.rows.num_blocks || !needs_memory(segment.rows)) return;
-    prepare_block(segment.rows, block, [&](int64_t row) { return row_at(segment.first + row); });
-  });
-}
-
 F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
   switch (a.activation) {
     case ExpertActivation::kSilu:
@@ -130,25 +94,6 @@ void add_bias(const ExpertMatrices& m, int64_t expert, int64_t panel, int64_t nu
   }
 }
 
-// Calls function(segment, panel, first block, last block, first row, number of rows) for all panels of `m` of all
-// segments, in parallel; of few panels each has its rows shared out too.
-template <typename Function>
-void for_each_panel(const Segment* segments, int64_t num_segments, const ExpertMatrices& m, const Pool& pool,
-                    const Function& function) {
-  const int64_t panels = num_panels(m.n);
-  const int64_t splits = div_up(4 * pool.num_threads, num_segments * panels);
-  parallel_for(pool, num_segments * panels * splits, [&](int64_t task) {
-    const Segment& segment = segments[task / (panels * splits)];
-    const Rows& rows = segment.rows;
-    const int64_t blocks = div_up(rows.num_blocks, splits);
-    const int64_t first = task % splits * blocks, last = min_of(first + blocks, rows.num_blocks);
-    if (first >= last) return;
-    const int64_t first_row = first * rows.block_rows;
-    const int64_t num_rows = min_of(last * rows.block_rows, rows.rows) - first_row;
-    function(segment, task / splits % panels, first, last, first_row, num_rows);
-  });
-}
-
 }  // namespace
 
 void experts(const Experts& a, const Pool& pool) {
@@ -156,10 +101,10 @@ void experts(const Experts& a, const Pool& pool) {
   const int64_t size = a.gate.format.k, hidden_size = a.gate.n, out_size = a.down.n;
   const ExpertOrder order = order_by_expert(a);
   auto* segments = static_cast<Segment*>(
-      scratch(kBatchSlot, min_of(order.num_hit, kRowsAtOnce) * static_cast<int64_t>(sizeof(Segment))));
+      scratch(Scratch::kSegments, min_of(order.num_hit, kRowsAtOnce) * static_cast<int64_t>(sizeof(Segment))));
   const int64_t most_rows = min_of(order.size, kRowsAtOnce);
-  float* hidden = static_cast<float*>(scratch(kHiddenSlot, most_rows * hidden_size * 4));
-  float* outputs = static_cast<float*>(scratch(kOutputsSlot, most_rows * out_size * 4));
+  float* hidden = static_cast<float*>(scratch(Scratch::kHidden, most_rows * hidden_size * 4));
+  float* outputs = static_cast<float*>(scratch(Scratch::kOutputs, most_rows * out_size * 4));
   const int64_t gate_bytes = panel_bytes(a.gate.format), down_bytes = panel_bytes(a.down.format);
   if (order.size == 0) std::memset(a.out, 0, static_cast<size_t>(a.tokens * out_size * 4));
 
@@ -179,7 +124,7 @@ void experts(const Experts& a, const Pool& pool) {
     for_each_panel(
         segments, num_segments, a.gate, pool,
         [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
-          float* gate = static_cast<float*>(scratch(kTileSlot, 2 * num_rows * kPanelRows * 4));
+          float* gate = static_cast<float*>(scratch(Scratch::kTile, 2 * num_rows * kPanelRows * 4));
           float* up = gate + num_rows * kPanelRows;
           const int64_t at = panel * gate_bytes;
           multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + at, first, last, gate);
@@ -197,7 +142,7 @@ void experts(const Experts& a, const Pool& pool) {
     for_each_panel(
         segments, num_segments, a.down, pool,
         [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
-          float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4));
+          float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
           multiply_panel(segment.rows, a.down.format, a.down.of(segment.expert) + panel * down_bytes, first, last,
                          tile);
           add_bias(a.down, segment.expert, panel, num_rows, tile);

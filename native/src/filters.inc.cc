@@ -1,11 +1,13 @@
-#pragma once
-
+// Top-k, top-p and min-p.
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 
+#include "logit_bisection.h"
 #include "sampling.h"
-#include "sampling.inc.cc"
 #include "simd.h"
 #include "team.h"
+#include "vocab_tiles.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
@@ -15,46 +17,6 @@ constexpr int kMassBits = 30;
 // Logits by their distance from the largest, in steps of 1/64 after the temperature. Beyond 22 no mass is left.
 constexpr int kBuckets = 2048;
 constexpr float kBucketsPerUnit = 64.0f;
-
-// Orders as the floats do. Subnormal numbers count as 0: whether the processor's comparisons see them depends on the
-// thread's mode.
-JAXIS_INLINE int32_t float_to_key(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const int32_t key = bits < 0 ? bits ^ 0x7fffffff : bits;
-  return (bits & 0x7f800000) == 0 ? 0 : key;
-}
-
-float key_to_float(int32_t key) {
-  const int32_t bits = key < 0 ? key ^ 0x7fffffff : key;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-int32_t mass_from(const float* values, const int32_t* masses, int64_t n, int32_t lowest_key) {
-  int32_t sum = 0;
-  if (masses == nullptr) {
-    for (int64_t i = 0; i < n; ++i) sum += float_to_key(values[i]) >= lowest_key ? 1 : 0;
-  } else {
-    for (int64_t i = 0; i < n; ++i) {
-      const int32_t mass = masses[i];
-      sum += float_to_key(values[i]) >= lowest_key ? mass : 0;
-    }
-  }
-  return sum;
-}
-
-// The largest value such that those from it upwards weigh at least the target (each 1 without masses); -inf if all
-// together do not. Bisects the bit patterns, which order as the floats do.
-float largest_value_reaching(const float* values, const int32_t* masses, int64_t n, int32_t target, float maximum) {
-  int32_t low = float_to_key(-kInfinity), high = float_to_key(maximum) + 1;
-  while (low + 1 < high) {
-    const int32_t middle = static_cast<int32_t>((static_cast<int64_t>(low) + high) >> 1);
-    (mass_from(values, masses, n, middle) >= target ? low : high) = middle;
-  }
-  return key_to_float(low);
-}
 
 // One row, and the scratch memory it is worked on with.
 struct FilterRow {
@@ -83,7 +45,7 @@ struct FilterRow {
   template <typename MayKeep, typename Keep>
   int64_t collect(float lowest, MayKeep&& may_keep, Keep&& keep) const {
     const int64_t tasks = tasks_per_row(a.vocab);
-    int64_t* counts = static_cast<int64_t*>(scratch(3, tasks * 8));
+    int64_t* counts = static_cast<int64_t*>(scratch(Scratch::kCounts, tasks * 8));
     for_each_run_of_tiles(pool, 1, a.vocab, [&](int64_t, int64_t first, int64_t end) {
       float* out = values + first * kVocabTile;
       int64_t n = 0;
@@ -146,7 +108,7 @@ struct FilterRow {
   // Mass by bucket of the logits from `lowest` upwards; returns the sum.
   int32_t fill(int32_t* histogram, float lowest) const {
     const int64_t tasks = tasks_per_row(a.vocab);
-    int32_t* parts = static_cast<int32_t*>(scratch(2, tasks * kBuckets * 4));
+    int32_t* parts = static_cast<int32_t*>(scratch(Scratch::kHistograms, tasks * kBuckets * 4));
     for_each_run_of_tiles(pool, 1, a.vocab, [&](int64_t, int64_t first, int64_t end) {
       int32_t* part = parts + first / kTilesPerTask * kBuckets;
       std::memset(part, 0, kBuckets * 4);
@@ -206,8 +168,8 @@ void filter_row(const TokenFilters& a, int64_t row, const Pool& pool) {
   float units;
   std::memcpy(&units, &bits, 4);
   const int64_t padded = tiles * kVocabTile;
-  float* values = static_cast<float*>(scratch(0, padded * 4));
-  int32_t* masses = static_cast<int32_t*>(scratch(1, padded * 4));
+  float* values = static_cast<float*>(scratch(Scratch::kLogits, padded * 4));
+  int32_t* masses = static_cast<int32_t*>(scratch(Scratch::kMasses, padded * 4));
   const FilterRow r{
       a,      pool,  a.logits + row * a.vocab, a.tile_max + row * tiles, a.max[row], a.inverse_temperature[row], units,
       values, masses};

@@ -1,6 +1,8 @@
 // Products of each token's heads with a matrix for each head.
 #pragma once
 
+#include <cstdint>
+
 #include "experts.h"
 
 namespace jaxis {

@@ -1,12 +1,20 @@
-// Included after experts.inc.cc, whose segments these are: one a head, with a row a token.
+// Products of heads with their matrices: a segment for each head, with a row for each token.
 #include "head_matmul.h"
+
+#include <cstdint>
+
+#include "expert_segments.h"
+#include "matmul.h"
+#include "matmul_panels.h"
+#include "simd.h"
+#include "team.h"
 
 namespace jaxis::JAXIS_ISA {
 
 void head_matmul(const HeadMatmul& a, const Pool& pool) {
   if (a.tokens == 0) return;
   const int64_t k = a.weight.format.k, n = a.weight.n, bytes = panel_bytes(a.weight.format);
-  auto* segments = static_cast<Segment*>(scratch(kBatchSlot, a.heads * static_cast<int64_t>(sizeof(Segment))));
+  auto* segments = static_cast<Segment*>(scratch(Scratch::kSegments, a.heads * static_cast<int64_t>(sizeof(Segment))));
   for (int64_t h = 0; h < a.heads; ++h) {
     segments[h] = {h, h * a.tokens, {}};
     segments[h].rows.rows = a.tokens;
@@ -16,7 +24,7 @@ void head_matmul(const HeadMatmul& a, const Pool& pool) {
   for_each_panel(
       segments, a.heads, a.weight, pool,
       [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
-        float* tile = static_cast<float*>(scratch(kTileSlot, num_rows * kPanelRows * 4));
+        float* tile = static_cast<float*>(scratch(Scratch::kTile, num_rows * kPanelRows * 4));
         const uint8_t* weight = a.weight.of(segment.expert) + panel * bytes;
         multiply_panel(segment.rows, a.weight.format, weight, first, last, tile);
         for (int64_t r = 0; r < num_rows; ++r) {

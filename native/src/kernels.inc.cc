@@ -2,13 +2,11 @@
 #include "kernels.h"
 
 #include "attention.inc.cc"
+#include "experts.inc.cc"
 #include "filters.inc.cc"
+#include "head_matmul.inc.cc"
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
-
-#include "experts.inc.cc"
-#include "head_matmul.inc.cc"
-
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"

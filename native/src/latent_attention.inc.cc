@@ -1,14 +1,17 @@
 // Attention over a paged cache of latents: shares the work out; latent_tile.h does it.
 #include "latent_attention.h"
 
+#include <cstdint>
+#include <cstring>
+
+#include "arithmetic.h"
 #include "latent_tile.h"
+#include "simd.h"
 #include "team.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
 namespace latent {
-
-enum LatentScratchSlot { kLatentPlanSlot, kLatentPartialsSlot, kLatentWorkspaceSlot };
 
 // Rows of the flat batch that one task writes to the cache.
 constexpr int64_t kRowsPerWrite = 64;
@@ -35,8 +38,6 @@ struct Plan {
   int64_t num_tasks;
   double nanoseconds;  // about, on one thread
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t num_chunks(const Item& item) { return ceil_div(item.context, kChunk); }
 
@@ -73,7 +74,7 @@ Plan make_plan(const LatentAttention& a, int num_threads) {
   }
   const int64_t items_bytes = plan.num_items * static_cast<int64_t>(sizeof(Item));
   auto* memory =
-      static_cast<char*>(scratch(kLatentPlanSlot, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
+      static_cast<char*>(scratch(Scratch::kPlan, items_bytes + max_tasks * static_cast<int64_t>(sizeof(int32_t))));
   plan.items = reinterpret_cast<Item*>(memory);
   plan.item_of_task = reinterpret_cast<int32_t*>(memory + items_bytes);
   Item* next = plan.items;
@@ -96,7 +97,7 @@ Plan make_plan(const LatentAttention& a, int num_threads) {
     partials_size += item_partials_size(item);
   }
   auto* partials =
-      static_cast<float*>(scratch(kLatentPartialsSlot, partials_size * static_cast<int64_t>(sizeof(float))));
+      static_cast<float*>(scratch(Scratch::kPartials, partials_size * static_cast<int64_t>(sizeof(float))));
   for (int64_t i = 0; i < plan.num_items; ++i) {
     plan.items[i].partials = partials;
     partials += item_partials_size(plan.items[i]);
@@ -128,7 +129,7 @@ void run_task(const LatentAttention& a, const Plan& plan, int64_t task) {
   const int64_t begin = (task - item.first_task) * item.chunks_per_task;
   const int64_t end = begin + item.chunks_per_task < all ? begin + item.chunks_per_task : all;
   const int64_t bytes = Workspace::size(rows, a.head_dim, a.value_dim) * static_cast<int64_t>(sizeof(float));
-  Workspace w = Workspace::at(static_cast<float*>(scratch(kLatentWorkspaceSlot, bytes)), rows, a.head_dim, a.value_dim);
+  Workspace w = Workspace::at(static_cast<float*>(scratch(Scratch::kWorkspace, bytes)), rows, a.head_dim, a.value_dim);
   const auto partial = [&](int64_t chunk) {
     return Sums::at(item.partials + chunk * Sums::size(rows, a.value_dim), rows);
   };

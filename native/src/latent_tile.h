@@ -5,10 +5,12 @@
 // D and along the context, whatever else is in the tile: a row's result depends on its own request only.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
 #include "attention_cache.h"
 #include "latent_attention.h"
+#include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {

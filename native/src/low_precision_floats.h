@@ -4,6 +4,9 @@
 // was, denormal ones included, and no instruction set treats those of float16 as zeros. e2m1 is a table of sixteen.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {

@@ -4,6 +4,9 @@
 // before it made. Whether elements are upcast here or were before makes no difference to the result.
 #pragma once
 
+#include <cstdint>
+#include "low_precision_floats.h"
+
 #include "low_precision_floats.h"
 #include "matmul.h"
 #include "matmul_micro.h"

@@ -4,6 +4,8 @@
 // other rows there are.
 #pragma once
 
+#include <cstdint>
+
 #include "dot.h"
 #include "matmul.h"
 #include "simd.h"

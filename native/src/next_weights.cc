@@ -1,6 +1,7 @@
 #include "next_weights.h"
 
 #include <atomic>
+#include <cstdint>
 
 namespace jaxis {
 namespace {

@@ -4,6 +4,8 @@
 // run, the memory idles; knowing what comes, helpers begin to fetch it.
 #pragma once
 
+#include <cstdint>
+
 #include "matmul.h"
 #include "team.h"
 

@@ -1,4 +1,5 @@
 // Packing, once, when weights are loaded: plain code, bound by memory.
+#include <cstdint>
 #include <cstring>
 
 #include "matmul.h"

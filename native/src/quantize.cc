@@ -1,6 +1,7 @@
 // What Python's loader calls, from several threads.
 #include "quantize.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 

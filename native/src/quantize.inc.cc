@@ -1,7 +1,9 @@
+// Quantizes rows of weights.
+#include "quantize.h"
+
 #include <cstdint>
 #include <cstring>
 
-#include "kernels.h"
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {

@@ -1,7 +1,10 @@
-#pragma once
-
+// Rotary position embedding.
 #include "rope.h"
-#include "norm.inc.cc"
+
+#include <cstdint>
+
+#include "norm.h"
+#include "norm_row.h"
 #include "simd.h"
 #include "team.h"
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -181,15 +182,14 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, co
   if (error) std::rethrow_exception(error);
 }
 
-void* scratch(int slot, int64_t bytes) {
+void* scratch(Scratch which, int64_t bytes) {
   struct Buffer {
     void* data = nullptr;
     int64_t size = 0;
     ~Buffer() { std::free(data); }
   };
-  constexpr int kSlots = 8;
-  thread_local Buffer buffers[kSlots];
-  Buffer& buffer = buffers[slot];
+  thread_local Buffer buffers[static_cast<int>(Scratch::kCount)];
+  Buffer& buffer = buffers[static_cast<int>(which)];
   if (buffer.size < bytes) {
     std::free(buffer.data);
     const int64_t size = (bytes + 4095) / 4096 * 4096;

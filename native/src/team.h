@@ -41,8 +41,35 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Function&& function, cons
       pool, num_tasks, [](void* data, int64_t index) { (*static_cast<Function*>(data))(index); }, &function, hint);
 }
 
-// Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until its next call with the
-// same slot on this thread. Grows and is kept.
-void* scratch(int slot, int64_t bytes);
+// Buffers that each thread keeps for its kernels, by what is in them.
+//
+// Kernels do not run inside one another, so each family has names of its own for the same buffers: a thread keeps as
+// much memory as the most that one family needs. Within a family each name is another buffer.
+enum class Scratch {
+  // matmul, experts, head_matmul: the caller's, but for a panel and a tile, which are the worker's.
+  kRows,         // what is multiplied, laid out for the micro-kernels
+  kPanel,        // a panel of weights, upcast or unpacked
+  kTile,         // a panel's results
+  kExpertOrder,  // slots of tokens by expert
+  kSegments,
+  kHidden,   // hidden states between an expert's products
+  kOutputs,  // the experts' results, by slot
+  kCount,    // how many buffers there are; the names below are others for those above
+  // paged_attention, latent_attention.
+  kPlan = kRows,
+  kPartials = kPanel,  // sums of chunks of contexts that several tasks share
+  kWorkspace = kTile,  // a task's
+  // argmax, top_tokens, token_ranks.
+  kTileResults = kRows,
+  // filter_tokens.
+  kLogits = kRows,
+  kMasses = kPanel,
+  kHistograms = kTile,
+  kCounts = kExpertOrder,
+};
+
+// Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until its next call for the same
+// buffer on this thread. Grows and is kept.
+void* scratch(Scratch buffer, int64_t bytes);
 
 }  // namespace jaxis

@@ -1,10 +1,11 @@
-#pragma once
+// The largest logits of each row, and ranks of given ones.
+#include <cstdint>
 
-#include "filters.inc.cc"
+#include "logit_bisection.h"
 #include "sampling.h"
-#include "sampling.inc.cc"
 #include "simd.h"
 #include "team.h"
+#include "vocab_tiles.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
@@ -44,7 +45,7 @@ void top_of_row(const TopTokens& a, int64_t row, const float* tile_max) {
 
 void top_tokens(const TopTokens& a, const Pool& pool) {
   const int64_t tiles = num_tiles(a.vocab);
-  float* tile_max = static_cast<float*>(scratch(0, a.rows * tiles * 4));
+  float* tile_max = static_cast<float*>(scratch(Scratch::kTileResults, a.rows * tiles * 4));
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
     for (int64_t tile = first; tile < end; ++tile) {
       tile_max[row * tiles + tile] = largest(a.logits + row * a.vocab + tile * kVocabTile, tile_size(a.vocab, tile));
@@ -55,7 +56,7 @@ void top_tokens(const TopTokens& a, const Pool& pool) {
 
 void token_ranks(const TokenRanks& a, const Pool& pool) {
   const int64_t tasks = tasks_per_row(a.vocab);
-  int32_t* counts = static_cast<int32_t*>(scratch(0, a.rows * tasks * 4));
+  int32_t* counts = static_cast<int32_t*>(scratch(Scratch::kTileResults, a.rows * tasks * 4));
   for_each_run_of_tiles(pool, a.rows, a.vocab, [&](int64_t row, int64_t first, int64_t end) {
     const float* x = a.logits + row * a.vocab;
     const float chosen = a.chosen[row];

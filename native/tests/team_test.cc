@@ -187,12 +187,12 @@ TEST(team, scratch_memory_is_the_threads_own) {
   std::atomic<int> wrong{0};
   parallel_for(threads.pool(), 200, [&](int64_t i) {
     const int64_t bytes = 1 + i * 37;
-    for (int slot = 0; slot < 2; ++slot) {
-      auto* memory = static_cast<unsigned char*>(scratch(slot, bytes));
+    for (const Scratch buffer : {Scratch::kRows, Scratch::kPanel}) {
+      auto* memory = static_cast<unsigned char*>(scratch(buffer, bytes));
       if (reinterpret_cast<uintptr_t>(memory) % 64 != 0) ++wrong;
-      for (int64_t k = 0; k < bytes; ++k) memory[k] = static_cast<unsigned char>(i + slot);
+      for (int64_t k = 0; k < bytes; ++k) memory[k] = static_cast<unsigned char>(i + static_cast<int>(buffer));
     }
-    const auto* first = static_cast<unsigned char*>(scratch(0, 1));  // smaller: the same memory still
+    const auto* first = static_cast<unsigned char*>(scratch(Scratch::kRows, 1));  // smaller: the same memory still
     for (int64_t k = 0; k < bytes; ++k) wrong += first[k] != static_cast<unsigned char>(i);
   });
   CHECK(wrong == 0, wrong.load());
