@@ -16,12 +16,13 @@ COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-native test-slow lint format bench compare clean
+.PHONY: help demo test test-native test-sanitizers test-slow lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
 	@echo "make test       install what the tests need, then lint and test"
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
+	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make lint       check the code with ruff and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
@@ -42,6 +43,11 @@ test-native: $(VENV)/.installed
 		-DJAXIS_FFI=OFF -DJAXIS_TESTS=ON -DJAXIS_SANITIZE=$(SANITIZE)
 	$(VENV)/bin/cmake --build $(NATIVE_TESTS)
 	$(VENV)/bin/ctest --test-dir $(NATIVE_TESTS) --output-on-failure
+
+# One after the other: each compiles the kernels for every instruction set, and runs them on those of the machine.
+test-sanitizers:
+	$(MAKE) test-native SANITIZE=address,undefined
+	$(MAKE) test-native SANITIZE=thread
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow $(ARGS)

@@ -7,6 +7,7 @@
 namespace jaxis::JAXIS_ISA {
 namespace {
 
+// Of kSilu and kGeluTanh, what up is multiplied by.
 F32x16 apply_activation(Activation activation, F32x16 x) {
   const F32x16 one = broadcast(1.0f);
   if (activation == Activation::kSilu) return x / (one + exp(zero() - x));

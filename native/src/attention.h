@@ -5,6 +5,10 @@
 
 namespace jaxis {
 
+// Tokens whose keys are transposed together, and what dimensions of heads are multiples of.
+constexpr int64_t kAttentionTile = 16;
+constexpr int64_t kMaxHeadDim = 256;  // of paged attention
+
 enum class CacheType { kFloat32, kBfloat16, kInt8 };
 
 // Writes the step's keys and values into the cache, then attends. T tokens of R requests, H query heads, K key-value

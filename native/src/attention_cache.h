@@ -9,7 +9,8 @@
 namespace jaxis::JAXIS_ISA {
 namespace {
 
-constexpr int64_t kKeyTile = kLanes;  // tokens that a vector of keys holds
+constexpr int64_t kKeyTile = kAttentionTile;  // tokens that a vector of keys holds
+static_assert(kKeyTile == kLanes);
 
 JAXIS_INLINE F32x16 load_entry(const float* p) { return load(p); }
 JAXIS_INLINE F32x16 load_entry(const bf16_t* p) { return load_bf16(p); }
@@ -65,8 +66,6 @@ JAXIS_INLINE float encode(const float* x, int64_t size, int8_t* out) {
   for (int64_t i = 0; i < size; i += kLanes) store_i8(out + i, round_even(load(x + i) / divisor));
   return scale;
 }
-
-constexpr int64_t kMaxHeadDim = 256;
 
 // Writes one head of the flat batch's row `row`, which is token `position` of its request.
 template <typename T>

@@ -1,43 +1,65 @@
+#include "attention.h"
+
+#include <cstdint>
+
 #include "ffi_common.h"
 
 namespace jaxis {
 namespace {
 
-using Ints = ffi::Buffer<ffi::S32>;
-using Floats = ffi::Buffer<ffi::F32>;
+ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi::AnyBuffer cache, I32 seq_lens,
+                               I32 block_tables, I32 query_start_loc, I32 request_distribution, F32 sinks,
+                               int64_t block_size, int64_t window, int64_t chunk_size, float scale, float soft_cap,
+                               ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+  return run_kernel("paged_attention", threads, [&](const Pool& pool) {
+    require_shape("q", q, {kAnySize, kAnySize, kAnySize});
+    const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
+    require_shape("k", k, {num_tokens, kAnySize, head_dim});
+    const int64_t num_kv_heads = k.dimensions()[1];
+    require_shape("v", v, {num_tokens, num_kv_heads, head_dim});
+    require_shape("out", *out, {num_tokens, num_heads, head_dim});
+    require_shape("seq_lens", seq_lens, {kAnySize});
+    const int64_t max_requests = seq_lens.dimensions()[0];
+    require_shape("block_tables", block_tables, {max_requests, kAnySize});
+    require_shape("query_start_loc", query_start_loc, {max_requests + 1});
+    require_shape("request_distribution", request_distribution, {3});
+    if (sinks.element_count() != 0) require_shape("sinks", sinks, {num_heads});
+    require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "the key-value heads do not divide the query heads");
+    require(head_dim % kAttentionTile == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 256");
+    require(block_size > 0 && block_size % kAttentionTile == 0, "block_size is not a multiple of 16");
+    require(window > 0 && chunk_size > 0, "window and chunk_size are not positive");
+    const CacheType type = make_cache_type(cache);
+    // An int8 token has a float32 scale for its key and one for its value.
+    const int64_t scales = type == CacheType::kInt8 ? 2 * block_size * static_cast<int64_t>(sizeof(float)) : 0;
+    require_shape("the cache", cache, {kAnySize, num_kv_heads, 2 * block_size * head_dim + scales});
+    require(new_cache->untyped_data() == cache.untyped_data(), "the cache is updated in place only");
+    const int64_t num_requests = request_distribution.typed_data()[2];
+    require(num_requests >= 0 && num_requests <= max_requests, "there are more requests than seq_lens has");
 
-ffi::Error run_paged_attention(ffi::ThreadPool threads, Floats q, Floats k, Floats v, ffi::AnyBuffer cache,
-                               Ints seq_lens, Ints block_tables, Ints query_start_loc, Ints request_distribution,
-                               Floats sinks, int64_t block_size, int64_t window, int64_t chunk_size, float scale,
-                               float soft_cap, ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
-  if (new_cache->untyped_data() != cache.untyped_data()) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "paged attention updates its cache in place");
-  }
-  PagedAttention a;
-  a.q = q.typed_data();
-  a.k = k.typed_data();
-  a.v = v.typed_data();
-  a.cache = cache.untyped_data();
-  a.seq_lens = seq_lens.typed_data();
-  a.block_tables = block_tables.typed_data();
-  a.query_start_loc = query_start_loc.typed_data();
-  a.sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
-  a.out = out->typed_data();
-  a.type = cache.element_type() == ffi::F32    ? CacheType::kFloat32
-           : cache.element_type() == ffi::BF16 ? CacheType::kBfloat16
-                                               : CacheType::kInt8;
-  a.num_tokens = q.dimensions()[0];
-  a.num_requests = request_distribution.typed_data()[2];
-  a.num_heads = q.dimensions()[1];
-  a.num_kv_heads = k.dimensions()[1];
-  a.head_dim = q.dimensions()[2];
-  a.block_size = block_size;
-  a.max_blocks = block_tables.dimensions()[1];
-  a.window = window;
-  a.chunk_size = chunk_size;
-  a.scale = scale;
-  a.soft_cap = soft_cap;
-  return run_kernel(threads, [&](const Pool& pool) { kernels().paged_attention(a, pool); });
+    PagedAttention a{};
+    a.q = q.typed_data();
+    a.k = k.typed_data();
+    a.v = v.typed_data();
+    a.cache = cache.untyped_data();
+    a.seq_lens = seq_lens.typed_data();
+    a.block_tables = block_tables.typed_data();
+    a.query_start_loc = query_start_loc.typed_data();
+    a.sinks = sinks.element_count() == 0 ? nullptr : sinks.typed_data();
+    a.out = out->typed_data();
+    a.type = type;
+    a.num_tokens = num_tokens;
+    a.num_requests = num_requests;
+    a.num_heads = num_heads;
+    a.num_kv_heads = num_kv_heads;
+    a.head_dim = head_dim;
+    a.block_size = block_size;
+    a.max_blocks = block_tables.dimensions()[1];
+    a.window = window;
+    a.chunk_size = chunk_size;
+    a.scale = scale;
+    a.soft_cap = soft_cap;
+    kernels().paged_attention(a, pool);
+  });
 }
 
 }  // namespace
@@ -48,19 +70,19 @@ using namespace jaxis;
 JAXIS_HANDLER(jaxis_paged_attention, run_paged_attention,
               ffi::Ffi::Bind()
                   .Ctx<ffi::ThreadPool>()
-                  .Arg<Floats>()
-                  .Arg<Floats>()
-                  .Arg<Floats>()
+                  .Arg<F32>()
+                  .Arg<F32>()
+                  .Arg<F32>()
                   .Arg<ffi::AnyBuffer>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
-                  .Arg<Floats>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<F32>()
                   .Attr<int64_t>("block_size")
                   .Attr<int64_t>("window")
                   .Attr<int64_t>("chunk_size")
                   .Attr<float>("scale")
                   .Attr<float>("soft_cap")
                   .Ret<ffi::AnyBuffer>()
-                  .Ret<Floats>());
+                  .Ret<F32>());

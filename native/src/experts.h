@@ -9,13 +9,6 @@
 
 namespace jaxis {
 
-// What an expert makes of its two products.
-enum class ExpertActivation : int32_t {
-  kSilu = 0,           // silu(gate) * up
-  kGeluTanh = 1,       // gelu(gate) * up, by its approximation with tanh
-  kClampedSwiglu = 2,  // g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1), g = min(gate, limit)
-};
-
 // One matrix [n, k] for each expert: the panels of matmul.h, one expert after the other.
 struct ExpertMatrices {
   const uint8_t* data;
@@ -37,7 +30,7 @@ struct Experts {
   int64_t tokens, slots, num_experts;
   ExpertMatrices gate, up, down;  // gate and up have one format and one n, which is down.format.k
   bool quantize_activations;      // to int8, by row and group
-  ExpertActivation activation;
+  Activation activation;          // not kNone
   float alpha, limit;
   float* out;  // [tokens, down.n]
 };

@@ -66,19 +66,16 @@ ExpertOrder order_by_expert(const Experts& a) {
   return order;
 }
 
-F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
-  switch (a.activation) {
-    case ExpertActivation::kSilu:
-      return apply_activation(Activation::kSilu, gate) * up;
-    case ExpertActivation::kGeluTanh:
-      return apply_activation(Activation::kGeluTanh, gate) * up;
-    case ExpertActivation::kClampedSwiglu:
-      break;
-  }
+F32x16 clamped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   const F32x16 one = broadcast(1.0f), limit = broadcast(a.limit);
   const F32x16 g = min(gate, limit);
   const F32x16 sigmoid = one / (one + exp(g * broadcast(-a.alpha)));
   return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
+}
+
+F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
+  if (a.activation == Activation::kClampedSwiglu) return clamped_swiglu(a, gate, up);
+  return apply_activation(a.activation, gate) * up;
 }
 
 // Adds the expert's bias, if there is one, to a tile [num_rows][32] of its panel.

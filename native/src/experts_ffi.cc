@@ -1,63 +1,76 @@
+#include "experts.h"
+
+#include <cstddef>
+#include <cstdint>
+
 #include "ffi_common.h"
 
 namespace jaxis {
 namespace {
 
-using Bytes = ffi::Buffer<ffi::U8>;
-using Floats = ffi::Buffer<ffi::F32>;
-
 constexpr size_t kFormatFields = 4;  // type, group, has_zero_points, has_wide_scales
 
-WeightFormat format_from(const int64_t* fields, int64_t k) {
-  return {static_cast<WeightType>(fields[0]), k, fields[1], fields[2] != 0, fields[3] != 0};
+ExpertMatrices make_matrices(const char* name, const U8& data, const int64_t* format_fields, int64_t num_experts,
+                             int64_t n, int64_t k) {
+  ExpertMatrices m{};
+  m.data = data.typed_data();
+  m.format = make_weight_format(format_fields[0], k, format_fields[1], format_fields[2] != 0, format_fields[3] != 0);
+  m.n = n;
+  require_packed(name, data, num_experts, n, m.format);
+  return m;
 }
 
-bool has_size(const Bytes& data, const ExpertMatrices& m, int64_t num_experts) {
-  return static_cast<int64_t>(data.element_count()) == num_experts * num_panels(m.n) * panel_bytes(m.format);
+const float* bias_of(const ffi::RemainingArgs& biases, size_t index, int64_t num_experts, int64_t n) {
+  const auto bias = biases.get<F32>(index);
+  require(bias.has_value(), "biases are not float32");
+  require_shape("a bias", *bias, {num_experts, n});
+  return bias->typed_data();
 }
 
 // `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x]. `formats`
 // has the four fields of a format, of gate and up first, then of down.
-ffi::Error run_experts(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::S32> ids, Floats weights, Bytes gate,
-                       Bytes up, Bytes down, ffi::RemainingArgs biases, ffi::Span<const int64_t> formats,
-                       int64_t num_experts, int64_t hidden_size, bool quantize_activations, int32_t activation,
-                       float alpha, float limit, ffi::ResultBuffer<ffi::F32> out) {
-  if (x.dimensions().size() != 2 || ids.dimensions().size() != 2 || ids.dimensions()[0] != x.dimensions()[0] ||
-      weights.element_count() != ids.element_count() || formats.size() != 2 * kFormatFields) {
-    return ffi::Error::InvalidArgument("experts: operands do not fit each other");
-  }
-  const int64_t columns = x.dimensions()[1];
-  Experts a{};
-  a.x = x.typed_data();
-  a.ids = ids.typed_data();
-  a.weights = weights.typed_data();
-  a.tokens = ids.dimensions()[0];
-  a.slots = ids.dimensions()[1];
-  a.num_experts = num_experts;
-  a.gate = {gate.typed_data(), nullptr, format_from(formats.begin(), columns), hidden_size};
-  a.up = {up.typed_data(), nullptr, a.gate.format, hidden_size};
-  a.down = {down.typed_data(), nullptr, format_from(formats.begin() + kFormatFields, hidden_size), columns};
-  if (!has_size(gate, a.gate, num_experts) || !has_size(up, a.up, num_experts) ||
-      !has_size(down, a.down, num_experts)) {
-    return ffi::Error::InvalidArgument("experts: a packed weight has not the size that its shape needs");
-  }
-  if (biases.size() != 0) {
-    const auto of_gate = biases.get<Floats>(0), of_up = biases.get<Floats>(1), of_down = biases.get<Floats>(2);
-    const size_t hidden = static_cast<size_t>(num_experts * hidden_size);
-    if (!of_gate.has_value() || !of_up.has_value() || !of_down.has_value() || of_gate->element_count() != hidden ||
-        of_up->element_count() != hidden || of_down->element_count() != static_cast<size_t>(num_experts * columns)) {
-      return ffi::Error::InvalidArgument("experts: biases do not fit the weights");
+ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 gate, U8 up, U8 down,
+                       ffi::RemainingArgs biases, ffi::Span<const int64_t> formats, int64_t num_experts,
+                       int64_t hidden_size, bool quantize_activations, int32_t activation, float alpha, float limit,
+                       F32Result out) {
+  return run_kernel("experts", threads, [&](const Pool& pool) {
+    require_shape("x", x, {kAnySize, kAnySize});
+    const int64_t tokens = x.dimensions()[0], columns = x.dimensions()[1];
+    require_shape("ids", ids, {tokens, kAnySize});
+    const int64_t slots = ids.dimensions()[1];
+    require_shape("weights", weights, {tokens, slots});
+    require_shape("out", *out, {tokens, columns});
+    require(formats.size() == 2 * kFormatFields, "there are not two formats of four fields");
+    require(biases.size() == 0 || biases.size() == 3, "there are not three biases, or none");
+    require(num_experts > 0, "there are no experts");
+
+    Experts a{};
+    a.x = x.typed_data();
+    a.ids = ids.typed_data();
+    a.weights = weights.typed_data();
+    a.tokens = tokens;
+    a.slots = slots;
+    a.num_experts = num_experts;
+    a.gate = make_matrices("gate", gate, formats.begin(), num_experts, hidden_size, columns);
+    a.up = make_matrices("up", up, formats.begin(), num_experts, hidden_size, columns);
+    a.down = make_matrices("down", down, formats.begin() + kFormatFields, num_experts, columns, hidden_size);
+    if (biases.size() != 0) {
+      a.gate.bias = bias_of(biases, 0, num_experts, hidden_size);
+      a.up.bias = bias_of(biases, 1, num_experts, hidden_size);
+      a.down.bias = bias_of(biases, 2, num_experts, columns);
     }
-    a.gate.bias = of_gate->typed_data();
-    a.up.bias = of_up->typed_data();
-    a.down.bias = of_down->typed_data();
-  }
-  a.quantize_activations = quantize_activations;
-  a.activation = static_cast<ExpertActivation>(activation);
-  a.alpha = alpha;
-  a.limit = limit;
-  a.out = out->typed_data();
-  return run_kernel(threads, [&](const Pool& pool) { kernels().experts(a, pool); });
+    a.quantize_activations = quantize_activations;
+    if (quantize_activations) {
+      require_quantizable_activations(a.gate.format);
+      require_quantizable_activations(a.down.format);
+    }
+    a.activation = make_activation(activation);
+    require(a.activation != Activation::kNone, "experts have an activation");
+    a.alpha = alpha;
+    a.limit = limit;
+    a.out = out->typed_data();
+    kernels().experts(a, pool);
+  });
 }
 
 }  // namespace
@@ -68,12 +81,12 @@ using namespace jaxis;
 JAXIS_HANDLER(jaxis_experts, run_experts,
               ffi::Ffi::Bind()
                   .Ctx<ffi::ThreadPool>()
-                  .Arg<Floats>()
-                  .Arg<ffi::Buffer<ffi::S32>>()
-                  .Arg<Floats>()
-                  .Arg<Bytes>()
-                  .Arg<Bytes>()
-                  .Arg<Bytes>()
+                  .Arg<F32>()
+                  .Arg<I32>()
+                  .Arg<F32>()
+                  .Arg<U8>()
+                  .Arg<U8>()
+                  .Arg<U8>()
                   .RemainingArgs()
                   .Attr<ffi::Span<const int64_t>>("formats")
                   .Attr<int64_t>("num_experts")
@@ -82,4 +95,4 @@ JAXIS_HANDLER(jaxis_experts, run_experts,
                   .Attr<int32_t>("activation")
                   .Attr<float>("alpha")
                   .Attr<float>("limit")
-                  .Ret<Floats>());
+                  .Ret<F32>());

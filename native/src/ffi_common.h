@@ -1,15 +1,28 @@
-// What all FFI handlers share.
+// What all FFI handlers share: running a kernel on XLA's threads, and checks of what XLA hands over.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
 #include <new>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
+#include "attention.h"
 #include "kernels.h"
+#include "matmul.h"
+#include "team.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxis {
 
 namespace ffi = xla::ffi;
+
+using F32 = ffi::Buffer<ffi::F32>;
+using I32 = ffi::Buffer<ffi::S32>;
+using U8 = ffi::Buffer<ffi::U8>;
+using F32Result = ffi::ResultBuffer<ffi::F32>;
+using I32Result = ffi::ResultBuffer<ffi::S32>;
 
 // XLA's thread pool as a kernel wants it. Must outlive the kernel call only.
 class XlaPool {
@@ -28,16 +41,108 @@ class XlaPool {
   ffi::ThreadPool& threads_;
 };
 
-// Runs a kernel; what it throws becomes XLA's error.
+// Calls function(pool), which checks what it was given and runs a kernel. What it throws becomes XLA's error, with the
+// kernel's name before it.
 template <typename Function>
-ffi::Error run_kernel(ffi::ThreadPool& threads, Function&& function) {
+ffi::Error run_kernel(const char* name, ffi::ThreadPool& threads, Function&& function) {
   XlaPool pool(threads);
   try {
     function(pool.pool());
+  } catch (const std::invalid_argument& error) {
+    return ffi::Error::InvalidArgument(std::string(name) + ": " + error.what());
   } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "no memory for a kernel's scratch space");
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string(name) + ": no memory for scratch space");
   }
   return ffi::Error::Success();
+}
+
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+constexpr int64_t kAnySize = -1;
+
+[[noreturn]] inline void throw_shape_error(const char* name, ffi::Span<const int64_t> shape,
+                                           std::initializer_list<int64_t> expected) {
+  std::ostringstream text;
+  text << name << " has shape [";
+  for (size_t i = 0; i < shape.size(); ++i) text << (i == 0 ? "" : ", ") << shape[i];
+  text << "], expected [";
+  for (const int64_t* size = expected.begin(); size != expected.end(); ++size) {
+    text << (size == expected.begin() ? "" : ", ");
+    *size == kAnySize ? text << "any" : text << *size;
+  }
+  text << "]";
+  throw std::invalid_argument(text.str());
+}
+
+// Throws unless the buffer has this shape, in which kAnySize stands for any size.
+template <typename Buffer>
+void require_shape(const char* name, const Buffer& buffer, std::initializer_list<int64_t> expected) {
+  const auto shape = buffer.dimensions();
+  bool fits = shape.size() == expected.size();
+  for (size_t i = 0; fits && i < shape.size(); ++i) {
+    const int64_t size = expected.begin()[i];
+    fits = size == kAnySize || size == shape[i];
+  }
+  if (!fits) throw_shape_error(name, shape, expected);
+}
+
+// The size of the buffer's last dimension.
+template <typename Buffer>
+int64_t last_dimension(const char* name, const Buffer& buffer) {
+  const auto shape = buffer.dimensions();
+  if (shape.size() == 0) throw std::invalid_argument(std::string(name) + " has no dimensions");
+  return shape.back();
+}
+
+inline WeightFormat make_weight_format(int64_t type, int64_t k, int64_t group, bool has_zero_points,
+                                       bool has_wide_scales) {
+  const WeightFormat format{static_cast<WeightType>(type), k, group, has_zero_points, has_wide_scales};
+  const char* reason = unsupported_reason(format);
+  require(reason == nullptr, reason);
+  return format;
+}
+
+// Throws unless `packed` has the bytes of `count` matrices of n rows.
+inline void require_packed(const char* name, const U8& packed, int64_t count, int64_t n, const WeightFormat& format) {
+  if (n >= 0 && static_cast<int64_t>(packed.element_count()) == count * num_panels(n) * panel_bytes(format)) return;
+  throw std::invalid_argument(std::string(name) + ": the packed weight's size does not fit its shape");
+}
+
+// Throws unless activations may be quantized in a product with such weights.
+inline void require_quantizable_activations(const WeightFormat& format) {
+  require(format.type == WeightType::kInt8 || format.type == WeightType::kInt4,
+          "activations are quantized for integer weights only");
+}
+
+inline Activation make_activation(int32_t number) {
+  const auto activation = static_cast<Activation>(number);
+  switch (activation) {
+    case Activation::kNone:
+    case Activation::kSilu:
+    case Activation::kGeluTanh:
+    case Activation::kClampedSwiglu:
+      return activation;
+  }
+  throw std::invalid_argument("unknown activation " + std::to_string(number));
+}
+
+// The type of a cache's elements.
+inline CacheType make_cache_type(const ffi::AnyBuffer& cache) {
+  switch (cache.element_type()) {
+    case ffi::F32:
+      return CacheType::kFloat32;
+    case ffi::BF16:
+      return CacheType::kBfloat16;
+    case ffi::S8:
+      return CacheType::kInt8;
+    default:
+      break;
+  }
+  std::ostringstream text;
+  text << "the cache has dtype " << cache.element_type() << ", expected F32, BF16 or S8";
+  throw std::invalid_argument(text.str());
 }
 
 }  // namespace jaxis

@@ -1,26 +1,27 @@
+#include <cstdint>
+
 #include "ffi_common.h"
+#include "head_matmul.h"
 
 namespace jaxis {
 namespace {
 
-using Floats = ffi::Buffer<ffi::F32>;
-
-ffi::Error run_head_matmul(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::U8> weight, int32_t type,
-                           ffi::ResultBuffer<ffi::F32> out) {
-  if (x.dimensions().size() != 3 || out->dimensions().size() != 3) {
-    return ffi::Error::InvalidArgument("head_matmul: operands do not fit each other");
-  }
-  const WeightFormat format{static_cast<WeightType>(type), x.dimensions()[2], 0, false, false};
-  HeadMatmul a{};
-  a.x = x.typed_data();
-  a.tokens = x.dimensions()[0];
-  a.heads = x.dimensions()[1];
-  a.weight = {weight.typed_data(), nullptr, format, out->dimensions()[2]};
-  a.out = out->typed_data();
-  if (static_cast<int64_t>(weight.element_count()) != a.heads * num_panels(a.weight.n) * panel_bytes(format)) {
-    return ffi::Error::InvalidArgument("head_matmul: a packed weight has not the size that its shape needs");
-  }
-  return run_kernel(threads, [&](const Pool& pool) { kernels().head_matmul(a, pool); });
+ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, int32_t type, F32Result out) {
+  return run_kernel("head_matmul", threads, [&](const Pool& pool) {
+    require_shape("x", x, {kAnySize, kAnySize, kAnySize});
+    const int64_t tokens = x.dimensions()[0], heads = x.dimensions()[1], k = x.dimensions()[2];
+    require_shape("out", *out, {tokens, heads, kAnySize});
+    HeadMatmul a{};
+    a.x = x.typed_data();
+    a.tokens = tokens;
+    a.heads = heads;
+    a.weight.data = weight.typed_data();
+    a.weight.format = make_weight_format(type, k, 0, false, false);
+    a.weight.n = out->dimensions()[2];
+    a.out = out->typed_data();
+    require_packed("weight", weight, heads, a.weight.n, a.weight.format);
+    kernels().head_matmul(a, pool);
+  });
 }
 
 }  // namespace
@@ -29,9 +30,4 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, Floats x, ffi::Buffer<ffi::U
 using namespace jaxis;
 
 JAXIS_HANDLER(jaxis_head_matmul, run_head_matmul,
-              ffi::Ffi::Bind()
-                  .Ctx<ffi::ThreadPool>()
-                  .Arg<Floats>()
-                  .Arg<ffi::Buffer<ffi::U8>>()
-                  .Attr<int32_t>("type")
-                  .Ret<Floats>());
+              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<U8>().Attr<int32_t>("type").Ret<F32>());

@@ -1,37 +1,56 @@
+#include <cstdint>
+
 #include "ffi_common.h"
+#include "latent_attention.h"
 
 namespace jaxis {
 namespace {
 
-using Ints = ffi::Buffer<ffi::S32>;
-using Floats = ffi::Buffer<ffi::F32>;
+ffi::Error run_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
+                                I32 block_tables, I32 query_start_loc, I32 request_distribution, int64_t block_size,
+                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+  return run_kernel("latent_attention", threads, [&](const Pool& pool) {
+    require_shape("q", q, {kAnySize, kAnySize, kAnySize});
+    const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
+    require_shape("entries", entries, {num_tokens, head_dim});
+    require_shape("out", *out, {num_tokens, num_heads, kAnySize});
+    const int64_t value_dim = out->dimensions()[2];
+    require_shape("seq_lens", seq_lens, {kAnySize});
+    const int64_t max_requests = seq_lens.dimensions()[0];
+    require_shape("block_tables", block_tables, {max_requests, kAnySize});
+    require_shape("query_start_loc", query_start_loc, {max_requests + 1});
+    require_shape("request_distribution", request_distribution, {3});
+    require(head_dim % kAttentionTile == 0 && value_dim % kAttentionTile == 0,
+            "entries and values are not multiples of 16 long");
+    require(value_dim <= head_dim, "values are longer than entries");
+    require(block_size > 0, "block_size is not positive");
+    const CacheType type = make_cache_type(cache);
+    // An int8 entry has two float32 scales.
+    const int64_t scales = type == CacheType::kInt8 ? 2 * static_cast<int64_t>(sizeof(float)) : 0;
+    require_shape("the cache", cache, {kAnySize, 1, block_size * (head_dim + scales)});
+    require(new_cache->untyped_data() == cache.untyped_data(), "the cache is updated in place only");
+    const int64_t num_requests = request_distribution.typed_data()[2];
+    require(num_requests >= 0 && num_requests <= max_requests, "there are more requests than seq_lens has");
 
-ffi::Error run_latent_attention(ffi::ThreadPool threads, Floats q, Floats entries, ffi::AnyBuffer cache, Ints seq_lens,
-                                Ints block_tables, Ints query_start_loc, Ints request_distribution, int64_t block_size,
-                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, ffi::ResultBuffer<ffi::F32> out) {
-  if (new_cache->untyped_data() != cache.untyped_data()) {
-    return ffi::Error(ffi::ErrorCode::kInternal, "latent attention updates its cache in place");
-  }
-  LatentAttention a;
-  a.q = q.typed_data();
-  a.entries = entries.typed_data();
-  a.cache = cache.untyped_data();
-  a.seq_lens = seq_lens.typed_data();
-  a.block_tables = block_tables.typed_data();
-  a.query_start_loc = query_start_loc.typed_data();
-  a.out = out->typed_data();
-  a.type = cache.element_type() == ffi::F32    ? CacheType::kFloat32
-           : cache.element_type() == ffi::BF16 ? CacheType::kBfloat16
-                                               : CacheType::kInt8;
-  a.num_tokens = q.dimensions()[0];
-  a.num_requests = request_distribution.typed_data()[2];
-  a.num_heads = q.dimensions()[1];
-  a.head_dim = q.dimensions()[2];
-  a.value_dim = out->dimensions()[2];
-  a.block_size = block_size;
-  a.max_blocks = block_tables.dimensions()[1];
-  a.scale = scale;
-  return run_kernel(threads, [&](const Pool& pool) { kernels().latent_attention(a, pool); });
+    LatentAttention a{};
+    a.q = q.typed_data();
+    a.entries = entries.typed_data();
+    a.cache = cache.untyped_data();
+    a.seq_lens = seq_lens.typed_data();
+    a.block_tables = block_tables.typed_data();
+    a.query_start_loc = query_start_loc.typed_data();
+    a.out = out->typed_data();
+    a.type = type;
+    a.num_tokens = num_tokens;
+    a.num_requests = num_requests;
+    a.num_heads = num_heads;
+    a.head_dim = head_dim;
+    a.value_dim = value_dim;
+    a.block_size = block_size;
+    a.max_blocks = block_tables.dimensions()[1];
+    a.scale = scale;
+    kernels().latent_attention(a, pool);
+  });
 }
 
 }  // namespace
@@ -42,14 +61,14 @@ using namespace jaxis;
 JAXIS_HANDLER(jaxis_latent_attention, run_latent_attention,
               ffi::Ffi::Bind()
                   .Ctx<ffi::ThreadPool>()
-                  .Arg<Floats>()
-                  .Arg<Floats>()
+                  .Arg<F32>()
+                  .Arg<F32>()
                   .Arg<ffi::AnyBuffer>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
-                  .Arg<Ints>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
                   .Attr<int64_t>("block_size")
                   .Attr<float>("scale")
                   .Ret<ffi::AnyBuffer>()
-                  .Ret<Floats>());
+                  .Ret<F32>());

@@ -30,12 +30,21 @@ constexpr int kPanelRows = 32;
 constexpr int kMaxMatrices = 4;
 // Columns that share an activation's scale where the weights have one scale a row.
 constexpr int64_t kActivationGroup = 64;
+// Groups of kInt8 and kInt4 are multiples of the first, the steps of an unrolled loop, and at most the second.
+constexpr int64_t kGroupUnit = 32;
+constexpr int64_t kMaxGroup = 128;
 
 enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kFp8 = 4, kMxfp4 = 5 };
 
 constexpr bool is_block_scaled(WeightType type) { return type == WeightType::kFp8 || type == WeightType::kMxfp4; }
 
-enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
+// What an MLP makes of its first two products, gate and up.
+enum class Activation : int32_t {
+  kNone = 0,           // nothing: the products are results of their own
+  kSilu = 1,           // silu(gate) * up
+  kGeluTanh = 2,       // gelu(gate) * up, by its approximation with tanh
+  kClampedSwiglu = 3,  // g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1), g = min(gate, limit); of experts only
+};
 
 struct WeightFormat {
   WeightType type;
@@ -44,6 +53,10 @@ struct WeightFormat {
   bool has_zero_points;
   bool has_wide_scales;
 };
+
+// Why there are no kernels for such weights; null if there are. Formats that come from outside are checked with it
+// once: all that follows relies on a known type and on groups that fit.
+const char* unsupported_reason(const WeightFormat& format);
 
 int64_t panel_bytes(const WeightFormat& format);
 

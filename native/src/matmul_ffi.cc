@@ -1,60 +1,68 @@
+#include "matmul.h"
+
+#include <cstdint>
+
 #include "ffi_common.h"
 
 namespace jaxis {
 namespace {
 
-using Bytes = ffi::Buffer<ffi::U8>;
-
-WeightFormat format_of(int32_t type, int64_t k, int64_t group, bool has_zero_points, bool has_wide_scales) {
-  return {static_cast<WeightType>(type), k, group, has_zero_points, has_wide_scales};
-}
-
-// Operands: x [rows, k], then one packed matrix for each entry of `n`. Results: one for each matrix, or one in all
+// Operands: x [..., k], then one packed matrix for each entry of `n`. Results: one for each matrix, or one in all
 // with an activation.
 ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t type,
                       int64_t group, bool has_zero_points, bool has_wide_scales, bool quantize_activations,
                       int32_t activation, ffi::Span<const int64_t> n) {
-  const auto x = operands.get<ffi::Buffer<ffi::F32>>(0);
-  if (!x.has_value() || n.size() > kMaxMatrices || operands.size() != n.size() + 1) {
-    return ffi::Error::InvalidArgument("matmul: operands do not fit its attributes");
-  }
-  const auto dimensions = x->dimensions();
-  const int64_t k = dimensions.back();
-  Matmul a{};
-  a.x = x->typed_data();
-  a.rows = k == 0 ? 0 : static_cast<int64_t>(x->element_count()) / k;
-  a.format = format_of(type, k, group, has_zero_points, has_wide_scales);
-  a.quantize_activations = quantize_activations;
-  a.activation = static_cast<Activation>(activation);
-  a.num_matrices = static_cast<int>(n.size());
-  for (size_t i = 0; i < n.size(); ++i) {
-    const auto weight = operands.get<Bytes>(i + 1);
-    if (!weight.has_value()) return ffi::Error::InvalidArgument("matmul: a weight is not packed");
-    if (static_cast<int64_t>(weight->element_count()) != num_panels(n[i]) * panel_bytes(a.format)) {
-      return ffi::Error::InvalidArgument("matmul: a packed weight has not the size that its shape needs");
+  return run_kernel("matmul", threads, [&](const Pool& pool) {
+    require(n.size() >= 1 && n.size() <= kMaxMatrices, "one to four matrices are multiplied at once");
+    require(operands.size() == n.size() + 1, "there is not one operand for x and one for each matrix");
+    const auto x = operands.get<F32>(0);
+    require(x.has_value(), "x is not float32");
+    const int64_t k = last_dimension("x", *x);
+
+    Matmul a{};
+    a.x = x->typed_data();
+    a.rows = k == 0 ? 0 : static_cast<int64_t>(x->element_count()) / k;
+    a.format = make_weight_format(type, k, group, has_zero_points, has_wide_scales);
+    a.quantize_activations = quantize_activations;
+    a.activation = make_activation(activation);
+    a.num_matrices = static_cast<int>(n.size());
+    if (quantize_activations) require_quantizable_activations(a.format);
+    const bool is_gated = a.activation != Activation::kNone;
+    require(a.activation != Activation::kClampedSwiglu, "clamped_swiglu is an activation of experts only");
+    require(!is_gated || (n.size() == 2 && n[0] == n[1]), "an activation takes two matrices of one size");
+    require(results.size() == (is_gated ? 1 : n.size()), "there is not one result for each product");
+    for (size_t i = 0; i < n.size(); ++i) {
+      const auto weight = operands.get<U8>(i + 1);
+      require(weight.has_value(), "a weight is not packed");
+      require_packed("weight", *weight, 1, n[i], a.format);
+      a.weight[i] = weight->typed_data();
+      a.n[i] = n[i];
     }
-    a.weight[i] = weight->typed_data();
-    a.n[i] = n[i];
-    if (i < results.size()) {
-      auto out = results.get<ffi::Buffer<ffi::F32>>(i);
-      if (!out.has_value()) return ffi::Error::InvalidArgument("matmul: a result is not float32");
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto out = results.get<F32>(i);
+      require(out.has_value(), "a result is not float32");
+      require(static_cast<int64_t>((*out)->element_count()) == a.rows * n[i], "a result has not x's rows");
       a.out[i] = (*out)->typed_data();
     }
-  }
-  return run_kernel(threads, [&](const Pool& pool) { kernels().matmul(a, pool); });
+    kernels().matmul(a, pool);
+  });
 }
 
-ffi::Error run_packed_rows(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, Bytes weight, int32_t type,
-                           int64_t group, bool has_zero_points, bool has_wide_scales, int64_t n,
-                           ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t count = ids.element_count();
-  const int64_t k = out->dimensions().back();
-  const WeightFormat format = format_of(type, k, group, has_zero_points, has_wide_scales);
-  if (static_cast<int64_t>(weight.element_count()) != num_panels(n) * panel_bytes(format)) {
-    return ffi::Error::InvalidArgument("packed_rows: the packed weight has not the size that its shape needs");
-  }
-  return run_kernel(threads, [&](const Pool& pool) {
-    kernels().packed_rows({ids.typed_data(), count, format, weight.typed_data(), n, out->typed_data()}, pool);
+ffi::Error run_packed_rows(ffi::ThreadPool threads, I32 ids, U8 weight, int32_t type, int64_t group,
+                           bool has_zero_points, bool has_wide_scales, int64_t n, F32Result out) {
+  return run_kernel("packed_rows", threads, [&](const Pool& pool) {
+    const int64_t k = last_dimension("out", *out);
+    PackedRows a{};
+    a.ids = ids.typed_data();
+    a.count = static_cast<int64_t>(ids.element_count());
+    a.format = make_weight_format(type, k, group, has_zero_points, has_wide_scales);
+    a.weight = weight.typed_data();
+    a.n = n;
+    a.out = out->typed_data();
+    require(n > 0, "the matrix has no rows");
+    require_packed("weight", weight, 1, n, a.format);
+    require(static_cast<int64_t>(out->element_count()) == a.count * k, "the result has not a row for each id");
+    kernels().packed_rows(a, pool);
   });
 }
 
@@ -79,11 +87,11 @@ JAXIS_HANDLER(jaxis_matmul, run_matmul,
 JAXIS_HANDLER(jaxis_packed_rows, run_packed_rows,
               ffi::Ffi::Bind()
                   .Ctx<ffi::ThreadPool>()
-                  .Arg<ffi::Buffer<ffi::S32>>()
-                  .Arg<Bytes>()
+                  .Arg<I32>()
+                  .Arg<U8>()
                   .Attr<int32_t>("type")
                   .Attr<int64_t>("group")
                   .Attr<bool>("has_zero_points")
                   .Attr<bool>("has_wide_scales")
                   .Attr<int64_t>("n")
-                  .Ret<ffi::Buffer<ffi::F32>>());
+                  .Ret<F32>());

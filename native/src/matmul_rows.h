@@ -43,8 +43,8 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
   for (int64_t g = 0; g < rows.groups; ++g) {
     const int64_t begin = g * rows.group, size = min_of(rows.group, rows.k - begin);
-    alignas(64) float padded[128];
-    alignas(64) int8_t quantized[128];
+    alignas(64) float padded[kMaxGroup];
+    alignas(64) int8_t quantized[kMaxGroup];
     const float* from = x + begin;
     if (size < rows.group) {
       for (int64_t i = 0; i < rows.group; ++i) padded[i] = i < size ? from[i] : 0.0f;

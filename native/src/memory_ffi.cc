@@ -29,6 +29,9 @@ ffi::Error run_empty(ffi::Result<ffi::AnyBuffer> out) {
 
 // The array as it is, in a program that XLA cannot look through.
 ffi::Error run_materialize(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
+  if (out->element_type() != x.element_type() || out->size_bytes() != x.size_bytes()) {
+    return ffi::Error::InvalidArgument("materialize: the result has not the operand's type and size");
+  }
   if (out->untyped_data() != x.untyped_data()) std::memcpy(out->untyped_data(), x.untyped_data(), x.size_bytes());
   return ffi::Error::Success();
 }

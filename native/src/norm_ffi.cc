@@ -1,26 +1,48 @@
+#include "norm.h"
+
+#include <cstdint>
+
 #include "ffi_common.h"
 
 namespace jaxis {
 namespace {
 
-ffi::Error run_rms_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight, float epsilon,
-                        ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t size = weight.element_count();
-  const int64_t rows = size == 0 ? 0 : x.element_count() / size;
-  return run_kernel(threads, [&](const Pool& pool) {
-    kernels().rms_norm({x.typed_data(), weight.typed_data(), out->typed_data(), rows, size, epsilon}, pool);
+// How many rows of `size` elements x has; the output has as many.
+int64_t count_rows(const F32& x, F32Result& out, int64_t size) {
+  require(out->element_count() == x.element_count(), "the output has not x's size");
+  if (size == 0) return 0;
+  require(last_dimension("x", x) == size, "the weight has not the size of x's rows");
+  return static_cast<int64_t>(x.element_count()) / size;
+}
+
+ffi::Error run_rms_norm(ffi::ThreadPool threads, F32 x, F32 weight, float epsilon, F32Result out) {
+  return run_kernel("rms_norm", threads, [&](const Pool& pool) {
+    require_shape("weight", weight, {kAnySize});
+    RmsNorm a{};
+    a.x = x.typed_data();
+    a.weight = weight.typed_data();
+    a.out = out->typed_data();
+    a.size = weight.dimensions()[0];
+    a.rows = count_rows(x, out, a.size);
+    a.epsilon = epsilon;
+    kernels().rms_norm(a, pool);
   });
 }
 
-ffi::Error run_layer_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight,
-                          ffi::Buffer<ffi::F32> bias, float epsilon, ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t size = weight.dimensions().back();
-  const int64_t rows = size == 0 ? 0 : x.element_count() / size;
-  const int64_t weight_rows = size == 0 ? 0 : weight.element_count() / size;
-  return run_kernel(threads, [&](const Pool& pool) {
-    kernels().layer_norm(
-        {x.typed_data(), weight.typed_data(), bias.typed_data(), out->typed_data(), rows, size, weight_rows, epsilon},
-        pool);
+// Weights and biases of one row [size], or of several [..., size], which the rows of x take in turn.
+ffi::Error run_layer_norm(ffi::ThreadPool threads, F32 x, F32 weight, F32 bias, float epsilon, F32Result out) {
+  return run_kernel("layer_norm", threads, [&](const Pool& pool) {
+    require(bias.element_count() == weight.element_count(), "the bias has not the weight's size");
+    LayerNorm a{};
+    a.x = x.typed_data();
+    a.weight = weight.typed_data();
+    a.bias = bias.typed_data();
+    a.out = out->typed_data();
+    a.size = last_dimension("weight", weight);
+    a.rows = count_rows(x, out, a.size);
+    a.weight_rows = a.size == 0 ? 0 : static_cast<int64_t>(weight.element_count()) / a.size;
+    a.epsilon = epsilon;
+    kernels().layer_norm(a, pool);
   });
 }
 
@@ -30,18 +52,8 @@ ffi::Error run_layer_norm(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi:
 using namespace jaxis;
 
 JAXIS_HANDLER(jaxis_rms_norm, run_rms_norm,
-              ffi::Ffi::Bind()
-                  .Ctx<ffi::ThreadPool>()
-                  .Arg<ffi::Buffer<ffi::F32>>()
-                  .Arg<ffi::Buffer<ffi::F32>>()
-                  .Attr<float>("epsilon")
-                  .Ret<ffi::Buffer<ffi::F32>>());
+              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Attr<float>("epsilon").Ret<F32>());
 
-JAXIS_HANDLER(jaxis_layer_norm, run_layer_norm,
-              ffi::Ffi::Bind()
-                  .Ctx<ffi::ThreadPool>()
-                  .Arg<ffi::Buffer<ffi::F32>>()
-                  .Arg<ffi::Buffer<ffi::F32>>()
-                  .Arg<ffi::Buffer<ffi::F32>>()
-                  .Attr<float>("epsilon")
-                  .Ret<ffi::Buffer<ffi::F32>>());
+JAXIS_HANDLER(
+    jaxis_layer_norm, run_layer_norm,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Arg<F32>().Attr<float>("epsilon").Ret<F32>());

@@ -145,6 +145,28 @@ void pack_block_scaled(const Pack& p, int64_t panel) {
 
 }  // namespace
 
+const char* unsupported_reason(const WeightFormat& f) {
+  if (f.k < 0 || f.group < 0) return "sizes are not negative";
+  switch (f.type) {
+    case WeightType::kF32:
+    case WeightType::kBf16:
+      return f.group == 0 ? nullptr : "weights without scales have no groups";
+    case WeightType::kInt8:
+      if (f.group == 0) return nullptr;
+      [[fallthrough]];
+    case WeightType::kInt4:
+      if (f.group == 0) return "int4 weights have groups";
+      if (f.group % kGroupUnit != 0 || f.group > kMaxGroup) return "integer weights have groups of 32, 64, 96 or 128";
+      return f.k % f.group == 0 ? nullptr : "groups of integer weights divide the columns";
+    case WeightType::kFp8:
+      return f.group != 0 && f.group % 2 == 0 ? nullptr : "fp8 weights have groups of an even number of columns";
+    case WeightType::kMxfp4:
+      if (f.group == 0 || f.group % 8 != 0) return "mxfp4 weights have groups of a multiple of 8 columns";
+      return f.k % f.group == 0 ? nullptr : "groups of mxfp4 weights divide the columns";
+  }
+  return "unknown weight type";
+}
+
 int64_t panel_bytes(const WeightFormat& f) {
   switch (f.type) {
     case WeightType::kF32:
@@ -187,18 +209,23 @@ void pack_panels(const Pack& p, int64_t first, int64_t last) {
 
 }  // namespace jaxis
 
-// Packs panels [first, last); what Python's loader calls, from several threads. See Pack.
-extern "C" __attribute__((visibility("default"))) void jaxis_pack(int32_t type, int64_t n, int64_t k, int64_t group,
+// What Python's loader calls. Panels [first, last) are packed, from several threads; see Pack. False, and nothing is
+// done, if the format is not supported.
+extern "C" __attribute__((visibility("default"))) bool jaxis_pack(int32_t type, int64_t n, int64_t k, int64_t group,
                                                                   bool has_wide_scales, const void* data,
                                                                   const void* scales, const uint8_t* zero_points,
                                                                   uint8_t* packed, int64_t first, int64_t last) {
   const jaxis::WeightFormat format = {static_cast<jaxis::WeightType>(type), k, group, zero_points != nullptr,
                                       has_wide_scales};
+  if (jaxis::unsupported_reason(format) != nullptr) return false;
   jaxis::pack_panels({format, n, data, scales, zero_points, packed}, first, last);
+  return true;
 }
 
+// -1 if the format is not supported.
 extern "C" __attribute__((visibility("default"))) int64_t jaxis_panel_bytes(int32_t type, int64_t k, int64_t group,
                                                                             bool has_zero_points,
                                                                             bool has_wide_scales) {
-  return jaxis::panel_bytes({static_cast<jaxis::WeightType>(type), k, group, has_zero_points, has_wide_scales});
+  const jaxis::WeightFormat format = {static_cast<jaxis::WeightType>(type), k, group, has_zero_points, has_wide_scales};
+  return jaxis::unsupported_reason(format) == nullptr ? jaxis::panel_bytes(format) : -1;
 }

@@ -19,12 +19,50 @@ using Buffer = std::unique_ptr<uint8_t, Free>;
 
 Buffer allocate(int64_t bytes) { return Buffer(static_cast<uint8_t*>(std::malloc(static_cast<size_t>(bytes)))); }
 
+bool is_known(FloatType type) {
+  switch (type) {
+    case FloatType::kF32:
+    case FloatType::kBf16:
+    case FloatType::kF16:
+      return true;
+  }
+  return false;
+}
+
+bool is_known(Calibration calibration) {
+  switch (calibration) {
+    case Calibration::kInt8AbsMax:
+    case Calibration::kInt4AbsMax:
+    case Calibration::kInt4MinMax:
+    case Calibration::kInt4Mse:
+      return true;
+  }
+  return false;
+}
+
+bool is_supported(const Quantize& matrix) {
+  return is_known(matrix.type) && is_known(matrix.calibration) && matrix.group > 0 && matrix.k % matrix.group == 0;
+}
+
+QuantizeStatus quantize_rows(Quantize matrix) {
+  if (!is_supported(matrix)) return QuantizeStatus::kUnsupported;
+  const Buffer scratch = allocate(quantize_scratch_size(matrix.k) * 4);
+  if (scratch == nullptr) return QuantizeStatus::kOutOfMemory;
+  matrix.scratch = reinterpret_cast<float*>(scratch.get());
+  return kernels().quantize(matrix) ? QuantizeStatus::kOk : QuantizeStatus::kNotFinite;
+}
+
 // Quantizes panels [first, last) of a matrix and packs each while it is in cache.
-bool quantize_panels(const Quantize& matrix, WeightFormat format, uint8_t* packed, int64_t first, int64_t last) {
+QuantizeStatus quantize_panels(const Quantize& matrix, const WeightFormat& format, uint8_t* packed, int64_t first,
+                               int64_t last) {
+  if (!is_supported(matrix) || unsupported_reason(format) != nullptr) return QuantizeStatus::kUnsupported;
   const int64_t k = matrix.k, num_groups = k / matrix.group;
   const Buffer qvalue = allocate(kPanelRows * k), scales = allocate(kPanelRows * num_groups * 4);
   const Buffer zero_points = allocate(kPanelRows * num_groups);
   const Buffer scratch = allocate(quantize_scratch_size(k) * 4);
+  if (qvalue == nullptr || scales == nullptr || zero_points == nullptr || scratch == nullptr) {
+    return QuantizeStatus::kOutOfMemory;
+  }
   const int64_t row_bytes = k * (matrix.type == FloatType::kF32 ? 4 : 2);
   for (int64_t panel = first; panel < last; ++panel) {
     const int64_t row = panel * kPanelRows, left = matrix.rows - row;
@@ -35,49 +73,59 @@ bool quantize_panels(const Quantize& matrix, WeightFormat format, uint8_t* packe
     part.scales = scales.get();
     part.zero_points = zero_points.get();
     part.scratch = reinterpret_cast<float*>(scratch.get());
-    if (!kernels().quantize(part)) return false;
-    pack_panels({format, part.rows, part.qvalue, part.scales, format.has_zero_points ? part.zero_points : nullptr,
-                 packed + panel * panel_bytes(format)},
-                0, 1);
+    if (!kernels().quantize(part)) return QuantizeStatus::kNotFinite;
+    Pack pack{};
+    pack.format = format;
+    pack.n = part.rows;
+    pack.data = part.qvalue;
+    pack.scales = part.scales;
+    pack.zero_points = format.has_zero_points ? part.zero_points : nullptr;
+    pack.packed = packed + panel * panel_bytes(format);
+    pack_panels(pack, 0, 1);
   }
-  return true;
+  return QuantizeStatus::kOk;
 }
 
 }  // namespace
 }  // namespace jaxis
 
-using jaxis::Calibration;
-using jaxis::FloatType;
-
-// Quantizes a matrix, or some rows of one; see Quantize. False if a weight or a scale is not finite.
-extern "C" __attribute__((visibility("default"))) bool jaxis_quantize(int32_t type, int32_t calibration,
-                                                                      const void* weight, int64_t rows, int64_t k,
-                                                                      int64_t group, bool wide_scales, void* qvalue,
-                                                                      void* scales, uint8_t* zero_points) {
-  const jaxis::Buffer scratch = jaxis::allocate(jaxis::quantize_scratch_size(k) * 4);
-  return jaxis::kernels().quantize({static_cast<FloatType>(type), static_cast<Calibration>(calibration), weight, rows,
-                                    k, group, wide_scales, qvalue, scales, zero_points,
-                                    reinterpret_cast<float*>(scratch.get())});
+// Quantizes a matrix, or some rows of one; see Quantize. Returns a QuantizeStatus.
+extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize(int32_t type, int32_t calibration,
+                                                                         const void* weight, int64_t rows, int64_t k,
+                                                                         int64_t group, bool wide_scales, void* qvalue,
+                                                                         void* scales, uint8_t* zero_points) {
+  jaxis::Quantize matrix{};
+  matrix.type = static_cast<jaxis::FloatType>(type);
+  matrix.calibration = static_cast<jaxis::Calibration>(calibration);
+  matrix.weight = weight;
+  matrix.rows = rows;
+  matrix.k = k;
+  matrix.group = group;
+  matrix.wide_scales = wide_scales;
+  matrix.qvalue = qvalue;
+  matrix.scales = scales;
+  matrix.zero_points = zero_points;
+  return static_cast<int32_t>(jaxis::quantize_rows(matrix));
 }
 
 // The same, straight to panels [first, last). `group` is the packed format's: 0 for one scale a row.
-extern "C" __attribute__((visibility("default"))) bool jaxis_quantize_panels(int32_t type, int32_t calibration,
-                                                                             const void* weight, int64_t rows,
-                                                                             int64_t k, int64_t group, uint8_t* packed,
-                                                                             int64_t first, int64_t last) {
-  const auto how = static_cast<Calibration>(calibration);
-  const jaxis::WeightFormat format = {jaxis::is_int8(how) ? jaxis::WeightType::kInt8 : jaxis::WeightType::kInt4, k,
-                                      group, how == Calibration::kInt4MinMax, false};
-  const jaxis::Quantize matrix = {static_cast<FloatType>(type),
-                                  how,
-                                  weight,
-                                  rows,
-                                  k,
-                                  group == 0 ? k : group,
-                                  group == 0,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr};
-  return jaxis::quantize_panels(matrix, format, packed, first, last);
+extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize_panels(int32_t type, int32_t calibration,
+                                                                                const void* weight, int64_t rows,
+                                                                                int64_t k, int64_t group,
+                                                                                uint8_t* packed, int64_t first,
+                                                                                int64_t last) {
+  jaxis::Quantize matrix{};
+  matrix.type = static_cast<jaxis::FloatType>(type);
+  matrix.calibration = static_cast<jaxis::Calibration>(calibration);
+  matrix.weight = weight;
+  matrix.rows = rows;
+  matrix.k = k;
+  matrix.group = group == 0 ? k : group;
+  matrix.wide_scales = group == 0;
+  jaxis::WeightFormat format{};
+  format.type = jaxis::is_int8(matrix.calibration) ? jaxis::WeightType::kInt8 : jaxis::WeightType::kInt4;
+  format.k = k;
+  format.group = group;
+  format.has_zero_points = matrix.calibration == jaxis::Calibration::kInt4MinMax;
+  return static_cast<int32_t>(jaxis::quantize_panels(matrix, format, packed, first, last));
 }

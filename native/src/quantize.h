@@ -9,6 +9,9 @@ enum class FloatType : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 
 enum class Calibration : int32_t { kInt8AbsMax = 0, kInt4AbsMax = 1, kInt4MinMax = 2, kInt4Mse = 3 };
 
+// How quantizing ended.
+enum class QuantizeStatus : int32_t { kOk = 0, kNotFinite = 1, kUnsupported = 2, kOutOfMemory = 3 };
+
 struct Quantize {
   FloatType type;
   Calibration calibration;

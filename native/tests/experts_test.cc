@@ -63,7 +63,7 @@ struct Block {
   int64_t size, hidden;
   Stack gate, up, down;
   bool quantize = false;
-  ExpertActivation activation = ExpertActivation::kSilu;
+  Activation activation = Activation::kSilu;
 };
 
 constexpr float kAlpha = 1.702f, kLimit = 0.5f;
@@ -127,7 +127,7 @@ std::vector<int64_t> in_order(const Routed& routed, int64_t first, int64_t slots
 std::vector<float> by_single_products(const Block& b, const std::vector<float>& x, const Routed& routed) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / b.size;
   const int64_t slots = static_cast<int64_t>(routed.ids.size()) / tokens;
-  const Activation activation = b.activation == ExpertActivation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+  const Activation activation = b.activation;
   std::vector<float> out(x.size(), 0.0f);
   for (int64_t t = 0; t < tokens; ++t) {
     for (const int64_t i : in_order(routed, t * slots, slots, b.gate.num)) {
@@ -168,7 +168,7 @@ TEST(experts, equal_single_products_to_the_bit) {
   for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
     Block block = make_block(format, 7, 192, 128, false);
     block.quantize = quantize;
-    for (const ExpertActivation activation : {ExpertActivation::kSilu, ExpertActivation::kGeluTanh}) {
+    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
       block.activation = activation;
       for (const int64_t tokens : {1, 2, 40}) {
         const std::vector<float> x = normal(tokens * block.size, 1);
@@ -185,7 +185,7 @@ TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
   for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
     Block block = make_block(format, 5, 64, 128, true);
     block.quantize = quantize;
-    block.activation = ExpertActivation::kClampedSwiglu;
+    block.activation = Activation::kClampedSwiglu;
     const std::vector<float> x = normal(kTokens * block.size, 2);
     const Routed routed = route(kTokens, kSlots, 5, 3);
     const std::vector<float> together = run(block, x, routed, threads.pool());
@@ -216,7 +216,7 @@ TEST(experts, have_biases_and_a_clamped_activation) {
   ThreadPool threads(2);
   constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kSize = 37, kHidden = 45;
   Block block = make_block({WeightType::kF32, 0, 0, false, false}, kNum, kSize, kHidden, true);
-  block.activation = ExpertActivation::kClampedSwiglu;
+  block.activation = Activation::kClampedSwiglu;
   const std::vector<float> x = normal(kTokens * kSize, 1);
   const Routed routed = route(kTokens, kSlots, kNum, 2);
   std::vector<double> expected(kTokens * kSize, 0.0);

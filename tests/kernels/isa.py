@@ -31,8 +31,7 @@ def library_for(isa: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         copy = shutil.copy(native.library()._name, Path(folder, f"libjaxis-{isa}-{os.getpid()}.so"))
         patch.setenv("JAXIS_CPU_ISA", isa)
-        library = ctypes.CDLL(copy)
-        library.jaxis_isa.restype = library.jaxis_supported_isas.restype = ctypes.c_char_p
+        library = native.load(Path(copy))
         assert library.jaxis_isa().decode() == isa
     return library
 

@@ -12,21 +12,52 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 import jaxis
 from jaxis.errors import EngineError
+from jaxis.kernels import native_constants
 
 LIBRARY = Path("native", "libjaxis.so")
+
+
+class _Constant(ctypes.Structure):
+    """An entry of the library's table of constants. The last one has no name."""
+
+    name: bytes | None
+    value: int
+    _fields_: ClassVar = [("name", ctypes.c_char_p), ("value", ctypes.c_int64)]
+
+
+_i32, _i64, _bool, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    # The result, then the arguments, as the `extern "C"` functions of native/src/*.cc have them.
+    "jaxis_ffi_major": (ctypes.c_int, []),
+    "jaxis_ffi_minor": (ctypes.c_int, []),
+    "jaxis_isa": (ctypes.c_char_p, []),
+    "jaxis_supported_isas": (ctypes.c_char_p, []),
+    "jaxis_constants": (ctypes.POINTER(_Constant), []),
+    # type, k, group, has_zero_points, has_wide_scales
+    "jaxis_panel_bytes": (_i64, [_i32, _i64, _i64, _bool, _bool]),
+    # type, n, k, group, has_wide_scales, data, scales, zero_points, packed, first panel, last panel
+    "jaxis_pack": (_bool, [_i32, _i64, _i64, _i64, _bool, _pointer, _pointer, _pointer, _pointer, _i64, _i64]),
+    # type, calibration, weight, rows, k, group, wide_scales, qvalue, scales, zero_points -> status
+    "jaxis_quantize": (_i32, [_i32, _i32, _pointer, _i64, _i64, _i64, _bool, _pointer, _pointer, _pointer]),
+    # type, calibration, weight, rows, k, group, packed, first panel, last panel -> status
+    "jaxis_quantize_panels": (_i32, [_i32, _i32, _pointer, _i64, _i64, _i64, _pointer, _i64, _i64]),
+}
+"""Every function of the library but the FFI handlers, which only XLA calls."""
 
 
 def library() -> ctypes.CDLL | None:
     """The loaded library; None if it was not built or does not load here, or if `JAXIS_CPU_ISA=none`.
 
     Raises:
-      EngineError: `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have.
+      EngineError: `JAXIS_CPU_ISA` names an instruction set that the library or the processor does not have, or the
+        library was built from other sources than this package.
     """
     return _find()[0]
 
@@ -60,7 +91,7 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
         missing = Path(jaxis.__path__[0], LIBRARY)
         return None, f"{missing} was not built; install a C++17 compiler (g++ or clang++), then install jaxis again"
     try:
-        lib = ctypes.CDLL(str(paths[0]))
+        lib = load(paths[0])
     except OSError as error:
         return None, f"{error}; install jaxis again"
     built, runs = (lib.jaxis_ffi_major(), lib.jaxis_ffi_minor()), _xla_ffi_version()
@@ -70,10 +101,47 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
             f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]}, which is newer than the installed jaxlib's "
             f"{runs[0]}.{runs[1]}; install jaxis again"
         )
-    lib.jaxis_isa.restype = lib.jaxis_supported_isas.restype = ctypes.c_char_p
     if lib.jaxis_isa() is None:
         raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
     return lib, ""
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Loads a library of native kernels and declares its functions.
+
+    Raises:
+      OSError: It cannot be loaded here.
+      EngineError: It was built from other sources: functions or shared numbers are not those of this package.
+    """
+    lib = ctypes.CDLL(str(path))
+    try:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError:
+        raise EngineError(f"{path} is not of this version of jaxis: it lacks {name}; install jaxis again") from None
+    _check_constants(path, _constants(lib))
+    return lib
+
+
+def _constants(lib: ctypes.CDLL) -> dict[str, int]:
+    """The library's numbers, by name."""
+    constants: dict[str, int] = {}
+    for constant in lib.jaxis_constants():
+        if constant.name is None:
+            break
+        constants[constant.name.decode()] = constant.value
+    return constants
+
+
+def _check_constants(path: Path, built: dict[str, int]) -> None:
+    expected = native_constants.table()
+    for name in expected | built:
+        if built.get(name) != expected.get(name):
+            raise EngineError(
+                f"{path} is not of this version of jaxis: {name} is {built.get(name, 'missing')} in the library and "
+                f"{expected.get(name, 'missing')} in Python; install jaxis again"
+            )
 
 
 def _names(lib: ctypes.CDLL) -> str:

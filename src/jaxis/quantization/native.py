@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.errors import CheckpointError
+from jaxis.kernels.native_constants import MAX_MATRICES
 from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight, packed
 from jaxis.layers.module import make_parameter
 from jaxis.layers.weight_loader import check_loadable
@@ -137,7 +138,7 @@ class NativeLinearMethod:
 
 def _one_format(layers: Sequence[JaxLinear]) -> list[packed.PackedWeight] | None:
     weights = [layer.weight.get_value() for layer in layers]
-    if len(weights) > packed.MOST_MATRICES or not all(isinstance(w, packed.PackedWeight) for w in weights):
+    if len(weights) > MAX_MATRICES or not all(isinstance(w, packed.PackedWeight) for w in weights):
         return None
     return weights if len({weight.format for weight in weights}) == 1 else None
 

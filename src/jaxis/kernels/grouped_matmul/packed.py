@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native, native_memory
+from jaxis.kernels.native_constants import ACTIVATIONS
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight, device_array
-
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
 
 def pack_into(
@@ -107,7 +106,7 @@ def experts(
         num_experts=np.int64(len(gate.data)),
         hidden_size=np.int64(gate.shape[0]),
         quantize_activations=act_qtype is not None,
-        activation=np.int32(_ACTIVATIONS[activation]),
+        activation=np.int32(ACTIVATIONS[activation]),
         alpha=np.float32(alpha),
         limit=np.float32(limit),
     )

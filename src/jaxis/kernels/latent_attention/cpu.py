@@ -10,15 +10,17 @@ import numpy as np
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import layout
+from jaxis.kernels.native_constants import ATTENTION_TILE
 
-LANES = 16
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 CACHE_AXES = 3  # which tells its layout from the other platforms'
 
 
 def supports(value_dim: int, rope_dim: int, dtype: Any) -> bool:
     """Whether the kernel can serve a cache of such entries."""
-    return native.usable() and value_dim % LANES == 0 and rope_dim % LANES == 0 and dtype in CACHE_DTYPES
+    return (
+        native.usable() and value_dim % ATTENTION_TILE == 0 and rope_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
+    )
 
 
 def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: Any) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ The layout is described in native/src/matmul.h. Packed weights are for inference
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,14 @@ import numpy as np
 
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.host_threads import for_each_part
+from jaxis.kernels.native_constants import ACTIVATIONS, PANEL_ROWS, WEIGHT_TYPES
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight
 
-PANEL_ROWS = 32
-MOST_MATRICES = 4  # of one product
 GROUP_SIZES = (32, 64, 128)
-_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
 _PANELS_PER_TASK_BYTES = 1 << 20
 
 Allocate = Callable[[tuple[int, int]], np.ndarray]
@@ -64,10 +61,10 @@ class PackedWeight:
         """What weights must share to be multiplied in one call."""
         return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales
 
-    def attributes(self) -> dict[str, np.generic | bool]:
+    def attributes(self) -> dict[str, Any]:
         """The format as the kernels take it."""
         return {
-            "type": np.int32(_TYPES[self.qtype]),
+            "type": np.int32(WEIGHT_TYPES[self.qtype]),
             "group": np.int64(self.group_size),
             "has_zero_points": self.has_zero_points,
             "has_wide_scales": self.has_wide_scales,
@@ -184,7 +181,7 @@ def matmul(
         *(weight.data for weight in weights),
         n=np.asarray(sizes, np.int64),
         quantize_activations=act_qtype is not None,
-        activation=np.int32(_ACTIVATIONS[activation]),
+        activation=np.int32(ACTIVATIONS[activation or "none"]),
         **weights[0].attributes(),
     )
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
@@ -214,20 +211,14 @@ def _pack(
     num_panels, panel_bytes = packed.shape
     # Kept by name, so that what ascontiguousarray copied lives until it is packed.
     sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
-    pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in sources]
+    pointers = [None if a is None else a.ctypes.data for a in sources]
+    weight_type = WEIGHT_TYPES[qtype]
 
     def pack_panels(first: int, last: int) -> None:
-        library.jaxis_pack(
-            ctypes.c_int32(_TYPES[qtype]),
-            ctypes.c_int64(rows),
-            ctypes.c_int64(columns),
-            ctypes.c_int64(group_size),
-            ctypes.c_bool(has_wide_scales),
-            *pointers,
-            ctypes.c_void_p(packed.ctypes.data),
-            ctypes.c_int64(first),
-            ctypes.c_int64(last),
+        is_packed = library.jaxis_pack(
+            weight_type, rows, columns, group_size, has_wide_scales, *pointers, packed.ctypes.data, first, last
         )
+        assert is_packed  # or there were no size of a panel
 
     for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
     data = packed if allocate is not None else device_array(packed)
@@ -248,14 +239,10 @@ def _empty_panels(
     has_wide_scales: bool,
     allocate: Allocate | None,
 ) -> np.ndarray:
-    function = native.library().jaxis_panel_bytes
-    function.restype = ctypes.c_int64
-    panel_bytes = function(
-        ctypes.c_int32(_TYPES[qtype]),
-        ctypes.c_int64(shape[1]),
-        ctypes.c_int64(group_size),
-        ctypes.c_bool(has_zero_points),
-        ctypes.c_bool(has_wide_scales),
-    )
+    library = native.library()
+    assert library is not None
+    panel_bytes = library.jaxis_panel_bytes(WEIGHT_TYPES[qtype], shape[1], group_size, has_zero_points, has_wide_scales)
+    if panel_bytes < 0:
+        raise ValueError(f"no kernel takes {qtype} weights of {shape[1]} columns in groups of {group_size}")
     num_panels = -(-shape[0] // PANEL_ROWS)
     return (allocate or native_memory.empty)((num_panels, panel_bytes))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 
 from jaxis.kernels import native
 from jaxis.kernels.host_threads import for_each_part
+from jaxis.kernels.native_constants import CALIBRATIONS, FLOAT_TYPES, QUANTIZE_STATUS
 
-_FLOAT_TYPES = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
-_CALIBRATIONS = {("int8", "absmax"): 0, ("int4", "absmax"): 1, ("int4", "minmax"): 2, ("int4", "mse"): 3}
 _ELEMENTS_PER_TASK = 1 << 19
 
 
 def usable(weight: np.ndarray) -> bool:
     """Whether there is native code for weights of this type."""
-    return native.library() is not None and weight.dtype in _FLOAT_TYPES
+    return native.library() is not None and weight.dtype.name in FLOAT_TYPES
 
 
 def quantize(
@@ -85,11 +84,20 @@ def quantize_panels(
     return all(for_each_part(quantize_part, len(packed), max(1, _ELEMENTS_PER_TASK // (panel_rows * columns))))
 
 
-def _how(weight: np.ndarray, qtype: str, calibration_method: str) -> tuple[ctypes.c_int32, ctypes.c_int32]:
-    return ctypes.c_int32(_FLOAT_TYPES[weight.dtype]), ctypes.c_int32(_CALIBRATIONS[qtype, calibration_method])
+def _how(weight: np.ndarray, qtype: str, calibration_method: str) -> tuple[int, int]:
+    return FLOAT_TYPES[weight.dtype.name], CALIBRATIONS[f"{qtype}_{calibration_method}"]
 
 
-def _function(name: str) -> Any:
+def _function(name: str) -> Callable[..., bool]:
+    """A function of the library that returns a status, as one that returns whether all numbers are finite."""
     function = getattr(native.library(), name)
-    function.restype = ctypes.c_bool
-    return function
+
+    def call(*arguments: object) -> bool:
+        status = function(*arguments)
+        if status == QUANTIZE_STATUS["out_of_memory"]:
+            raise MemoryError("no memory to quantize a weight in")
+        if status not in (QUANTIZE_STATUS["ok"], QUANTIZE_STATUS["not_finite"]):
+            raise ValueError("there is no native code to quantize such a weight")
+        return status == QUANTIZE_STATUS["ok"]
+
+    return call

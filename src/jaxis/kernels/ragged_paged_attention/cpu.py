@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native
+from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 
-LANES = 16
-MAX_HEAD_DIM = 256
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
 UNLIMITED = 1 << 40  # tokens
@@ -28,8 +27,8 @@ def supports(block_size: int, head_dim: int, dtype: Any) -> bool:
     """Whether the kernel can serve a cache of such blocks."""
     return (
         native.usable()
-        and block_size % LANES == 0
-        and head_dim % LANES == 0
+        and block_size % ATTENTION_TILE == 0
+        and head_dim % ATTENTION_TILE == 0
         and head_dim <= MAX_HEAD_DIM
         and dtype in CACHE_DTYPES
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def _with_norms(interleaved: bool, epsilon: float):  # noqa: ANN202
     return native.transformable(kernel, definition)
 
 
-def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: object) -> tuple:
+def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: Any) -> tuple:
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k)]
     # Not in place: XLA would copy the operands first, which are parts of a product's outputs.
     return tuple(native.call(name, outputs, q, k, *operands, **attributes))

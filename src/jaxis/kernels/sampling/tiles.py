@@ -10,7 +10,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-TILE = 128
+from jaxis.kernels import native_constants
+
+TILE = native_constants.VOCAB_TILE
 
 
 def split_into_tiles(logits: jax.Array) -> jax.Array:

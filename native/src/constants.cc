@@ -1,0 +1,58 @@
+// The numbers that Python passes for types and sizes: kernels/native_constants.py has the same table, and native.py
+// compares the two when it loads the library.
+#include <cstdint>
+
+#include "attention.h"
+#include "matmul.h"
+#include "quantize.h"
+#include "sampling.h"
+
+namespace jaxis {
+namespace {
+
+struct Constant {
+  const char* name;
+  int64_t value;
+};
+
+template <typename Enum>
+constexpr int64_t number(Enum value) {
+  return static_cast<int64_t>(value);
+}
+
+constexpr Constant kConstants[] = {
+    {"weight_type.float32", number(WeightType::kF32)},
+    {"weight_type.bfloat16", number(WeightType::kBf16)},
+    {"weight_type.int8", number(WeightType::kInt8)},
+    {"weight_type.int4", number(WeightType::kInt4)},
+    {"weight_type.float8_e4m3fn", number(WeightType::kFp8)},
+    {"weight_type.float4_e2m1fn", number(WeightType::kMxfp4)},
+    {"activation.none", number(Activation::kNone)},
+    {"activation.silu", number(Activation::kSilu)},
+    {"activation.gelu_tanh", number(Activation::kGeluTanh)},
+    {"activation.clamped_swiglu", number(Activation::kClampedSwiglu)},
+    {"float_type.float32", number(FloatType::kF32)},
+    {"float_type.bfloat16", number(FloatType::kBf16)},
+    {"float_type.float16", number(FloatType::kF16)},
+    {"calibration.int8_absmax", number(Calibration::kInt8AbsMax)},
+    {"calibration.int4_absmax", number(Calibration::kInt4AbsMax)},
+    {"calibration.int4_minmax", number(Calibration::kInt4MinMax)},
+    {"calibration.int4_mse", number(Calibration::kInt4Mse)},
+    {"quantize_status.ok", number(QuantizeStatus::kOk)},
+    {"quantize_status.not_finite", number(QuantizeStatus::kNotFinite)},
+    {"quantize_status.unsupported", number(QuantizeStatus::kUnsupported)},
+    {"quantize_status.out_of_memory", number(QuantizeStatus::kOutOfMemory)},
+    {"panel_rows", kPanelRows},
+    {"max_matrices", kMaxMatrices},
+    {"activation_group", kActivationGroup},
+    {"attention_tile", kAttentionTile},
+    {"max_head_dim", kMaxHeadDim},
+    {"vocab_tile", kVocabTile},
+    {nullptr, 0},
+};
+
+}  // namespace
+}  // namespace jaxis
+
+// The constants; the last one has no name.
+extern "C" __attribute__((visibility("default"))) const void* jaxis_constants() { return jaxis::kConstants; }

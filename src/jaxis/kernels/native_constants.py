@@ -1,0 +1,46 @@
+"""The numbers that the native library and its callers share, for types and sizes.
+
+`native/src/constants.cc` has the same table. `native.load` compares the two, so that a library built from other sources
+is an error when it is loaded, not a wrong result.
+"""
+
+from __future__ import annotations
+
+WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
+FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+CALIBRATIONS = {"int8_absmax": 0, "int4_absmax": 1, "int4_minmax": 2, "int4_mse": 3}
+QUANTIZE_STATUS = {"ok": 0, "not_finite": 1, "unsupported": 2, "out_of_memory": 3}
+
+PANEL_ROWS = 32
+"""Rows of a weight that are packed together."""
+MAX_MATRICES = 4
+"""Weights that one product takes at most."""
+ACTIVATION_GROUP = 64
+"""Features of an activation that share a scale, where the weight has one scale a row."""
+ATTENTION_TILE = 16
+"""What block sizes and head dimensions of the attention kernels are multiples of."""
+MAX_HEAD_DIM = 256
+"""Of the paged attention kernel."""
+VOCAB_TILE = 128
+"""Tokens that reductions over the vocabulary go by."""
+
+
+def table() -> dict[str, int]:
+    """Every number, by its name in the library."""
+    enums = {
+        "weight_type": WEIGHT_TYPES,
+        "activation": ACTIVATIONS,
+        "float_type": FLOAT_TYPES,
+        "calibration": CALIBRATIONS,
+        "quantize_status": QUANTIZE_STATUS,
+    }
+    sizes = {
+        "panel_rows": PANEL_ROWS,
+        "max_matrices": MAX_MATRICES,
+        "activation_group": ACTIVATION_GROUP,
+        "attention_tile": ATTENTION_TILE,
+        "max_head_dim": MAX_HEAD_DIM,
+        "vocab_tile": VOCAB_TILE,
+    }
+    return {f"{enum}.{name}": number for enum, names in enums.items() for name, number in names.items()} | sizes

@@ -1,0 +1,67 @@
+"""The native library and this package agree about functions and numbers, or it is not loaded."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxis.errors import EngineError
+from jaxis.kernels import native, native_constants
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
+
+SOURCES = Path(__file__).parents[2] / "native" / "src"
+
+
+@pytest.fixture
+def path():
+    return Path(native.library()._name)
+
+
+def test_a_library_with_another_number_is_an_error(path, monkeypatch):
+    monkeypatch.setattr(native_constants, "PANEL_ROWS", 33)
+    with pytest.raises(EngineError, match="panel_rows is 32 in the library and 33 in Python; install jaxis again"):
+        native.load(path)
+
+
+@pytest.mark.parametrize("enum", ["WEIGHT_TYPES", "ACTIVATIONS", "FLOAT_TYPES", "CALIBRATIONS", "QUANTIZE_STATUS"])
+def test_a_library_with_other_types_is_an_error(path, monkeypatch, enum):
+    numbers = getattr(native_constants, enum)
+    monkeypatch.setattr(native_constants, enum, numbers | {"new": 99})
+    with pytest.raises(EngineError, match=r"\w+\.new is missing in the library and 99 in Python"):
+        native.load(path)
+    monkeypatch.setattr(native_constants, enum, dict(list(numbers.items())[1:]))
+    with pytest.raises(EngineError, match=f"{next(iter(numbers))} is 0 in the library and missing in Python"):
+        native.load(path)
+
+
+def test_a_library_that_lacks_a_function_is_an_error(path, monkeypatch):
+    monkeypatch.setitem(native.SIGNATURES, "jaxis_new", (None, []))
+    with pytest.raises(EngineError, match="lacks jaxis_new; install jaxis again"):
+        native.load(path)
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
+def test_every_function_that_is_no_handler_has_a_signature(path):
+    symbols = subprocess.run(["nm", "-D", "--defined-only", path], check=True, capture_output=True, text=True).stdout
+    exported = set(re.findall(r" T (jaxis_\w+)", symbols))
+    sources = "".join(source.read_text() for source in SOURCES.glob("*_ffi.cc"))
+    handlers = set(re.findall(r"JAXIS_HANDLER\(\s*(jaxis_\w+)", sources))
+    assert handlers
+    assert handlers < exported
+    assert exported - handlers == set(native.SIGNATURES)
+
+
+def test_an_unknown_type_is_no_other_type():
+    library = native.library()
+    assert library.jaxis_panel_bytes(native_constants.WEIGHT_TYPES["int4"], 64, 32, False, False) > 0
+    assert library.jaxis_panel_bytes(99, 64, 32, False, False) == -1
+    assert library.jaxis_panel_bytes(native_constants.WEIGHT_TYPES["int4"], 64, 48, False, False) == -1
+    assert not library.jaxis_pack(99, 32, 64, 0, False, None, None, None, None, 0, 1)
+    unsupported = native_constants.QUANTIZE_STATUS["unsupported"]
+    assert library.jaxis_quantize(99, 0, None, 1, 64, 64, True, None, None, None) == unsupported
+    assert library.jaxis_quantize(0, 99, None, 1, 64, 64, True, None, None, None) == unsupported
+    assert library.jaxis_quantize_panels(0, 99, None, 32, 64, 0, None, 0, 1) == unsupported
+    assert library.jaxis_quantize_panels(0, 1, None, 32, 64, 48, None, 0, 1) == unsupported
