@@ -140,6 +140,31 @@ def test_key_uses_tell_what_was_made_of_each_key():
     assert {use.key: use.use for use in config.key_uses()}["b"] == "used"
 
 
+def test_an_ignored_key_is_known_and_makes_no_difference():
+    config = HFConfig({"layer_switch": 4, "vision_config": {"depth": 2, "parts": {"a": 1}}, "odd": 1})
+    for key in ("layer_switch", "vision_config", "absent"):
+        config.ignore(key, because="it is about something else")
+    assert config.unread_keys() == ["odd"]
+    uses = {use.key: use.use for use in config.key_uses()}
+    assert uses == {"layer_switch": "neutral", "vision_config": "neutral", "odd": "unread"}
+
+
+def test_a_key_that_some_layers_ignore_and_others_use_is_used():
+    for readers in (["ignore", "read"], ["read", "ignore"]):
+        config = HFConfig({"intermediate_size": 24})
+        for reader in readers:
+            if reader == "ignore":
+                config.ignore("intermediate_size", because="sparse layers do not have it")
+            else:
+                assert config["intermediate_size"] == 24
+        assert [use.use for use in config.key_uses()] == ["used"]
+
+
+def test_ignoring_a_key_needs_a_reason():
+    with pytest.raises(ValueError, match="'layer_switch' is ignored without a reason"):
+        HFConfig({}).ignore("layer_switch", because="")
+
+
 def test_keys_that_are_neutral_at_one_value_are_reported_at_another():
     assert HFConfig({"add_cross_attention": False, "is_encoder_decoder": False, "pruned_heads": {}}).unread_keys() == []
     assert HFConfig({"is_encoder_decoder": True, "pruned_heads": {"0": [1]}}).unread_keys() == [

@@ -3,8 +3,9 @@
 import pytest
 from transformers import Cohere2Config, Gemma2Config, Gemma3TextConfig, Olmo3Config
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_type, layer_window
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.errors import ConfigError
 
 KINDS = [SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION]
@@ -30,12 +31,14 @@ def test_a_pattern_in_config_json_comes_before_the_familys(key):
 
 @pytest.mark.parametrize("types", [[FULL_ATTENTION], [FULL_ATTENTION, "linear_attention"]])
 def test_a_type_that_is_missing_or_unknown_is_refused(types):
-    with pytest.raises(ConfigError, match="for layer 1, expected 'full_attention' or 'sliding_attention'"):
+    with pytest.raises(ConfigError, match=r"layer_types\[1\]=.* expected 'full_attention' or 'sliding_attention'"):
         layer_type(HFConfig({"layer_types": types}), 1, full_every=4)
 
 
 def test_windows_belong_to_sliding_layers():
-    assert layer_window(HFConfig({"sliding_window": 9}), SLIDING_ATTENTION, default=4096) == 9
-    assert layer_window(HFConfig({"sliding_window": 9}), FULL_ATTENTION, default=4096) is None
-    assert layer_window(HFConfig({}), SLIDING_ATTENTION, default=4096) == 4096
-    assert layer_window(HFConfig({"sliding_window": None}), SLIDING_ATTENTION, default=4096) is None
+    window = HFConfig({"sliding_window": 9})
+    assert layer_span(window, FULL_ATTENTION, default_window=4096) == FULL_CONTEXT
+    assert window.unread_keys() == []
+    assert layer_span(window, SLIDING_ATTENTION, default_window=4096) == AttentionSpan(9)
+    assert layer_span(HFConfig({}), SLIDING_ATTENTION, default_window=4096) == AttentionSpan(4096)
+    assert layer_span(HFConfig({"sliding_window": None}), SLIDING_ATTENTION, default_window=4096) == FULL_CONTEXT

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxis.layers.attention import GroupedQueryAttention
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxRmsNorm
@@ -59,7 +59,8 @@ def no_residual_around_the_mlp(layer):
 
 
 def window_one_too_long(layer):
-    layer.self_attn.sliding_window += 1
+    span = layer.self_attn.span
+    layer.self_attn.span = dataclasses.replace(span, sliding_window=span.sliding_window + 1)
 
 
 def scale_of_the_hidden_size(layer):
@@ -149,7 +150,8 @@ def sinks_forgotten(layer):
 
 
 def chunk_one_too_long(layer):
-    layer.self_attn.attention_chunk_size += 1
+    span = layer.self_attn.span
+    layer.self_attn.span = dataclasses.replace(span, attention_chunk_size=span.attention_chunk_size + 1)
 
 
 def temperature_forgotten(layer):

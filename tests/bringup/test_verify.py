@@ -12,7 +12,7 @@ import published_configs
 from jaxis.bringup.verify.golden import Golden, checkpoint_hashes
 from jaxis.bringup.verify.verify import verify
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.layers.attention import GroupedQueryAttention
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.models.registry import get_model_class
 
 

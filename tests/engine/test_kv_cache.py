@@ -31,7 +31,7 @@ def sizes(
 
 
 def test_layers_of_a_span_share_blocks_and_full_context_comes_first() -> None:
-    full, window, chunk = KVCacheSpec(2, 16), KVCacheSpec(2, 16, 64), KVCacheSpec(4, 16, None, 128)
+    full, window, chunk = KVCacheSpec(2, 16), KVCacheSpec(2, 16, WINDOW), KVCacheSpec(4, 16, AttentionSpan(None, 128))
     bytes_of = block_bytes([window, chunk, full, window, window], 16, jnp.float32)
     layer = 2 * 16 * 2 * 16 * 4
     assert bytes_of == {FULL_CONTEXT: layer, AttentionSpan(None, 128): 2 * layer, WINDOW: 3 * layer}
@@ -74,7 +74,7 @@ def test_with_five_windows_for_each_full_layer_the_same_memory_holds_a_longer_co
     """Gemma 3's 27B in 16 GiB, bfloat16: 52 layers with windows of 1024, 10 with full context, 16 kv heads of 128."""
     monkeypatch.setattr(kv_cache, "_free_host_bytes", lambda: 1 << 40)
     layer = KVCacheSpec(16, 128)
-    window = KVCacheSpec(16, 128, 1024)
+    window = KVCacheSpec(16, 128, AttentionSpan(1024))
     bytes_of = block_bytes([window] * 52 + [layer] * 10, 16, jnp.bfloat16)
     all_full = {FULL_CONTEXT: sum(bytes_of.values())}
     assert sizes(all_full, 16 << 30, max_model_len=131072) == ({FULL_CONTEXT: 2114}, 33824)

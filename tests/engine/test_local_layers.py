@@ -10,7 +10,10 @@ import transformers
 from jaxis import SamplingParams, register_model
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from leak_check import no_blocks_leaked
 from tiny_checkpoints import LATENT_SIZES, write_checkpoint
@@ -20,16 +23,20 @@ PROMPTS = [
     np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 20, 47, 64, 150, 200])
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-LAYERS = [{"sliding_window": 20}, {"attention_chunk_size": 40}, {}, {"sliding_window": 20, "rope": None}]
+LAYERS = [
+    {"span": AttentionSpan(20)},
+    {"span": AttentionSpan(None, 40)},
+    {},
+    {"span": AttentionSpan(20), "use_rope": False},
+]
 
 
 class LocalLayer(PreNormDecoderLayer):
     """A Llama layer with the options of LAYERS."""
 
-    def __init__(self, vllm_config, rng, quant_config, *, layer_index, prefix):
-        attention = attention_from_config(vllm_config, rng, quant_config, f"{prefix}.self_attn", **LAYERS[layer_index])
-        mlp = mlp_from_config(vllm_config, rng, quant_config, f"{prefix}.mlp")
-        super().__init__(vllm_config, rng, self_attn=attention, mlp=mlp)
+    def __init__(self, scope: LayerScope) -> None:
+        attention = GroupedQueryAttention(scope / "self_attn", **LAYERS[scope.layer_index])
+        super().__init__(scope, self_attn=attention, mlp=GatedMLP(scope / "mlp"))
 
 
 class LocalLayersForCausalLM(CausalLM):

@@ -66,7 +66,7 @@ def test_tables_of_windows_have_only_what_the_step_sees():
     prefill.block_tables += [BlockTable(array("i", [41, 42, 43]), 1), BlockTable(array("i", [51, 52, 53]), 1)]
     scheduled = (ScheduledRequest(decode, 21, 1, samples=True), ScheduledRequest(prefill, 10, 3, samples=False))
     metadata = unpacked(SchedulerOutput(scheduled, 1, ()), shape, {}, [0, 0, 0])["attention_metadata"]
-    full, window, chunk = (metadata.block_tables_for(span.sliding_window, span.attention_chunk_size) for span in spans)
+    full, window, chunk = (metadata.block_tables_for(span) for span in spans)
     assert full is metadata.block_tables
     assert full.shape == window.shape == chunk.shape == (3, 100)
     assert full[0, :6].tolist() == [10, 11, 12, 13, 14, 15]
@@ -80,7 +80,7 @@ def test_tables_of_windows_have_only_what_the_step_sees():
     # The vector has room for what a step may see, not for 100 blocks a window.
     assert shape.packed_size < 3 * 100 + 3 * 2 * 6 + 50
     with pytest.raises(ValueError, match="not in tuple"):
-        metadata.block_tables_for(6)
+        metadata.block_tables_for(AttentionSpan(6))
 
 
 def test_recomputed_output_tokens_follow_the_prompt():

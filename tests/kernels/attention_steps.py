@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+
 # (history, query tokens) of each request: decodes first, then prefills, chunks with history, and empty requests.
 MIX = [(0, 1), (130, 1), (7, 1), (0, 13), (200, 71), (5, 0), (31, 1), (16, 16)]
 
@@ -48,12 +50,12 @@ class Step:
     def expected(
         self,
         scale: float,
-        sliding_window: int | None = None,
-        attention_chunk_size: int | None = None,
+        span: AttentionSpan = FULL_CONTEXT,
         soft_cap: float | None = None,
         sinks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Dense attention in float64: [num_tokens, H, D]."""
+        sliding_window, attention_chunk_size = span.sliding_window, span.attention_chunk_size
         out = np.zeros((self.num_tokens, *self.q.shape[1:]))
         for r, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             begin, end = self.query_start_loc[r], self.query_start_loc[r + 1]

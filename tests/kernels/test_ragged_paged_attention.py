@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as pallas_kernel
 from jax.test_util import check_grads
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, reference, tpu
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
 from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
@@ -26,9 +27,7 @@ implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 @functools.cache
 def jitted(implementation: str) -> jax.stages.Wrapped:
-    return jax.jit(
-        IMPLEMENTATIONS[implementation], static_argnames=("scale", "sliding_window", "attention_chunk_size", "soft_cap")
-    )
+    return jax.jit(IMPLEMENTATIONS[implementation], static_argnames=("scale", "span", "soft_cap"))
 
 
 def check(implementation: str, step: Step, *, atol: float = 2e-5, **options: Any) -> None:
@@ -53,15 +52,15 @@ def test_a_mix_of_decodes_and_prefills_equals_dense_attention(implementation, nu
 @implementations
 @pytest.mark.parametrize("window", [1, 16, 256, 300])
 def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, window):
-    check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), sliding_window=window)
+    check(implementation, make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)]), span=AttentionSpan(window))
 
 
 @implementations
 @pytest.mark.parametrize("chunk", [1, 24, 256, 300])
 def test_a_token_sees_only_its_own_chunk(implementation, chunk):
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)])
-    check(implementation, step, attention_chunk_size=chunk)
-    check(implementation, step, attention_chunk_size=chunk, sliding_window=20)
+    check(implementation, step, span=AttentionSpan(None, chunk))
+    check(implementation, step, span=AttentionSpan(20, chunk))
 
 
 @implementations
@@ -119,7 +118,7 @@ def test_sinks_take_their_share(implementation):
     sinks = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
     step = make_step(MIX, pad_tokens=3, pad_requests=1)
     check(implementation, step, sinks=sinks)
-    check(implementation, step, sinks=sinks, sliding_window=9)
+    check(implementation, step, sinks=sinks, span=AttentionSpan(9))
 
 
 @implementations
@@ -144,7 +143,7 @@ def test_random_mixes_equal_dense_attention(requests, seed):
     step = make_step(requests, pad_tokens=pad_tokens, max_blocks=21, num_heads=2, num_kv_heads=1, seed=seed)
     step.kv_cache = np.concatenate([step.kv_cache, np.full((140, *step.kv_cache.shape[1:]), np.nan, np.float32)])[:140]
     for implementation in IMPLEMENTATIONS:
-        check(implementation, step, sliding_window=100)
+        check(implementation, step, span=AttentionSpan(100))
 
 
 def test_the_cache_is_written_at_exactly_the_steps_own_slots():
@@ -184,7 +183,7 @@ def test_the_definitions_gradient_equals_finite_differences():
 
     @jax.jit
     def loss(q: jax.Array, kv_cache: jax.Array) -> jax.Array:
-        out = reference.ragged_paged_attention(q, kv_cache, *rest, scale=0.3, sliding_window=4, soft_cap=5.0)
+        out = reference.ragged_paged_attention(q, kv_cache, *rest, scale=0.3, span=AttentionSpan(4), soft_cap=5.0)
         return jnp.sum(jnp.sin(out))
 
     check_grads(loss, (q, jnp.nan_to_num(kv_cache)), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels import native
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
 
@@ -121,9 +122,9 @@ def test_a_mix_equals_dense_attention(isa, dtype, num_heads, num_kv_heads, head_
 def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
     step = make_step([(600, 1), (3, 1), (0, 20), (530, 40), (0, 1)], num_heads=8, num_kv_heads=1)
     sinks = np.linspace(-4, 4, 8, dtype=np.float32)
-    check(step, dtype, sliding_window=1)
-    check(step, dtype, sliding_window=37, soft_cap=3.0, sinks=sinks, atol=5e-5)
-    check(step, dtype, sliding_window=256, sinks=sinks)
+    check(step, dtype, span=AttentionSpan(1))
+    check(step, dtype, span=AttentionSpan(37), soft_cap=3.0, sinks=sinks, atol=5e-5)
+    check(step, dtype, span=AttentionSpan(256), sinks=sinks)
     check(step, dtype, soft_cap=3.0, atol=5e-5)
 
 
@@ -131,8 +132,8 @@ def test_windows_soft_caps_and_sinks(isa, dtype):  # noqa: F811
 @pytest.mark.parametrize("chunk", [1, 24, 256, 300])
 def test_a_token_sees_only_its_own_chunk(isa, chunk):  # noqa: F811
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)], num_heads=4, num_kv_heads=1)
-    check(step, attention_chunk_size=chunk)
-    check(step, np.int8, attention_chunk_size=chunk, sliding_window=20, sinks=np.zeros(4, np.float32))
+    check(step, span=AttentionSpan(None, chunk))
+    check(step, np.int8, span=AttentionSpan(20, chunk), sinks=np.zeros(4, np.float32))
 
 
 @each_isa
@@ -208,14 +209,14 @@ def test_keys_and_values_of_zeros_and_of_extremes_survive_int8():
     st.integers(0, 2**32 - 1),
 )
 def test_random_mixes_equal_dense_attention(requests, dtype, window, seed):
-    check(make_step(requests, pad_tokens=3, num_heads=2, num_kv_heads=1, seed=seed), dtype, sliding_window=window)
+    check(make_step(requests, pad_tokens=3, num_heads=2, num_kv_heads=1, seed=seed), dtype, span=AttentionSpan(window))
 
 
 class TestOneRequestsResultDependsOnNothingElse:
     """Bit for bit: with others, in chunks, token by token, whatever the threads."""
 
     OPTIONS: ClassVar[dict[str, Any]] = {
-        "sliding_window": 500,
+        "span": AttentionSpan(500),
         "soft_cap": 20.0,
         "sinks": np.array([0.5, -1.0, 2.0, 0.0], np.float32),
     }

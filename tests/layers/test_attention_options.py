@@ -13,12 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from layer_scopes import scope_of
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
 from jaxis.kernels.rotary_embedding import HeadNorms
-from jaxis.layers.attention import attention, turn
+from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.models.llama4 import Llama4Attention
 from jaxis.parallel.mesh import make_mesh
 
 LENGTHS = (37, 1, 22)
@@ -28,12 +33,12 @@ SINKS = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
 ROPE = RotaryEmbedding(tuple(1.0 / 10.0 ** np.arange(4)))
 OPTIONS = {
     "plain": {},
-    "window": {"sliding_window": 5},
-    "chunks": {"attention_chunk_size": 8},
-    "window and chunks": {"attention_chunk_size": 8, "sliding_window": 3},
+    "window": {"span": AttentionSpan(5)},
+    "chunks": {"span": AttentionSpan(None, 8)},
+    "window and chunks": {"span": AttentionSpan(3, 8)},
     "soft cap": {"soft_cap": 1.5},
     "sinks": {"sinks": SINKS},
-    "all": {"attention_chunk_size": 16, "sliding_window": 11, "soft_cap": 1.5, "sinks": SINKS},
+    "all": {"span": AttentionSpan(11, 16), "soft_cap": 1.5, "sinks": SINKS},
 }
 options = pytest.mark.parametrize("option", OPTIONS)
 
@@ -48,11 +53,11 @@ def expected(
     k: np.ndarray,
     v: np.ndarray,
     *,
-    sliding_window: int = 10**6,
-    attention_chunk_size: int = 10**6,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
+    sliding_window, attention_chunk_size = span.sliding_window or 10**6, span.attention_chunk_size or 10**6
     out = np.zeros(q.shape)
     for length, end in zip(LENGTHS, np.cumsum(LENGTHS), strict=True):
         for t in range(length):
@@ -147,14 +152,14 @@ def test_padding_rows_are_finite_with_soft_caps_and_sinks():
     assert np.isfinite(out).all()
 
 
-def test_turning_first_and_attending_without_rope_is_the_same():
+def test_a_rope_applied_first_and_attention_without_one_is_the_same():
     q, k, v = operands()
     metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
     rng = np.random.default_rng(1)
     norms = HeadNorms(*(rng.standard_normal(HEAD_DIM).astype(np.float32) for _ in range(2)), 1e-6)
     _, together = attention(None, q, k, v, metadata, rope=ROPE, norms=norms, scale=SCALE)
-    turned = turn(ROPE, q, k, metadata, norms=norms, is_paged=False)
-    np.testing.assert_array_equal(attention(None, *turned, v, metadata, rope=None, scale=SCALE)[1], together)
+    rotated = apply_rope(ROPE, q, k, metadata, norms=norms, is_paged=False)
+    np.testing.assert_array_equal(attention(None, *rotated, v, metadata, rope=None, scale=SCALE)[1], together)
 
 
 def test_norms_apply_without_a_rope_too():
@@ -164,3 +169,38 @@ def test_norms_apply_without_a_rope_too():
     _, out = attention(None, jnp.asarray(q), jnp.asarray(k), v, metadata, rope=None, norms=norms, scale=SCALE)
     q, k = (w * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) for x, w in ((q, 1.5), (k, 0.5)))
     np.testing.assert_allclose(out, expected(q, k, v), rtol=0, atol=2e-6)
+
+
+SIZES = {
+    **{"hidden_size": 12, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM},
+    "rms_norm_eps": 1e-6,
+}
+LAYER_OPTIONS = {
+    "span": {"span": AttentionSpan(5, 8)},
+    "soft cap": {"soft_cap": 1.5},
+    "sinks": {"use_sinks": True},
+    "scale": {"scale": 0.1},
+    "norms": {"qk_norm": True},
+    "norms over all heads": {"qk_norm": lambda heads, head_dim: rms_norm(scope_of(SIZES), heads * head_dim)},
+    "no rope": {"use_rope": False},
+    "biases": {"qkv_bias": True, "o_bias": True},
+    "packed": {"packed_qkv": True},
+}
+
+
+@pytest.mark.parametrize("option", LAYER_OPTIONS)
+def test_a_layer_with_something_between_rope_and_scores_has_every_option_of_its_base_class(option):
+    """Llama 4's attention with nothing in between is the plain one; and each option makes a difference to both."""
+    nothing = {"l2_norm_epsilon": None, "temperatures": None}
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    x = np.random.default_rng(2).standard_normal((sum(LENGTHS), 12)).astype(np.float32)
+
+    def outputs(make: type[GroupedQueryAttention], **options: Any) -> np.ndarray:
+        layer = make(scope_of(SIZES), **options)
+        for i, (_, param) in enumerate(layer.named_parameters()):
+            param.set_value(np.random.default_rng(i).standard_normal(param.get_value().shape).astype(np.float32))
+        return np.asarray(layer(None, jnp.asarray(x), metadata)[1])
+
+    plain = outputs(GroupedQueryAttention, **LAYER_OPTIONS[option])
+    np.testing.assert_array_equal(outputs(Llama4Attention, **LAYER_OPTIONS[option], **nothing), plain)
+    assert np.abs(outputs(Llama4Attention, **nothing) - plain).max() > 1e-3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
@@ -34,6 +36,10 @@ def blocks_of_step(span: AttentionSpan, start: int, stop: int) -> int:
 def test_first_visible_and_reach(span: AttentionSpan) -> None:
     for position in range(50):
         assert span.first_visible(position) == visible(span, position)[0]
+    for positions in (np.arange(40), jnp.arange(40, dtype=jnp.int32).reshape(5, 8)):
+        first = span.first_visible(positions)
+        assert (type(first), first.dtype, first.shape) == (type(positions), positions.dtype, positions.shape)
+        assert first.ravel().tolist() == [span.first_visible(position) for position in range(40)]
     longest = max(len(visible(span, position)) for position in range(50)) - 1
     assert span.reach == (None if span == FULL_CONTEXT else longest)
 

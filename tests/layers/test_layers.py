@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from layer_scopes import scope_of
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 from transformers.models.cohere import modeling_cohere
 from transformers.models.gemma2 import modeling_gemma2
@@ -13,10 +14,11 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3 import modeling_qwen3
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import ConfigError
-from jaxis.layers.attention import GroupedQueryAttention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.linear import JaxEinsum, JaxLinear
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.module import JaxModule
@@ -24,7 +26,7 @@ from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
-PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
+MLP_SIZES = {"hidden_size": 8, "intermediate_size": 12}
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
@@ -156,7 +158,7 @@ def test_scaled_embeddings_round_as_the_references(dtype):
 def test_packed_gated_mlp():
     config = Phi3Config(hidden_size=8, num_attention_heads=1, intermediate_size=12, pad_token_id=0)
     theirs = modeling_phi3.Phi3MLP(config)
-    ours = GatedMLP(8, 12, nnx.Rngs(0), activation=jax.nn.silu, packed_gate_up=True, **PLAIN)
+    ours = GatedMLP(scope_of(MLP_SIZES), packed_gate_up=True)
     copy_weights(theirs, ours)
     x = random(6, 8)
     assert_equal(ours(x), theirs(torch.tensor(x)))
@@ -168,7 +170,7 @@ def test_gated_mlp(activation):
         hidden_size=8, num_attention_heads=1, intermediate_size=12, hidden_act=activation, mlp_bias=True
     )
     theirs = modeling_llama.LlamaMLP(config)
-    ours = GatedMLP(8, 12, nnx.Rngs(0), activation=activation_function(activation), use_bias=True, **PLAIN)
+    ours = GatedMLP(scope_of(MLP_SIZES | {"hidden_act": activation}), use_bias=True)
     copy_weights(theirs, ours)
     x = random(6, 8)
     assert_equal(ours(x), theirs(torch.tensor(x)))
@@ -186,20 +188,9 @@ def attention_pair(qk_norm: bool, window: int | None) -> tuple[torch.nn.Module, 
     config = config_class(**sizes, attention_bias=True, attn_implementation="eager")
     attention_class = getattr(module, "Qwen3Attention" if qk_norm else "LlamaAttention")
     rotary = getattr(module, "Qwen3RotaryEmbedding" if qk_norm else "LlamaRotaryEmbedding")(config)
-    ours = GroupedQueryAttention(
-        16,
-        4,
-        2,
-        8,
-        nnx.Rngs(0),
-        rope=RotaryEmbedding(tuple(rotary.inv_freq.tolist())),
-        qkv_bias=True,
-        o_bias=True,
-        q_norm=JaxRmsNorm(8, nnx.Rngs(0), epsilon=1e-6) if qk_norm else None,
-        k_norm=JaxRmsNorm(8, nnx.Rngs(0), epsilon=1e-6) if qk_norm else None,
-        sliding_window=window,
-        **PLAIN,
-    )
+    scope = scope_of({**sizes, "rms_norm_eps": 1e-6})
+    ours = GroupedQueryAttention(scope, qkv_bias=True, o_bias=True, qk_norm=qk_norm, span=AttentionSpan(window))
+    ours.rope = RotaryEmbedding(tuple(rotary.inv_freq.tolist()))
     theirs = attention_class(config, 0)
     copy_weights(theirs, ours)
     return rotary, theirs, ours

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
+from layer_scopes import scope_of
 
 from jaxis.kernels import native
 from jaxis.kernels.quantized_matmul import dequantize, quantize
@@ -39,14 +40,11 @@ def random(*shape, seed=0):
 
 def make_attention(quant_config=None, *, dtype=jnp.float32, weights_dtype=np.float32):
     attention = MultiHeadLatentAttention(
+        scope_of({}, dtype=dtype, quant_config=quant_config, prefix="self_attn"),
         SIZES,
-        nnx.Rngs(0),
         rope=RotaryEmbedding(tuple(0.5 ** np.arange(8)), interleaved=True),
         scale=0.2,
         use_bias=True,
-        dtype=dtype,
-        quant_config=quant_config,
-        prefix="self_attn",
     )
     weights = {
         name: 0.3 * random(*param.get_value().shape, seed=i)

@@ -1,5 +1,7 @@
 """Routers, experts and whole sparse blocks against transformers' modules with the same weights."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from layer_scopes import scope_of
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm4_moe import modeling_glm4_moe
@@ -15,13 +18,11 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from jaxis.config import ModelConfig, VllmConfig
-from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, ClampedGLU
 from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.moe import SparseMoE, moe_from_config
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
@@ -115,17 +116,14 @@ def blocks(name: str) -> tuple[torch.nn.Module, SparseMoE]:
         for tensor in theirs.state_dict().values():
             tensor.normal_(std=0.4)
     options = {"stack_layout": CONCATENATED} | options
-    if "shared_size" in options:
-        options["shared_experts"] = GatedMLP(
-            E, options.pop("shared_size"), nnx.Rngs(0), activation=jax.nn.silu, **PLAIN
-        )
     routing = {"num_experts": X, "num_experts_per_token": 3} | routing
-    model_config = ModelConfig("", HFConfig({"hidden_size": E, "hidden_act": "silu"}))
-    ours = nnx.eval_shape(
-        lambda: moe_from_config(
-            VllmConfig(model_config), nnx.Rngs(0), None, "", routing=Routing(**routing), intermediate_size=F, **options
-        )
-    )
+
+    def make(shared_size: int | None = None, **options: Any) -> SparseMoE:
+        scope = scope_of({"hidden_size": E, "hidden_act": "silu"})
+        shared = GatedMLP(scope / "shared", intermediate_size=shared_size) if shared_size else None
+        return SparseMoE(scope, routing=Routing(**routing), intermediate_size=F, shared_experts=shared, **options)
+
+    ours = nnx.eval_shape(lambda: make(**options))
     tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
     assert JaxAutoWeightsLoader(ours).load_weights(tensors.items()) == dict(ours.named_parameters()).keys()
     return theirs, ours

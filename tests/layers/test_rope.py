@@ -71,7 +71,7 @@ def random_heads(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 @kinds
 @pytest.mark.parametrize("length", [100, 1000])
-def test_frequencies_scaling_and_turned_heads_equal_transformers(kind, length):
+def test_frequencies_scaling_and_rotated_heads_equal_transformers(kind, length):
     """100 tokens are within every kind's original context, 1000 beyond it."""
     q, k = random_heads(length)
     module = modeling_phi3.Phi3RotaryEmbedding(reference_config(kind))
@@ -83,8 +83,8 @@ def test_frequencies_scaling_and_turned_heads_equal_transformers(kind, length):
     frequencies = np.broadcast_to(rope.frequencies(lengths), (length, rope.rotary_dim // 2))
     np.testing.assert_allclose(frequencies[-1], module.inv_freq, rtol=1e-6)
     assert rope.attention_scaling == pytest.approx(module.attention_scaling, rel=1e-6)
-    turned = rope(q, k, jnp.arange(length), lengths)
-    for ours, theirs in zip(turned, expected, strict=True):
+    rotated = rope(q, k, jnp.arange(length), lengths)
+    for ours, theirs in zip(rotated, expected, strict=True):
         np.testing.assert_allclose(ours, theirs[0].transpose(0, 1), rtol=0, atol=5e-4)
 
 
@@ -96,8 +96,8 @@ def test_interleaved_pairs_equal_transformers(kind):
     expected = modeling_cohere.apply_rotary_pos_emb(
         torch.tensor(q).transpose(0, 1)[None], torch.tensor(k).transpose(0, 1)[None], cos, sin
     )
-    turned = our_rope(kind, interleaved=True)(q, k, jnp.arange(50))
-    for ours, theirs in zip(turned, expected, strict=True):
+    rotated = our_rope(kind, interleaved=True)(q, k, jnp.arange(50))
+    for ours, theirs in zip(rotated, expected, strict=True):
         np.testing.assert_allclose(ours, theirs[0].transpose(0, 1), rtol=0, atol=2e-5)
 
 
@@ -107,21 +107,21 @@ def test_angles_are_accurate_at_100k_tokens(kind):
     rope, positions = our_rope(kind), np.array([0, 1, 1_000, 32_767, 65_535, 99_999])
     # The first half of the pairs is 1 and the second 0, so that turning leaves the cosine and the sine.
     x = np.concatenate([np.ones(HEAD_DIM // 2), np.zeros(HEAD_DIM // 2)]).astype(np.float32)
-    turned, _ = jax.jit(rope)(*[np.broadcast_to(x, (len(positions), 1, HEAD_DIM))] * 2, jnp.asarray(positions))
+    rotated, _ = jax.jit(rope)(*[np.broadcast_to(x, (len(positions), 1, HEAD_DIM))] * 2, jnp.asarray(positions))
     angles = positions[:, None] * np.asarray(rope.inv_freq, np.float64)
     exact = np.concatenate([np.cos(angles), np.sin(angles)], axis=-1) * rope.attention_scaling
     tolerance = 1e-6 + np.tile(angles, 2) * np.finfo(np.float32).eps
-    assert (np.abs(np.asarray(turned)[:, 0] - exact) <= tolerance).all()
+    assert (np.abs(np.asarray(rotated)[:, 0] - exact) <= tolerance).all()
 
 
 def test_a_turn_keeps_the_type_and_computes_in_float32():
     q, k = (x.astype(jnp.bfloat16) for x in random_heads(600))
     rope = our_rope("default")
-    turned, _ = rope(q, k, jnp.arange(600))
-    assert turned.dtype == jnp.bfloat16
+    rotated, _ = rope(q, k, jnp.arange(600))
+    assert rotated.dtype == jnp.bfloat16
     exact, _ = rope(q.astype(np.float32), k.astype(np.float32), jnp.arange(600))
     # One rounding, at the end.
-    np.testing.assert_allclose(turned.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
+    np.testing.assert_allclose(rotated.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
 
 
 def test_dynamic_frequencies_depend_on_each_sequences_own_length():

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
 from jaxis.kernels import native
 from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.mlp import GatedMLP, activation_function
+from jaxis.layers.scope import LayerScope
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.methods import QuantizedLinearMethod
@@ -103,8 +106,9 @@ def test_layers_of_different_types_are_applied_one_by_one():
 @pytest.mark.parametrize("config", [PLAIN, quantized("int8", None)], ids=["plain", "int8"])
 def test_gated_mlp(name, use_bias, config):
     activation = activation_function(name)
-    arguments = {"activation": activation, "use_bias": use_bias, "dtype": jnp.float32}
-    layer = GatedMLP(64, 96, nnx.Rngs(0), quant_config=config, prefix="mlp", **arguments)
+    hf_config = HFConfig({"hidden_size": 64, "intermediate_size": 96, "hidden_act": name})
+    scope = LayerScope(VllmConfig(ModelConfig("", hf_config)), nnx.Rngs(0), config, "mlp")
+    layer = GatedMLP(scope, use_bias=use_bias)
     _, weights = filled(layer)
     x = random(5, 64, seed=9) / 8
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+# An array of ints, NumPy's or JAX's, which this file does not import.
+Positions = TypeVar("Positions")
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,22 @@ class AttentionSpan:
         sizes = [size for size in (self.sliding_window, self.attention_chunk_size) if size is not None]
         return min(sizes) - 1 if sizes else None
 
-    def first_visible(self, position: int) -> int:
-        """The first position that the token at `position` sees; never smaller for a later one."""
-        first = 0
+    @overload
+    def first_visible(self, position: int) -> int: ...
+    @overload
+    def first_visible(self, position: Positions) -> Positions: ...
+    def first_visible(self, position: Any) -> Any:
+        """The first position that the token at `position` sees; never smaller for a later one.
+
+        Args:
+          position: An int, or an array of them of any shape.
+        """
+        maximum = max if isinstance(position, int) else position.__array_namespace__().maximum
+        first = 0 * position
         if self.sliding_window is not None:
-            first = max(first, position - self.sliding_window + 1)
+            first = maximum(first, position - self.sliding_window + 1)
         if self.attention_chunk_size is not None:
-            first = max(first, position // self.attention_chunk_size * self.attention_chunk_size)
+            first = maximum(first, position // self.attention_chunk_size * self.attention_chunk_size)
         return first
 
     def max_step_blocks(self, max_blocks: int, block_size: int, num_tokens: int) -> int:

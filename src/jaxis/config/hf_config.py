@@ -1,7 +1,8 @@
 """A checkpoint's config.json, read so that no key of it can be overlooked.
 
-A model reads the keys it needs; `unread_keys` then names those that nobody read and that could change its logits.
-A config that says something the model does not do is an error, not a wrong answer.
+A model reads the keys it needs, and says by name which it does not need (`ignore`) and which it supports at one value
+only (`expect`); `unread_keys` then names those that nobody knew and that could change its logits. A config that says
+something the model does not do is an error, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class KeyUse:
       key: The key; one of a nested object is written with dots.
       value: As config.json has it.
       use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
-        "neutral" cannot change logits; "unread" could, and nobody read it.
+        "neutral" cannot change logits, of any model or of this one (`HFConfig.ignore`); "unread" could, and nobody
+        read it.
     """
 
     key: str
@@ -103,7 +105,7 @@ class HFConfig(Mapping[str, Any]):
       source: What the config was read from, for error messages.
     """
 
-    __slots__ = ("_path", "_read", "_values", "source")
+    __slots__ = ("_ignored", "_path", "_read", "_values", "source")
 
     def __init__(
         self,
@@ -128,6 +130,7 @@ class HFConfig(Mapping[str, Any]):
         self._path = _path
         # Key -> whether every reader so far assumes, without the key, the value that it has.
         self._read: dict[str, bool] = {}
+        self._ignored: set[str] = set()
         plain = with_defaults(_apply_overrides(copy.deepcopy(dict(values)), overrides or {}, source))
         self._values = {
             key: HFConfig(value, source=source, _path=f"{_path}{key}.") if isinstance(value, dict) else value
@@ -184,6 +187,22 @@ class HFConfig(Mapping[str, Any]):
             wanted = " or ".join(map(repr, expected))
             raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
 
+    def ignore(self, key: str, *, because: str) -> None:
+        """Says of a key that the model knows it and that its value, a nested object's included, changes nothing.
+
+        Another reader may use it still: a layer ignores what only layers of another kind need.
+
+        Args:
+          key: The key; it need not be there.
+          because: Why it changes nothing, for whoever reads the model's code.
+
+        Raises:
+          ValueError: No reason is given.
+        """
+        if not because:
+            raise ValueError(f"{key!r} is ignored without a reason")
+        self._ignored.add(key)
+
     def get_text_config(self) -> HFConfig:
         """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
         text_config = self._values.get("text_config")
@@ -206,7 +225,7 @@ class HFConfig(Mapping[str, Any]):
         return value.to_dict()
 
     def __contains__(self, key: object) -> bool:
-        return self._values.get(key) is not None
+        return isinstance(key, str) and self._values.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return (key for key, value in self._values.items() if value is not None)
@@ -243,8 +262,10 @@ class HFConfig(Mapping[str, Any]):
                 use = "default"
             elif key in self._read:
                 use = "default" if self._read[key] else "used"
+            elif key in self._ignored or _is_neutral(key, value):
+                use = "neutral"
             else:
-                use = "neutral" if _is_neutral(key, value) else "unread"
+                use = "unread"
             uses.append(KeyUse(self._path + key, plain, use))
         return uses
 

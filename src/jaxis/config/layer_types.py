@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+CHUNKED_ATTENTION = "chunked_attention"
 
 
 def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
@@ -15,32 +17,52 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
     Args:
       config: Of the model.
       layer_index: From 0.
-      full_every: Where there is no `layer_types`, the last of each so many layers is full; `sliding_window_pattern` in
-        config.json says another number.
+      full_every: The pattern of a config.json that has neither `layer_types` nor `sliding_window_pattern`: layers
+        full_every - 1, 2 * full_every - 1, ... are full, the others have the window.
 
     Raises:
       ConfigError: `layer_types` does not have a known type for the layer.
     """
+    if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            config.ignore(key, because="layer_types names each layer's type")
+        return kind
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", full_every))
+    return SLIDING_ATTENTION if (layer_index + 1) % pattern else FULL_ATTENTION
+
+
+def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | None:
+    """What `layer_types` says of the layer; None where config.json has no such list.
+
+    Args:
+      config: Of the model.
+      layer_index: From 0.
+      known: The types that the family has.
+
+    Raises:
+      ConfigError: The list is too short, or has another type there.
+    """
     types = config.get("layer_types")
     if types is None:
-        return SLIDING_ATTENTION if (layer_index + 1) % pattern else FULL_ATTENTION
+        return None
     kind = types[layer_index] if layer_index < len(types) else None
-    if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
+    if kind not in known:
         raise ConfigError(
-            f"layer_types in {config.source} has {kind!r} for layer {layer_index}, expected {FULL_ATTENTION!r} or "
-            f"{SLIDING_ATTENTION!r}"
+            f"layer_types[{layer_index}]={kind!r} in {config.source} is not supported, "
+            f"expected {' or '.join(map(repr, known))}"
         )
     return kind
 
 
-def layer_window(config: HFConfig, kind: str, *, default: int | None = None) -> int | None:
-    """The sliding window of a layer of this type, in tokens; None for a full one.
+def layer_span(config: HFConfig, kind: str, *, default_window: int | None = None) -> AttentionSpan:
+    """What a layer of this type sees: everything, or config.json's `sliding_window` of tokens.
 
     Args:
       config: Of the model.
       kind: FULL_ATTENTION or SLIDING_ATTENTION.
-      default: The family's window where config.json does not have the key; null there is no window.
+      default_window: The family's window where config.json does not have the key; null there is no window.
     """
-    window = config.get_nullable("sliding_window", default)
-    return window if kind == SLIDING_ATTENTION else None
+    if kind == FULL_ATTENTION:
+        config.ignore("sliding_window", because="this layer sees everything")
+        return FULL_CONTEXT
+    return AttentionSpan(config.get_nullable("sliding_window", default_window))

@@ -91,8 +91,6 @@ def rope_config(
         theta = config.get("rope_local_base_freq", default_local_theta or theta)
     partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
     rope_type = reader.rope_type()
-    # Read whatever the type: a config may give the pretraining context and not stretch it.
-    original = config.get("original_max_position_embeddings")
     settings: dict[str, Any] = {
         "rope_type": rope_type,
         "theta": reader.number("rope_theta", theta),
@@ -104,11 +102,13 @@ def rope_config(
     if rope_type == "dynamic":
         settings["max_position_embeddings"] = config["max_position_embeddings"]
     if rope_type in ("llama3", "yarn", "longrope"):
-        inside = reader.get("original_max_position_embeddings")
+        outside, inside = (c.get("original_max_position_embeddings") for c in (config, reader))
         original = reader.positive(
-            "original_max_position_embeddings", original or inside or config["max_position_embeddings"]
+            "original_max_position_embeddings", outside or inside or config["max_position_embeddings"]
         )
         settings["original_max_position_embeddings"] = int(original)
+    else:
+        config.ignore("original_max_position_embeddings", because="this rope does not stretch the context")
     if rope_type == "llama3":
         settings["low_freq_factor"] = reader.number("low_freq_factor")
         settings["high_freq_factor"] = reader.number("high_freq_factor")

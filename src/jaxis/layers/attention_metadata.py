@@ -39,16 +39,17 @@ class AttentionMetadata:
     spans: tuple[AttentionSpan, ...] = dataclasses.field(default=(), metadata={"static": True})
     other_block_tables: tuple[jax.Array, ...] = ()
 
-    def block_tables_for(self, sliding_window: int | None, attention_chunk_size: int | None = None) -> jax.Array | None:
-        """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this window and chunk size.
+    def block_tables_for(self, span: AttentionSpan) -> jax.Array:
+        """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
 
         Raises:
-          ValueError: No layer's cache spec has them.
+          ValueError: There are none, or none of this span.
         """
+        if self.block_tables is None:
+            raise ValueError("a step without a cache has no block tables")
         if not self.spans:
             return self.block_tables
-        index = self.spans.index(AttentionSpan(sliding_window, attention_chunk_size))
-        return (self.block_tables, *self.other_block_tables)[index]
+        return (self.block_tables, *self.other_block_tables)[self.spans.index(span)]
 
     @classmethod
     def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:

@@ -4,29 +4,64 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape
 
 
+class CacheSpec(Protocol):
+    """What the engine must know of a layer's cache to make and share it."""
+
+    @property
+    def span(self) -> AttentionSpan:
+        """Which tokens the layer reads: blocks of others are not kept."""
+        ...
+
+    @property
+    def head_axis_name(self) -> str | None:
+        """The logical axis of the cache's last axis but one; None where every device holds all of it."""
+        ...
+
+    def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
+        """The shape of the layer's cache."""
+        ...
+
+    def on_devices(self, tensor_parallel_size: int) -> CacheSpec:
+        """The spec of a cache that is spread over so many devices.
+
+        Raises:
+          ConfigError: It cannot be.
+        """
+        ...
+
+
+@runtime_checkable
+class HasCache(Protocol):
+    """A layer that keeps something of each token, such as attention."""
+
+    @property
+    def kv_cache_spec(self) -> CacheSpec:
+        """What the engine allocates for the layer."""
+        ...
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """Keys and values of K heads of D numbers.
+    """Keys and values of K heads of D elements each.
 
     Attributes:
       num_kv_heads: K.
       head_dim: D.
-      sliding_window: The layer reads a token and this many - 1 before it; None reads all before it.
-      attention_chunk_size: The layer reads a token's own chunk of so many tokens, up to it; None reads all before it.
+      span: Which tokens the layer reads.
     """
 
     head_axis_name: ClassVar[str | None] = "kv_heads"
 
     num_kv_heads: int
     head_dim: int
-    sliding_window: int | None = None
-    attention_chunk_size: int | None = None
+    span: AttentionSpan = FULL_CONTEXT
 
     def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
         """The shape of the layer's cache; its last axis but one is `head_axis_name`."""

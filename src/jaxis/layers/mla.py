@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import PartitionSpec
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.latent_projection import LatentUpProjection
-from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
+from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule
-from jaxis.layers.norm import JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.layers.scope import LayerScope
 
 # Of the norms of latents, whatever the config says of the others: the reference's own default.
 LATENT_NORM_EPSILON = 1e-6
@@ -32,13 +30,12 @@ class LatentCacheSpec:
     """A compressed latent and a rope key a token, which all heads share: every device holds all of it.
 
     Attributes:
-      latent_dim: Numbers of a latent.
-      rope_dim: Numbers of a rope key.
+      latent_dim: Elements of a latent.
+      rope_dim: Elements of a rope key.
     """
 
     head_axis_name: ClassVar[str | None] = None
-    sliding_window: ClassVar[int | None] = None
-    attention_chunk_size: ClassVar[int | None] = None
+    span: ClassVar[AttentionSpan] = FULL_CONTEXT
 
     latent_dim: int
     rope_dim: int
@@ -55,16 +52,16 @@ class LatentCacheSpec:
 
 @dataclass(frozen=True)
 class LatentAttentionSizes:
-    """Numbers that a token, or a head, has at each place.
+    """Dimensions of what a token, or a head, has at each stage.
 
     Attributes:
       hidden_size: E.
       num_heads: H.
       q_lora_rank: Of the queries' latent; None makes queries without one.
       kv_lora_rank: L, of the latent that keys and values are made of.
-      qk_nope_head_dim: N, of a query or key that do not turn with the position.
-      qk_rope_head_dim: Of one that do.
-      v_head_dim: V.
+      qk_nope_head_dim: N, of the part of a query or key that the rope does not rotate.
+      qk_rope_head_dim: R, of the part that it does.
+      v_head_dim: V, of a value.
     """
 
     hidden_size: int
@@ -84,69 +81,47 @@ class MultiHeadLatentAttention(JaxModule):
     """Self-attention whose keys and values are linear in one latent a token (arXiv:2405.04434).
 
     Over the paged cache the projections from the latent are absorbed, so that the cache holds
-    `kv_lora_rank + qk_rope_head_dim` numbers a token; that is more arithmetic than with keys and values made of the
+    `kv_lora_rank + qk_rope_head_dim` elements a token; that is more arithmetic than with keys and values made of the
     latents, about twice in a long prefill, and far less memory to read in a decode. Whole sequences attend to keys and
     values.
 
     Args:
+      scope: Of the layer.
       sizes: Of everything.
-      rngs: For the initial weights.
-      rope: Turns the last `qk_rope_head_dim` numbers of each query head, and the rope key that all heads share.
+      rope: Rotates the last `qk_rope_head_dim` dimensions of each query head, and the rope key that all heads share.
       scale: Multiplies the scores.
       use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
-      dtype, quant_config, prefix: As for `JaxLinear`.
     """
 
     def __init__(
         self,
+        scope: LayerScope,
         sizes: LatentAttentionSizes,
-        rngs: nnx.Rngs,
         *,
         rope: RotaryEmbedding,
         scale: float,
         use_bias: bool = False,
-        dtype: Any,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
     ) -> None:
         self.sizes, self.rope, self.scale = sizes, rope, scale
-
-        def linear(
-            name: str, size_in: int, size_out: int, axes: tuple[str | None, str | None], use_bias: bool = False
-        ) -> JaxLinear:
-            return JaxLinear(
-                size_in,
-                size_out,
-                rngs,
-                use_bias=use_bias,
-                dtype=dtype,
-                kernel_axes=axes,
-                quant_config=quant_config,
-                prefix=f"{prefix}.{name}",
-            )
-
-        hidden_size, q_size = sizes.hidden_size, sizes.num_heads * sizes.qk_head_dim
+        hidden_size, latent_axes = sizes.hidden_size, (None, "embed")
+        q_size, v_size = sizes.num_heads * sizes.qk_head_dim, sizes.num_heads * sizes.v_head_dim
         if sizes.q_lora_rank is None:
-            self.q_proj = linear("q_proj", hidden_size, q_size, ("heads", "embed"))
+            self.q_proj = linear(scope / "q_proj", hidden_size, q_size, axes=("heads", "embed"))
         else:
-            self.q_a_proj = linear("q_a_proj", hidden_size, sizes.q_lora_rank, (None, "embed"), use_bias)
-            self.q_a_layernorm = JaxRmsNorm(sizes.q_lora_rank, rngs, epsilon=LATENT_NORM_EPSILON, dtype=dtype)
-            self.q_b_proj = linear("q_b_proj", sizes.q_lora_rank, q_size, ("heads", None))
+            self.q_a_proj = linear(
+                scope / "q_a_proj", hidden_size, sizes.q_lora_rank, axes=latent_axes, use_bias=use_bias
+            )
+            self.q_a_layernorm = rms_norm(scope, sizes.q_lora_rank, epsilon=LATENT_NORM_EPSILON)
+            self.q_b_proj = linear(scope / "q_b_proj", sizes.q_lora_rank, q_size, axes=("heads", None))
+        kv_size = sizes.kv_lora_rank + sizes.qk_rope_head_dim
         self.kv_a_proj_with_mqa = linear(
-            "kv_a_proj_with_mqa", hidden_size, sizes.kv_lora_rank + sizes.qk_rope_head_dim, (None, "embed"), use_bias
+            scope / "kv_a_proj_with_mqa", hidden_size, kv_size, axes=latent_axes, use_bias=use_bias
         )
-        self.kv_a_layernorm = JaxRmsNorm(sizes.kv_lora_rank, rngs, epsilon=LATENT_NORM_EPSILON, dtype=dtype)
-        self.kv_b_proj = LatentUpProjection(
-            sizes.num_heads,
-            sizes.kv_lora_rank,
-            sizes.qk_nope_head_dim,
-            sizes.v_head_dim,
-            rngs,
-            dtype=dtype,
-            quant_config=quant_config,
-            prefix=f"{prefix}.kv_b_proj",
+        self.kv_a_layernorm = rms_norm(scope, sizes.kv_lora_rank, epsilon=LATENT_NORM_EPSILON)
+        self.kv_b_proj = latent_up_projection(
+            scope / "kv_b_proj", sizes.num_heads, sizes.kv_lora_rank, sizes.qk_nope_head_dim, sizes.v_head_dim
         )
-        self.o_proj = linear("o_proj", sizes.num_heads * sizes.v_head_dim, hidden_size, ("embed", "heads"), use_bias)
+        self.o_proj = linear(scope / "o_proj", v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
@@ -166,7 +141,7 @@ class MultiHeadLatentAttention(JaxModule):
         return kv_cache, self.o_proj(out.reshape(x.shape[0], -1))
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R]; nothing is turned yet."""
+        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R]; not rotated yet."""
         first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
         q, compressed = apply_together(x, first, self.kv_a_proj_with_mqa)
         if self.sizes.q_lora_rank is not None:
@@ -196,7 +171,7 @@ class MultiHeadLatentAttention(JaxModule):
             kv_cache,
             metadata.input_positions,
             metadata.seq_lens,
-            metadata.block_tables_for(None),
+            metadata.block_tables_for(FULL_CONTEXT),
             metadata.query_start_loc,
             metadata.request_distribution,
         )
@@ -225,7 +200,7 @@ class MultiHeadLatentAttention(JaxModule):
         return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
 
 
-def _on_each_devices_heads(kernel: Any, num_heads: int) -> Any:
+def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int) -> Callable[..., Any]:
     """`latent_attention` with the heads of q split over the mesh, the cache on every device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1 or num_heads % mesh.shape["model"]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxis.errors import ConfigError
-from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.leaves import linear
+from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed
+from jaxis.layers.scope import LayerScope
 
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
+
+class FeedForward(Protocol):
+    """What a decoder layer does to each token by itself."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, E] -> [T, E]."""
+        ...
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -51,46 +57,36 @@ class GatedMLP(JaxModule):
     """`down_proj(act(gate_proj(x)) * up_proj(x))` (arXiv:2002.05202).
 
     Args:
-      hidden_size: E.
-      intermediate_size: F.
-      rngs: For the initial weights.
-      activation: Applied to the gate.
+      scope: Of the layer.
+      intermediate_size: F; None is config.json's `intermediate_size`.
+      activation: The name of what is applied to the gate; None is config.json's `hidden_act`.
       use_bias: Whether the projections have biases.
       packed_gate_up: The checkpoint has one `gate_up_proj` [2 F, E], gates first, in place of two matrices.
-      dtype, quant_config, prefix: As for `JaxLinear`.
+
+    Raises:
+      ConfigError: The activation is not known.
     """
 
     def __init__(
         self,
-        hidden_size: int,
-        intermediate_size: int,
-        rngs: nnx.Rngs,
+        scope: LayerScope,
         *,
-        activation: Callable[[jax.Array], jax.Array],
+        intermediate_size: int | None = None,
+        activation: str | None = None,
         use_bias: bool = False,
         packed_gate_up: bool = False,
-        dtype: Any,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
     ) -> None:
-        common = {"use_bias": use_bias, "dtype": dtype, "quant_config": quant_config}
+        size_in: int = scope.config["hidden_size"]
+        size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
         self.gate_up_proj = None
         if packed_gate_up:
-            self.gate_up_proj = JaxLinear(
-                hidden_size, 2 * intermediate_size, rngs, kernel_axes=column, prefix=f"{prefix}.gate_up_proj", **common
-            )
+            self.gate_up_proj = linear(scope / "gate_up_proj", size_in, 2 * size, axes=column, use_bias=use_bias)
         else:
-            self.gate_proj = JaxLinear(
-                hidden_size, intermediate_size, rngs, kernel_axes=column, prefix=f"{prefix}.gate_proj", **common
-            )
-            self.up_proj = JaxLinear(
-                hidden_size, intermediate_size, rngs, kernel_axes=column, prefix=f"{prefix}.up_proj", **common
-            )
-        self.down_proj = JaxLinear(
-            intermediate_size, hidden_size, rngs, kernel_axes=row, prefix=f"{prefix}.down_proj", **common
-        )
-        self.activation = activation
+            self.gate_proj = linear(scope / "gate_proj", size_in, size, axes=column, use_bias=use_bias)
+            self.up_proj = linear(scope / "up_proj", size_in, size, axes=column, use_bias=use_bias)
+        self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=use_bias)
+        self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""

@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+Child = TypeVar("Child")
 
 _skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=False)
 
@@ -46,6 +48,23 @@ class JaxModule(nnx.Module, pytree=False):
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
         """This module and every module below it under its dotted name."""
         return named_modules(self, prefix)
+
+
+class NamedByCheckpoint(Generic[Child]):
+    """A child module that the code calls by one name, and checkpoints by different ones.
+
+    The module keeps it under the checkpoint's name, as it does every child; reading this attribute finds it there. That
+    the two names may be the same is why this is no data descriptor: the module's own attribute comes first then.
+
+    Args:
+      name_attribute: The attribute of the module that says what the checkpoint calls the child.
+    """
+
+    def __init__(self, name_attribute: str) -> None:
+        self._name_attribute = name_attribute
+
+    def __get__(self, module: nnx.Module, module_class: type | None = None) -> Child:
+        return getattr(module, getattr(module, self._name_attribute))
 
 
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:

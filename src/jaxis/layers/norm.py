@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,13 @@ from jaxis.kernels.layer_norm import layer_norm
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
 
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
+
+class Norm(Protocol):
+    """A normalisation layer."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x -> the same shape and type."""
+        ...
 
 
 class JaxRmsNorm(JaxModule):
@@ -53,25 +58,11 @@ class JaxRmsNorm(JaxModule):
         return rms_norm(x, self.scale, epsilon=self.epsilon)
 
 
-def rms_norm_from_config(
-    vllm_config: VllmConfig, rng: nnx.Rngs, num_features: int | None = None, *, add_unit_offset: bool = False
-) -> JaxRmsNorm:
-    """An RMS norm with config.json's `rms_norm_eps`, over `hidden_size` features unless told otherwise."""
-    config = vllm_config.model_config.hf_config
-    return JaxRmsNorm(
-        config["hidden_size"] if num_features is None else num_features,
-        rng,
-        epsilon=config["rms_norm_eps"],
-        dtype=vllm_config.model_config.dtype,
-        add_unit_offset=add_unit_offset,
-    )
-
-
 class JaxLayerNorm(JaxModule):
     """Layer norm over the last axis, computed in float32 (arXiv:1607.06450).
 
     Args:
-      shape: Of the weight: the last axis's size, or [M, N] where each of M rows of N numbers has weights of its own.
+      shape: Of the weight: the last axis's size, or [M, N] where each of M rows of N features has weights of its own.
       rngs: For the initial weights.
       epsilon: Added to the variance.
       use_bias: Whether there is a `bias` of the same shape.

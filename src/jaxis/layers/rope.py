@@ -1,6 +1,6 @@
 """Rotary position embeddings (arXiv:2104.09864) and their context-extension variants.
 
-A rope object is plain data: which frequencies, how many dimensions of a head they turn, how dimensions pair up. The
+A rope object is plain data: which frequencies, how many dimensions of a head they rotate, how dimensions pair up. The
 variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the reference.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,12 @@ from jaxis.config.rope_config import RopeConfig
 from jaxis.errors import ConfigError
 from jaxis.kernels.rotary_embedding import HeadNorms, rotary_embedding
 
+Number = TypeVar("Number", int, float)
+
 
 @dataclass(frozen=True)
 class RotaryEmbedding:
-    """Turns each pair of a head's first `rotary_dim` dimensions by an angle proportional to the position.
+    """Rotates each pair of a head's first `rotary_dim` dimensions by an angle proportional to the position.
 
     Attributes:
       inv_freq: Angle a position, for each of the `rotary_dim / 2` pairs.
@@ -40,7 +43,7 @@ class RotaryEmbedding:
     def max_static_len(self) -> int | None:
         """The longest sequence whose frequencies do not depend on its length; None if they never do.
 
-        Keys stay in the KV cache as they were turned, so a paged engine must not go past it.
+        Keys stay in the KV cache as they were rotated, so a paged engine must not go past it.
         """
         return None
 
@@ -52,7 +55,7 @@ class RotaryEmbedding:
         sequence_lens: jax.Array | None = None,
         norms: HeadNorms | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Turns queries and keys.
+        """Rotates queries and keys.
 
         Args:
           q: [T, H, D].
@@ -126,7 +129,7 @@ def make_rotary_embedding(
 
     Args:
       config: Its settings, as `jaxis.config.rope_config.rope_config` reads them.
-      head_dim: D; `partial_rotary_factor` says which share of it is turned.
+      head_dim: D; `partial_rotary_factor` says which share of it is rotated.
       max_model_len: The longest sequence this engine will serve.
       interleaved: How dimensions pair up.
 
@@ -139,14 +142,14 @@ def make_rotary_embedding(
     powers = np.power(np.float32(config.theta), exponents)
     match config.rope_type:
         case "linear":
-            return RotaryEmbedding(_floats(1.0 / powers / config.factor), interleaved=interleaved)
+            return RotaryEmbedding(_floats(1.0 / powers / _given(config.factor)), interleaved=interleaved)
         case "dynamic":
             return DynamicNTKRotaryEmbedding(
                 _floats(1.0 / powers),
                 interleaved=interleaved,
                 theta=config.theta,
-                factor=config.factor,
-                max_position_embeddings=config.max_position_embeddings,
+                factor=_given(config.factor),
+                max_position_embeddings=_given(config.max_position_embeddings),
             )
         case "llama3":
             return RotaryEmbedding(_llama3_inv_freq(config, powers), interleaved=interleaved)
@@ -160,8 +163,8 @@ def make_rotary_embedding(
 
 
 def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
-    factor, low, high = config.factor, config.low_freq_factor, config.high_freq_factor
-    original = config.original_max_position_embeddings
+    factor, low, high = _given(config.factor), _given(config.low_freq_factor), _given(config.high_freq_factor)
+    original = _given(config.original_max_position_embeddings)
     inv_freq = (1.0 / powers).astype(np.float32)
     wavelength = 2 * math.pi / inv_freq
     # Where both are equal (Llama 4 Scout), nothing lies between them.
@@ -174,7 +177,7 @@ def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...
 
 def _yarn_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
     """YaRN (arXiv:2309.00071)."""
-    dim, original = 2 * len(powers), config.original_max_position_embeddings
+    dim, original, factor = 2 * len(powers), _given(config.original_max_position_embeddings), _given(config.factor)
 
     def correction_dim(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
@@ -186,12 +189,14 @@ def _yarn_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    return _floats(1.0 / (config.factor * powers) * ramp + 1.0 / powers * (1 - ramp))
+    return _floats(1.0 / (factor * powers) * ramp + 1.0 / powers * (1 - ramp))
 
 
 def _yarn_attention_factor(config: RopeConfig) -> float:
+    factor = _given(config.factor)
+
     def mscale(weight: float) -> float:
-        return 1.0 if config.factor <= 1 else 0.1 * weight * math.log(config.factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     if config.attention_factor is not None:
         return config.attention_factor
@@ -201,10 +206,10 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
 
 
 def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interleaved: bool) -> LongRotaryEmbedding:
-    original, attention_factor = config.original_max_position_embeddings, config.attention_factor
+    original, attention_factor = _given(config.original_max_position_embeddings), config.attention_factor
     if attention_factor is None:
-        growth = math.log(config.factor) / math.log(original)
-        attention_factor = 1.0 if config.factor <= 1 else math.sqrt(1 + growth)
+        factor = _given(config.factor)
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     for name in ("short_factor", "long_factor"):
         if len(getattr(config, name)) != len(powers):
             raise ConfigError(f"{name} in config.json has {len(getattr(config, name))} entries, expected {len(powers)}")
@@ -216,6 +221,13 @@ def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interl
         original_max_position_embeddings=original,
         serve_long=max_model_len > original,
     )
+
+
+def _given(value: Number | None) -> Number:
+    """A setting that `rope_config` reads for this rope type."""
+    if value is None:
+        raise ConfigError("the rope's settings lack one that its rope_type needs: make them with rope_config")
+    return value
 
 
 def _floats(values: np.ndarray) -> tuple[float, ...]:

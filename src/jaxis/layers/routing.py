@@ -27,7 +27,7 @@ class Routing:
 
     An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
     are chosen, by score plus selection bias where there is one; their weights are their scores, without the bias. A
-    softmax over the chosen logits only (GPT-OSS) is `score_function="softmax"` with `renormalize`: the same numbers.
+    softmax over the chosen logits only (GPT-OSS) is `score_function="softmax"` with `renormalize`: they are equal.
 
     Attributes:
       num_experts: X.
@@ -96,7 +96,7 @@ def choose_experts(
     if selection_bias is not None:
         choice = scores + selection_bias
     elif routing.num_groups == 1:
-        # In the same order as scores, but far apart where those round to equal numbers.
+        # In the same order as scores, but far apart where those round to equal values.
         choice = logits
     else:
         choice = scores

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flax import nnx
-
-from jaxis.config.layer_types import layer_type, layer_window
-from jaxis.errors import ConfigError
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import layer_span, layer_type
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import ClampedGLU
-from jaxis.layers.moe import moe_from_config
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
 
 
 class GptOssDecoderLayer(PreNormDecoderLayer):
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        *,
-        layer_index: int,
-        prefix: str,
-    ) -> None:
-        config = vllm_config.model_config.hf_config
-        _check_redundant_keys(config)
-        attention_bias = config.get("attention_bias", True)
-        window = layer_window(config, layer_type(config, layer_index, full_every=2), default=128)
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        kind = layer_type(config, scope.layer_index, full_every=2)
+        use_bias = config.get("attention_bias", True)
         super().__init__(
-            vllm_config,
-            rng,
-            self_attn=attention_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.self_attn",
-                qkv_bias=attention_bias,
-                o_bias=attention_bias,
-                sliding_window=window,
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=layer_span(config, kind, default_window=128),
                 use_sinks=True,
             ),
-            mlp=moe_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.mlp",
+            mlp=SparseMoE(
+                scope / "mlp",
                 routing=Routing(
                     num_experts=config["num_local_experts"],
                     num_experts_per_token=config["num_experts_per_tok"],
@@ -70,14 +47,11 @@ class GptOssDecoderLayer(PreNormDecoderLayer):
 class GptOssForCausalLM(CausalLM):
     layer_class = GptOssDecoderLayer
 
-
-def _check_redundant_keys(config: HFConfig) -> None:
-    """Keys that the published configs have beside those that the reference reads."""
-    rope = config.get("rope_scaling", config.get("rope_parameters", {}))
-    for key, expected in (
-        ("hidden_act", "silu"),  # the clamped unit's gate is silu's, with an alpha
-        ("experts_per_token", config["num_experts_per_tok"]),
-        ("initial_context_length", rope.get("original_max_position_embeddings")),
-    ):
-        if (value := config.get(key, expected)) != expected:
-            raise ConfigError(f"{key}={value!r} in {config.source} is not supported: expected {expected!r}")
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        # The clamped unit's gate is silu's, with an alpha.
+        config.expect("hidden_act", "silu")
+        # The published configs say these two twice.
+        config.expect("experts_per_token", config["num_experts_per_tok"])
+        rope = config.get("rope_scaling", config.get("rope_parameters", {}))
+        config.expect("initial_context_length", rope.get("original_max_position_embeddings"))

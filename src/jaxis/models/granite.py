@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flax import nnx
-
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
-from jaxis.models.common.decoder import CausalLM
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 class GraniteDecoderLayer(PreNormDecoderLayer):
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        *,
-        layer_index: int,
-        prefix: str,
-    ) -> None:
-        config = vllm_config.model_config.hf_config
-        use_bias = config.get("attention_bias", False)
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias, scale = config.get("attention_bias", False), config.get("attention_multiplier", 1.0)
         super().__init__(
-            vllm_config,
-            rng,
-            self_attn=attention_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.self_attn",
-                scale=config.get("attention_multiplier", 1.0),
-                qkv_bias=use_bias,
-                o_bias=use_bias,
-            ),
-            mlp=mlp_from_config(
-                vllm_config, rng, quant_config, f"{prefix}.mlp", use_bias=config.get("mlp_bias", False)
-            ),
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", scale=scale, qkv_bias=use_bias, o_bias=use_bias),
+            mlp=GatedMLP(scope / "mlp", use_bias=config.get("mlp_bias", False)),
             residual_multiplier=config.get("residual_multiplier", 1.0),
         )
 
@@ -48,12 +24,9 @@ class GraniteDecoderLayer(PreNormDecoderLayer):
 class GraniteForCausalLM(CausalLM):
     layer_class = GraniteDecoderLayer
 
-    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        config = vllm_config.model_config.hf_config
-        super().__init__(
-            vllm_config,
-            rng,
-            quant_config,
-            embedding_multiplier=config.get("embedding_multiplier", 1.0),
-            logits_multiplier=1.0 / config.get("logits_scaling", 1.0),
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(
+            embedding_multiplier=scope.config.get("embedding_multiplier", 1.0),
+            logits_multiplier=1.0 / scope.config.get("logits_scaling", 1.0),
         )

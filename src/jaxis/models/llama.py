@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flax import nnx
-
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.quantization.config import QuantizationConfig
 
 
 class LlamaDecoderLayer(PreNormDecoderLayer):
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        *,
-        layer_index: int,
-        prefix: str,
-    ) -> None:
-        config = vllm_config.model_config.hf_config
-        attention_bias = config.get("attention_bias", False)
+    def __init__(self, scope: LayerScope) -> None:
+        use_bias = scope.config.get("attention_bias", False)
         super().__init__(
-            vllm_config,
-            rng,
-            self_attn=attention_from_config(
-                vllm_config, rng, quant_config, f"{prefix}.self_attn", qkv_bias=attention_bias, o_bias=attention_bias
-            ),
-            mlp=mlp_from_config(
-                vllm_config, rng, quant_config, f"{prefix}.mlp", use_bias=config.get("mlp_bias", False)
-            ),
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias),
+            mlp=GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)),
         )
 
 

@@ -22,6 +22,7 @@ from jaxis.layers.weight_loader import place_array
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.models.common.interfaces import LoadsWeights
 from jaxis.models.registry import get_model_class
 
 MAX_NAMES_SHOWN = 5
@@ -115,20 +116,20 @@ def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -
     return {name: value for name, value in offered.items() if name in parameters}
 
 
-def _construct_abstractly(construct: Callable[[], nnx.Module]) -> nnx.Module:
+def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
     """The model with abstract parameters; other arrays that the constructor makes (tables, random states) are real."""
-    graph = None
+    graphs: list[nnx.GraphDef[JaxModule]] = []
 
     def split() -> tuple[nnx.State, nnx.State]:
-        nonlocal graph
         graph, parameters, constants = nnx.split(construct(), nnx.Param, ...)
+        graphs.append(graph)
         return parameters, constants
 
     parameters, constants = jax.eval_shape(split)
     if jax.tree.leaves(constants):
         # Compiled, so that the parameters' initial values are never computed.
         constants = jax.jit(lambda: split()[1])()
-    return nnx.merge(graph, parameters, constants)
+    return nnx.merge(graphs[-1], parameters, constants)
 
 
 def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
@@ -146,6 +147,11 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
 
 def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
     folder = vllm_config.model_config.model
+    if not isinstance(model, LoadsWeights):
+        raise ConfigError(
+            f"{type(model).__name__} has no load_weights: inherit LoadableWithIterator, or write one "
+            "(docs/adding-a-model.md)"
+        )
     # The older of the two model development guides has load_weights(rng), which finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
     with open_checkpoint(folder) as checkpoint:

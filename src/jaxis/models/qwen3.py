@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flax import nnx
-
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.qwen2 import layer_sliding_window
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.models.common.qwen import qwen_layer_span
 
 
 class Qwen3DecoderLayer(PreNormDecoderLayer):
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        *,
-        layer_index: int,
-        prefix: str,
-    ) -> None:
-        config = vllm_config.model_config.hf_config
-        attention_bias = config.get("attention_bias", False)
+    def __init__(self, scope: LayerScope) -> None:
+        use_bias = scope.config.get("attention_bias", False)
         super().__init__(
-            vllm_config,
-            rng,
-            self_attn=attention_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.self_attn",
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
                 head_dim=128,
-                qkv_bias=attention_bias,
-                o_bias=attention_bias,
                 qk_norm=True,
-                sliding_window=layer_sliding_window(config, layer_index),
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=qwen_layer_span(scope),
             ),
-            mlp=mlp_from_config(vllm_config, rng, quant_config, f"{prefix}.mlp"),
+            mlp=GatedMLP(scope / "mlp"),
         )
 
 

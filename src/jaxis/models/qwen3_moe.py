@@ -2,74 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flax import nnx
-
-from jaxis.layers.decoder_layer import PreNormDecoderLayer, attention_from_config, mlp_from_config
-from jaxis.layers.module import JaxModule
-from jaxis.layers.moe import moe_from_config
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-
-if TYPE_CHECKING:
-    from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        *,
-        layer_index: int,
-        prefix: str,
-    ) -> None:
-        config = vllm_config.model_config.hf_config
-        attention_bias = config.get("attention_bias", False)
-        window = config.get("sliding_window", 4096)
-        # Qwen2's; here the reference has the window in all layers or in none.
-        config.get("max_window_layers")
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", False)
+        span = FULL_CONTEXT
+        if config.get("use_sliding_window", False):
+            span = AttentionSpan(config.get("sliding_window", 4096))
         super().__init__(
-            vllm_config,
-            rng,
-            self_attn=attention_from_config(
-                vllm_config,
-                rng,
-                quant_config,
-                f"{prefix}.self_attn",
-                qkv_bias=attention_bias,
-                o_bias=attention_bias,
-                qk_norm=True,
-                sliding_window=window if config.get("use_sliding_window", False) else None,
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn", qk_norm=True, qkv_bias=use_bias, o_bias=use_bias, span=span
             ),
-            mlp=_feed_forward(vllm_config, rng, quant_config, layer_index, f"{prefix}.mlp"),
+            mlp=_feed_forward(scope),
         )
 
 
 class Qwen3MoeForCausalLM(CausalLM):
     layer_class = Qwen3MoeDecoderLayer
 
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.ignore("max_window_layers", because="the reference has the window in all layers or in none")
+        config.ignore("sliding_window", because="only use_sliding_window turns it on")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        config.ignore("moe_intermediate_size", because="dense layers do not have it")
 
-def _feed_forward(
-    vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None, layer_index: int, prefix: str
-) -> JaxModule:
-    config = vllm_config.model_config.hf_config
-    dense_size, sparse_size = config["intermediate_size"], config["moe_intermediate_size"]
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config = scope.config
     routing = Routing(
-        num_experts=_num_experts(config),
+        # The second name is transformers 5's.
+        num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
         num_experts_per_token=config["num_experts_per_tok"],
         renormalize=config.get("norm_topk_prob", False),
     )
-    is_dense = layer_index in config.get("mlp_only_layers", [])
-    if is_dense or (layer_index + 1) % config.get("decoder_sparse_step", 1):
-        return mlp_from_config(vllm_config, rng, quant_config, prefix, intermediate_size=dense_size)
-    return moe_from_config(vllm_config, rng, quant_config, prefix, routing=routing, intermediate_size=sparse_size)
-
-
-def _num_experts(config: HFConfig) -> int:
-    # transformers 5 writes the second.
-    return config["num_experts"] if "num_experts" in config else config["num_local_experts"]
+    is_listed_as_dense = scope.layer_index in config.get("mlp_only_layers", [])
+    if is_listed_as_dense or (scope.layer_index + 1) % config.get("decoder_sparse_step", 1):
+        return GatedMLP(scope / "mlp")
+    return SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["moe_intermediate_size"])

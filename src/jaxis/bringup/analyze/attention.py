@@ -11,7 +11,10 @@ from jaxis.config.rope_config import ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
 
 ATTENTION = "jaxis.layers.attention:attention"
-_RECURRENT_FILES = ("layers/kv_cache_spec.py", "engine/kv_cache.py", "engine/block_manager.py")
+_RECURRENT_FILES = (
+    *("layers/kv_cache_spec.py", "engine/execution/kv_cache.py"),
+    "engine/scheduling/block_manager.py",
+)
 _MAMBA_KEYS = (
     *("hybrid_override_pattern", "conv_kernel", "n_groups", "expand", "chunk_size"),
     *("use_conv_bias", "use_mamba_kernels", "residual_in_fp32", "state_size"),
@@ -31,7 +34,8 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
         features.append(Feature(f"sparse indexer: a token attends to its best {top_k}", None, where, keys))
     if config.get("global_head_dim") not in (None, config.get("head_dim")):
         keys = ("global_head_dim", "num_global_key_value_heads")
-        features.append(Feature("heads of another size in full layers", None, ("layers/decoder_layer.py",), keys))
+        files = ("layers/grouped_query_attention.py",)
+        features.append(Feature("heads of another size in full layers", None, files, keys))
     where = ("layers/attention.py",)
     for key, words in (
         ("attention_k_eq_v", "values are the keys"),
@@ -78,8 +82,8 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
     chunk = config.get("attention_chunk_size")
     of_type = {
         "full_attention": Feature("full"),
-        "sliding_attention": Feature(f"window of {window}", f"{ATTENTION}(sliding_window)"),
-        "chunked_attention": Feature(f"chunks of {chunk}", f"{ATTENTION}(attention_chunk_size)"),
+        "sliding_attention": Feature(f"window of {window}", f"{ATTENTION}(span)"),
+        "chunked_attention": Feature(f"chunks of {chunk}", f"{ATTENTION}(span)"),
         "linear_attention": _linear_attention(config),
     }
     features = []
@@ -97,7 +101,7 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
     elif any(key in config for key in ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "state_size")):
         features.append(_mamba(config, "Mamba layers"))
     if (shared := config.get("num_kv_shared_layers", 0)) > 0:
-        where = ("engine/kv_cache.py", "models/decoder.py")
+        where = ("engine/execution/kv_cache.py", "models/common/decoder.py")
         features.append(Feature(f"{shared} layers share another's cache", None, where, ("num_kv_shared_layers",)))
     if config.get("hidden_size_per_layer_input", 0) > 0:
         keys = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
@@ -106,7 +110,7 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
 
 
 def _layer_types(config: HFConfig) -> Counter[str]:
-    types = Counter(config.get("layer_types") or ())
+    types: Counter[str] = Counter(config.get("layer_types") or ())
     if not types and (interval := config.get("full_attention_interval")):
         num_layers = config.get("num_hidden_layers", 0)
         full = num_layers // interval
@@ -154,7 +158,7 @@ def _ropes(config: HFConfig) -> list[Feature]:
 
 
 def _rope(config: HFConfig, prefix: str) -> Feature:
-    where = ("rope_config.py", "layers/rope.py")
+    where = ("config/rope_config.py", "layers/rope.py")
     keys = ("rope_scaling", "rope_parameters", "rope_theta")
     settings = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(settings, HFConfig):

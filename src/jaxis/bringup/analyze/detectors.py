@@ -114,7 +114,7 @@ def _head(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
         is_tied = facts.is_tied
     features = [Feature("tied" if is_tied else "a head of its own")]
     features += [
-        Feature(f"{key} {factor:g}", None if facts is None else "", ("models/decoder.py",), (key,))
+        Feature(f"{key} {factor:g}", None if facts is None else "", ("models/common/decoder.py",), (key,))
         for key in ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
         if (factor := config.get(key)) is not None
     ]

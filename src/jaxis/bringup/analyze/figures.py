@@ -15,6 +15,7 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
+from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.methods import WeightScheme
@@ -121,12 +122,12 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: Any) -> list[C
     return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
 
 
-def cache_span(spec: Any) -> tuple[str, int | None]:
+def cache_span(spec: CacheSpec) -> tuple[str, int | None]:
     """What a layer's cache is ("full", "window", "chunk" or "latent"), and the most tokens it ever needs at once."""
-    if spec.sliding_window is not None:
-        return "window", spec.sliding_window
-    if spec.attention_chunk_size is not None:
-        return "chunk", spec.attention_chunk_size
+    if spec.span.sliding_window is not None:
+        return "window", spec.span.sliding_window
+    if spec.span.attention_chunk_size is not None:
+        return "chunk", spec.span.attention_chunk_size
     return "full" if spec.head_axis_name is not None else "latent", None
 
 

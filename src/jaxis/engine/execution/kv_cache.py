@@ -15,7 +15,7 @@ import psutil
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import EngineError
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
-from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.parallel.mesh import logical_sharding
 
@@ -37,9 +37,9 @@ CPU_TOKENS_PER_SEQ = 512
 WINDOW_POOL_FACTOR = 2
 
 
-def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpec]:
+def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
     """One spec a layer: from the attention layers, or, for a model that uses none of ours, from config.json."""
-    specs = [m.kv_cache_spec for _, m in named_modules(model) if hasattr(m, "kv_cache_spec")]
+    specs = [module.kv_cache_spec for _, module in named_modules(model) if isinstance(module, HasCache)]
     if specs:
         return specs
     config = vllm_config.model_config.hf_config.get_text_config()
@@ -50,16 +50,14 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[KVCacheSpe
     return [spec] * config["num_hidden_layers"]
 
 
-def span_of(spec: KVCacheSpec) -> AttentionSpan:
-    """What the layer keeps of a sequence; layers of one span share a pool of blocks."""
-    return AttentionSpan(spec.sliding_window, spec.attention_chunk_size)
+def block_bytes(specs: Sequence[CacheSpec], block_size: int, dtype: Any) -> dict[AttentionSpan, int]:
+    """Bytes of one block in all layers of each span together; the span that keeps most comes first.
 
-
-def block_bytes(specs: Sequence[KVCacheSpec], block_size: int, dtype: Any) -> dict[AttentionSpan, int]:
-    """Bytes of one block in all layers of each span together; the span that keeps most comes first."""
-    spans = {span_of(spec): 0 for spec in specs}
+    Layers of one span share a pool of blocks.
+    """
+    spans = {spec.span: 0 for spec in specs}
     for spec in specs:
-        spans[span_of(spec)] += math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
+        spans[spec.span] += math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
     return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
 
 
@@ -141,7 +139,7 @@ def num_cache_blocks(
 
 
 def make_kv_caches(
-    specs: Sequence[KVCacheSpec],
+    specs: Sequence[CacheSpec],
     num_blocks: Mapping[AttentionSpan, int],
     block_size: int,
     dtype: Any,
@@ -155,7 +153,7 @@ def make_kv_caches(
     caches = []
     for spec in specs:
         with jax.set_mesh(mesh):
-            shape = spec.shape(num_blocks[span_of(spec)], block_size, dtype)
+            shape = spec.shape(num_blocks[spec.span], block_size, dtype)
         axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
         try:
             caches.append(make_kv_cache(shape, dtype, logical_sharding(mesh, axes, shape)))

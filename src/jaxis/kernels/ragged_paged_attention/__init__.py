@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 
 __all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
@@ -48,8 +49,7 @@ def ragged_paged_attention(
     request_distribution: jax.Array,
     *,
     scale: float,
-    sliding_window: int | None = None,
-    attention_chunk_size: int | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -66,9 +66,7 @@ def ragged_paged_attention(
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Rows and requests past it are padding.
       scale: Multiplies the scores.
-      sliding_window: A token sees itself and this many - 1 before it; None sees all.
-      attention_chunk_size: A token sees no further back than its own chunk's first token, chunks being cut at multiples
-        of this many tokens; None does not cut.
+      span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
       sinks: float [H], for each head a score without a value, which takes its share of the softmax.
 
@@ -76,20 +74,17 @@ def ragged_paged_attention(
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).
     """
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "sliding_window": sliding_window,
-        "attention_chunk_size": attention_chunk_size,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
+    options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}
     if kv_cache.ndim == cpu.CACHE_AXES:
         return cpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
     kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
-    if jax.default_backend() == "tpu" and sinks is None and attention_chunk_size is None:
+    if jax.default_backend() == "tpu" and sinks is None and span.attention_chunk_size is None:
         from jaxis.kernels.ragged_paged_attention import tpu
 
         if tpu.supports(q, kv_cache):
-            del options["sinks"], options["attention_chunk_size"]
-            return kv_cache, tpu.ragged_paged_attention(q, kv_cache, *operands, **options)
+            window = span.sliding_window
+            out = tpu.ragged_paged_attention(
+                q, kv_cache, *operands, scale=scale, sliding_window=window, soft_cap=soft_cap
+            )
+            return kv_cache, out
     return kv_cache, blockwise.ragged_paged_attention(q, kv_cache, *operands, **options)

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
-from jaxis.kernels.ragged_paged_attention.layout import decode, first_visible, request_of_token, split_kv
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
 
 # Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
 # stay in cache. A decode reads less at once, because all requests read as much as the longest.
@@ -34,8 +35,7 @@ def ragged_paged_attention(
     request_distribution: jax.Array,
     *,
     scale: float,
-    sliding_window: int | None = None,
-    attention_chunk_size: int | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
@@ -43,7 +43,7 @@ def ragged_paged_attention(
 
     Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
-    attention = _Attention(q, kv_cache, block_tables, scale, sliding_window, attention_chunk_size, soft_cap, sinks)
+    attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -62,8 +62,7 @@ class _Attention:
     kv_cache: jax.Array
     block_tables: jax.Array
     scale: float
-    sliding_window: int | None
-    attention_chunk_size: int | None
+    span: AttentionSpan
     soft_cap: float | None
     sinks: jax.Array | None
 
@@ -129,7 +128,7 @@ class _Attention:
             chunk_out = jnp.einsum("nhs,nsd->nhd", weights, context, preferred_element_type=jnp.float32)
             return carry.add_values(chunk_out[..., head_dim:])
 
-        first = self._first_visible(oldest) // chunk_tokens
+        first = self.span.first_visible(oldest) // chunk_tokens
         last = jnp.max(positions) // chunk_tokens
         result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty((num, num_heads), head_dim))
         return result.output(self.sinks).astype(queries.dtype)
@@ -197,19 +196,15 @@ class _Attention:
             chunk_out = jnp.einsum("kgqs,skd->kgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
             return carry.add_values(chunk_out)
 
-        first = self._first_visible(first_position) // chunk_tokens
+        first = self.span.first_visible(first_position) // chunk_tokens
         last = jnp.max(positions) // chunk_tokens
         heads = (self.num_kv_heads, self.group_size, num_queries)
         result = lax.fori_loop(first, last + 1, one_chunk, OnlineSoftmax.empty(heads, head_dim))
         sinks = None if self.sinks is None else self.sinks.reshape(*heads[:2], 1)
         return result.output(sinks).transpose(2, 0, 1, 3).reshape(queries.shape).astype(queries.dtype)
 
-    def _first_visible(self, position: jax.Array) -> jax.Array:
-        """The first context position that a query at `position` sees."""
-        return first_visible(position, self.sliding_window, self.attention_chunk_size)
-
     def _visible(self, context_positions: jax.Array, positions: jax.Array) -> jax.Array:
-        return (context_positions >= self._first_visible(positions)) & (context_positions <= positions)
+        return (context_positions >= self.span.first_visible(positions)) & (context_positions <= positions)
 
     def _masked(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         scores = scores * self.scale

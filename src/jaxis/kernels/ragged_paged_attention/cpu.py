@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 
@@ -57,8 +58,7 @@ def ragged_paged_attention(
     request_distribution: jax.Array,
     *,
     scale: float,
-    sliding_window: int | None = None,
-    attention_chunk_size: int | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -81,8 +81,8 @@ def ragged_paged_attention(
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         aliases={3: 0},
         block_size=np.int64(block_size),
-        window=np.int64(sliding_window or UNLIMITED),
-        chunk_size=np.int64(attention_chunk_size or UNLIMITED),
+        window=np.int64(span.sliding_window or UNLIMITED),
+        chunk_size=np.int64(span.attention_chunk_size or UNLIMITED),
         scale=np.float32(scale),
         soft_cap=np.float32(soft_cap or 0),
     )

@@ -60,22 +60,6 @@ def request_of_token(
     return jnp.minimum(request, query_start_loc.shape[0] - 2), valid
 
 
-def first_visible(position: jax.Array, sliding_window: int | None, attention_chunk_size: int | None) -> jax.Array:
-    """The first place in its sequence that the token at `position` (i32, any shape) sees.
-
-    Args:
-      position: The token's own place.
-      sliding_window: It sees itself and this many - 1 before it; None sees all.
-      attention_chunk_size: It sees no further back than its own chunk of so many tokens; None sees all.
-    """
-    first = jnp.zeros_like(position)
-    if sliding_window is not None:
-        first = jnp.maximum(first, position - sliding_window + 1)
-    if attention_chunk_size is not None:
-        first = jnp.maximum(first, position // attention_chunk_size * attention_chunk_size)
-    return first
-
-
 def write_kv_cache(
     kv_cache: jax.Array,
     k: jax.Array,

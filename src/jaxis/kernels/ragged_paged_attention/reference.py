@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.ragged_paged_attention.layout import decode, first_visible, request_of_token, split_kv
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
 
 
 def ragged_paged_attention(
@@ -21,8 +22,7 @@ def ragged_paged_attention(
     request_distribution: jax.Array,
     *,
     scale: float,
-    sliding_window: int | None = None,
-    attention_chunk_size: int | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
@@ -46,7 +46,7 @@ def ragged_paged_attention(
     # The last query of a request stands at its sequence's end.
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
-    first = first_visible(position, sliding_window, attention_chunk_size)
+    first = span.first_visible(position)
     visible = (context_position >= first[:, None]) & (context_position <= position[:, None]) & valid[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     peak = jnp.max(scores, axis=-1, keepdims=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +18,62 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.embed import JaxEmbed, JaxLmHead
+from jaxis.layers.decoder_layer import LayerOutput
+from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, calls_are_observed
-from jaxis.layers.norm import rms_norm_from_config
+from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
+from jaxis.layers.scope import LayerScope
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
+from jaxis.models.common.prediction_layers import without_prediction_layers
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 Caches = list[jax.Array] | None
+
+
+class LayerClass(Protocol):
+    """Makes a decoder layer, which takes (kv_cache, x [T, E], metadata) and gives the updated cache and [T, E]."""
+
+    def __call__(self, scope: LayerScope) -> JaxModule:
+        """The layer of this scope."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions:
+    """What a family's model has around its layers.
+
+    Attributes:
+      norm: The final norm; None is an RMS norm with config.json's `rms_norm_eps`.
+      embed_scale: Embeddings are multiplied by it, once it is rounded to their type.
+      embedding_multiplier: What enters the first layer is multiplied by it, `inputs_embeds` too.
+      tied_by_default: Whether the head is tied to the embeddings where config.json does not say.
+      logits_multiplier: Multiplies the logits.
+      logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
+      num_prediction_layers: Layers that the checkpoint has after the model's own, which are not loaded.
+    """
+
+    norm: Norm | None = None
+    embed_scale: float = 1.0
+    embedding_multiplier: float = 1.0
+    tied_by_default: bool = False
+    logits_multiplier: float = 1.0
+    logits_soft_cap: float | None = None
+    num_prediction_layers: int = 0
 
 
 class DecoderModel(JaxModule):
     """Token embeddings, `num_hidden_layers` layers, final norm.
 
     Args:
-      layer_class: Makes a layer of (vllm_config, rng, quant_config, layer_index=, prefix=).
-      vllm_config, rng, quant_config, prefix: As for `JaxLinear`.
-      norm: The final norm; None is an RMS norm with config.json's `rms_norm_eps`.
-      embed_scale: As `JaxEmbed`'s `scale`.
-      embedding_multiplier: What enters the first layer is multiplied by it, `inputs_embeds` too.
+      scope: Of the model.
+      layer_class: Makes each layer.
+      options: What is around them.
 
     Attributes:
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
@@ -47,34 +81,11 @@ class DecoderModel(JaxModule):
         that leave the last one, before the final norm.
     """
 
-    def __init__(
-        self,
-        layer_class: type[JaxModule],
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
-        *,
-        norm: JaxModule | None = None,
-        embed_scale: float = 1.0,
-        embedding_multiplier: float = 1.0,
-    ) -> None:
-        config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        self.embedding_multiplier = embedding_multiplier
-        self.embed_tokens = JaxEmbed(
-            config["vocab_size"],
-            config["hidden_size"],
-            rng,
-            scale=embed_scale,
-            dtype=dtype,
-            quant_config=quant_config,
-            prefix=f"{prefix}.embed_tokens",
-        )
-        self.layers = [
-            layer_class(vllm_config, rng, quant_config, layer_index=i, prefix=f"{prefix}.layers.{i}")
-            for i in range(config["num_hidden_layers"])
-        ]
-        self.norm = norm or rms_norm_from_config(vllm_config, rng)
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        self.embedding_multiplier = options.embedding_multiplier
+        self.embed_tokens = embedding(scope / "embed_tokens", scale=options.embed_scale)
+        self.layers = [layer_class(scope.layer(i)) for i in range(scope.config["num_hidden_layers"])]
+        self.norm = options.norm or rms_norm(scope / "norm")
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __call__(
@@ -114,24 +125,28 @@ def _run_layer(
     kv_cache: jax.Array | None,
     x: jax.Array,
     attention_metadata: AttentionMetadata,
-) -> tuple[jax.Array | None, jax.Array]:
+) -> LayerOutput:
     """A function of its own, so that layers alike are traced once: tracing takes longer than loading the program."""
     return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):
-    """A decoder with an output head of its own or tied to the embeddings. A family sets `layer_class`.
+    """A decoder with an output head of its own or tied to the embeddings.
+
+    A family sets `layer_class`, and says in `check_config` and `options` what else differs. It does not override the
+    constructor, which has the signature of the model development guides.
 
     Args:
-      vllm_config, rng, quant_config: As for `JaxLinear`.
-      prefix: What the model's dotted names begin with where it is a part of another.
-      tied_by_default: Whether the head is tied to the embeddings where config.json says nothing of it.
-      logits_multiplier: Multiplies the logits.
-      logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
-      norm, embed_scale, embedding_multiplier: As for `DecoderModel`.
+      vllm_config: The engine's configuration.
+      rng: For the initial weights.
+      quant_config: Decides how weights are stored and applied; None: as they are.
+      prefix: The dotted name of this model where it is a part of another.
+
+    Raises:
+      ConfigError: config.json asks for something that the family does not have.
     """
 
-    layer_class: ClassVar[type[JaxModule]]
+    layer_class: ClassVar[LayerClass]
 
     def __init__(
         self,
@@ -139,37 +154,37 @@ class CausalLM(JaxModule, LoadableWithIterator):
         rng: nnx.Rngs,
         quant_config: QuantizationConfig | None = None,
         *,
-        tied_by_default: bool = False,
-        logits_multiplier: float = 1.0,
-        logits_soft_cap: float | None = None,
-        norm: JaxModule | None = None,
-        embed_scale: float = 1.0,
-        embedding_multiplier: float = 1.0,
         prefix: str = "",
     ) -> None:
-        config, dtype = vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        self.logits_multiplier = logits_multiplier
-        self.logits_soft_cap = logits_soft_cap
-        self.model = DecoderModel(
-            self.layer_class,
-            vllm_config,
-            rng,
-            quant_config,
-            f"{prefix}model",
-            norm=norm,
-            embed_scale=embed_scale,
-            embedding_multiplier=embedding_multiplier,
-        )
+        scope = LayerScope(vllm_config, rng, quant_config, prefix)
+        self.check_config(scope.config)
+        options = self.options(scope)
+        self.logits_multiplier = options.logits_multiplier
+        self.logits_soft_cap = options.logits_soft_cap
+        self.num_prediction_layers = options.num_prediction_layers
+        self.model = DecoderModel(scope / "model", type(self).layer_class, options)
         self.lm_head = None
-        if not config.get("tie_word_embeddings", tied_by_default):
-            self.lm_head = JaxLmHead(
-                config["hidden_size"],
-                config["vocab_size"],
-                rng,
-                dtype=dtype,
-                quant_config=quant_config,
-                prefix=f"{prefix}lm_head",
-            )
+        if not scope.config.get("tie_word_embeddings", options.tied_by_default):
+            self.lm_head = lm_head(scope / "lm_head")
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        """Says of keys of config.json that they are not used (`ignore`) or supported at some values only (`expect`).
+
+        Raises:
+          ConfigError: A key has another value.
+        """
+        del config
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        """What config.json says of what is around the layers.
+
+        Args:
+          scope: Of the whole.
+        """
+        del scope
+        return DecoderOptions()
 
     def __call__(
         self,
@@ -215,10 +230,14 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return super().load_weights(self.without_redundant_tensors(weights))
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Drops what some checkpoints hold besides their parameters, after making sure that it says nothing new."""
+        """Drops what some checkpoints hold besides the model's parameters: prediction layers, and redundant tensors.
+
+        Raises:
+          CheckpointError: A tensor that should be redundant differs from the one that it repeats.
+        """
         embedding = None
         tied_head = None
-        for name, tensor in weights:
+        for name, tensor in without_prediction_layers(weights, len(self.model.layers), self.num_prediction_layers):
             # A buffer that old versions of the reference saved; the rope is computed from the config.
             if name.endswith(".rotary_emb.inv_freq"):
                 continue

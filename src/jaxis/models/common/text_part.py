@@ -17,18 +17,17 @@ from jaxis.models.common.interfaces import LoadableWithIterator
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.config.hf_config import HFConfig
     from jaxis.quantization.config import QuantizationConfig
 
 
 class TextPart(JaxModule, LoadableWithIterator):
     """The `language_model` of a checkpoint; its other parts are not loaded, and prompts are text only.
 
-    A family names its text model and what it leaves out: any other tensor or config key is an error as always.
+    A family names its text model and what is left out: any other tensor or config key is an error as always.
 
     Attributes:
       language_model_class: Runs the text; its config.json is `text_config`.
-      other_parts: The checkpoint's modules that are left out.
+      other_parts: The checkpoint's modules that are not loaded.
       other_keys: Keys of config.json that are about those.
     """
 
@@ -41,7 +40,7 @@ class TextPart(JaxModule, LoadableWithIterator):
         config = model_config.hf_config
         text_config = config["text_config"]
         for key in self.other_keys:
-            _read(config, key)
+            config.ignore(key, because="it is about a part that is not loaded")
         is_tied = text_config.get("tie_word_embeddings", False)
         if config.get("tie_word_embeddings", is_tied) != is_tied:
             raise ConfigError(
@@ -52,7 +51,7 @@ class TextPart(JaxModule, LoadableWithIterator):
             dataclasses.replace(vllm_config, model_config=text_model_config),
             rng,
             quant_config,
-            prefix="language_model.",
+            prefix="language_model",
         )
 
     @property
@@ -72,10 +71,3 @@ class TextPart(JaxModule, LoadableWithIterator):
         """Fills the text model; tensors of `other_parts` are passed over."""
         prefixes = tuple(f"{part}." for part in self.other_parts)
         return super().load_weights((name, tensor) for name, tensor in weights if not name.startswith(prefixes))
-
-
-def _read(config: HFConfig, key: str) -> None:
-    """Counts the key as read, a nested object with all that it holds."""
-    value = config.get(key)
-    if isinstance(value, type(config)):
-        config.read_object(key)

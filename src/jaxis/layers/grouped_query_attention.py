@@ -1,0 +1,168 @@
+"""Grouped-query attention: its projections, norms and rope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.kernels.rotary_embedding import HeadNorms
+from jaxis.layers.attention import apply_rope, attention
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.linear import apply_together
+from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
+from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
+from jaxis.layers.rope import make_rotary_embedding
+from jaxis.layers.scope import LayerScope
+
+HeadNorm = JaxRmsNorm | JaxLayerNorm
+MakeHeadNorm = Callable[[int, int], HeadNorm]
+"""(number of heads, D) -> a norm of queries or keys. The shape of its weight says what it is over: [D] each head,
+[heads, D] each head with weights of its own, [heads * D] all heads together."""
+
+
+class GroupedQueryAttention(JaxModule):
+    """Self-attention whose H query heads share K key-value heads (arXiv:2305.13245).
+
+    Sizes are config.json's: `hidden_size` E, `num_attention_heads` H, `num_key_value_heads` K, `head_dim` D.
+
+    Args:
+      scope: Of the layer.
+      head_dim: D where config.json does not have it; None is E / H.
+      use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
+      rope_settings: None is what config.json says of all layers.
+      interleaved_rope: Whether the rope pairs neighbouring dimensions.
+      scale: Multiplies the scores; None is D ** -0.5.
+      qkv_bias, o_bias: Whether those projections have biases.
+      packed_qkv: The checkpoint has one `qkv_proj` [(H + 2 K) D, E] in place of three matrices.
+      qk_norm: Makes the norms of queries and of keys, which come before the rope. True is an RMS norm over each head.
+      span: The tokens that a token sees.
+      soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
+      use_sinks: Whether there is a parameter `sinks` [H], for each head a score without a value.
+
+    Raises:
+      ConfigError: config.json's rope is not supported.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        *,
+        head_dim: int | None = None,
+        use_rope: bool = True,
+        rope_settings: RopeConfig | None = None,
+        interleaved_rope: bool = False,
+        scale: float | None = None,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        packed_qkv: bool = False,
+        qk_norm: MakeHeadNorm | bool = False,
+        span: AttentionSpan = FULL_CONTEXT,
+        soft_cap: float | None = None,
+        use_sinks: bool = False,
+    ) -> None:
+        config = scope.config
+        hidden_size: int = config["hidden_size"]
+        self.num_heads: int = config["num_attention_heads"]
+        self.num_kv_heads: int = config.get("num_key_value_heads", self.num_heads)
+        self.head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
+        self.rope = None
+        if use_rope:
+            self.rope = make_rotary_embedding(
+                rope_settings or rope_config(config),
+                head_dim=self.head_dim,
+                max_model_len=scope.max_model_len,
+                interleaved=interleaved_rope,
+            )
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.span = span
+        self.soft_cap = soft_cap
+        q_norm = k_norm = None
+        if qk_norm:
+            make_norm = (lambda _, head_dim: rms_norm(scope, head_dim)) if qk_norm is True else qk_norm
+            q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.qkv_proj = None
+        if packed_qkv:
+            qkv_size = q_size + 2 * kv_size
+            self.qkv_proj = linear(
+                scope / "qkv_proj", hidden_size, qkv_size, axes=("heads", "embed"), use_bias=qkv_bias
+            )
+        else:
+            heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
+            self.q_proj = linear(scope / "q_proj", hidden_size, q_size, axes=heads, use_bias=qkv_bias)
+            self.k_proj = linear(scope / "k_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
+            self.v_proj = linear(scope / "v_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
+        self.o_proj = linear(scope / "o_proj", q_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.sinks = None
+        if use_sinks:
+            zeros = nnx.initializers.zeros
+            self.sinks = make_parameter(scope.rngs, zeros, (self.num_heads,), scope.dtype, axes=("heads",))
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What the engine allocates for this layer."""
+        return KVCacheSpec(self.num_kv_heads, self.head_dim, self.span)
+
+    def __call__(
+        self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        num_tokens = x.shape[0]
+        q, k, v = self._project(x)
+        norms = self._norms_of_rope_kernel()
+        if norms is None and self.q_norm is not None and self.k_norm is not None:
+            q, k = _apply_norm(self.q_norm, q, self.head_dim), _apply_norm(self.k_norm, k, self.head_dim)
+        q = q.reshape(num_tokens, self.num_heads, self.head_dim)
+        k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=kv_cache is not None)
+        q, k = self.after_rope(q, k, metadata)
+        kv_cache, out = attention(
+            kv_cache,
+            q,
+            k,
+            v,
+            metadata,
+            rope=None,
+            scale=self.scale,
+            span=self.span,
+            soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
+        )
+        return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.head_dim))
+
+    def after_rope(self, q: jax.Array, k: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
+        """What a family does to queries [T, H, D] and keys [T, K, D] between rope and scores: here, nothing."""
+        del metadata
+        return q, k
+
+    def _project(self, x: jax.Array) -> Sequence[jax.Array]:
+        """x [T, E] -> queries [T, H * D], keys and values [T, K * D]."""
+        if self.qkv_proj is None:
+            return apply_together(x, self.q_proj, self.k_proj, self.v_proj)
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return jnp.split(self.qkv_proj(x), [q_size, q_size + kv_size], axis=-1)
+
+    def _norms_of_rope_kernel(self) -> HeadNorms | None:
+        """The norms for `apply_rope` to apply in one kernel with the rope; None where they are not of that kind."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if calls_are_observed() or not isinstance(q_norm, JaxRmsNorm) or not isinstance(k_norm, JaxRmsNorm):
+            return None
+        if not q_norm.weight.shape == k_norm.weight.shape == (self.head_dim,):
+            return None
+        return HeadNorms(q_norm.scale, k_norm.scale, q_norm.epsilon)
+
+
+def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:
+    """x [T, heads * D] -> the same shape."""
+    if norm.weight.shape == x.shape[1:]:
+        return norm(x)
+    return norm(x.reshape(x.shape[0], -1, head_dim)).reshape(x.shape)

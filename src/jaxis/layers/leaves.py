@@ -1,0 +1,179 @@
+"""Layers that are made of parameters only, from a scope: these functions unpack it into their constructors' arguments.
+
+The constructors themselves have the signatures of the model development guides, for classes written by those.
+"""
+
+from __future__ import annotations
+
+from jaxis.layers.embed import JaxEmbed, JaxLmHead
+from jaxis.layers.experts import JaxExperts, StackLayout
+from jaxis.layers.glu import GatedUnit
+from jaxis.layers.latent_projection import LatentUpProjection
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
+from jaxis.layers.routing import JaxRouter, Routing
+from jaxis.layers.scope import LayerScope
+
+
+def linear(
+    scope: LayerScope,
+    input_size: int,
+    output_size: int,
+    *,
+    axes: tuple[str | None, str | None],
+    use_bias: bool = False,
+) -> JaxLinear:
+    """A linear layer.
+
+    Args:
+      scope: Of the layer.
+      input_size, output_size: Features in and out.
+      axes: Logical axes of the weight's (out, in).
+      use_bias: Whether there is a `bias` [out].
+    """
+    return JaxLinear(
+        input_size,
+        output_size,
+        scope.rngs,
+        use_bias=use_bias,
+        dtype=scope.dtype,
+        kernel_axes=axes,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )
+
+
+def embedding(scope: LayerScope, *, scale: float = 1.0) -> JaxEmbed:
+    """The token embeddings, of config.json's `vocab_size` and `hidden_size`, multiplied by `scale`."""
+    return JaxEmbed(
+        scope.config["vocab_size"],
+        scope.config["hidden_size"],
+        scope.rngs,
+        scale=scale,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )
+
+
+def lm_head(scope: LayerScope) -> JaxLmHead:
+    """An output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`."""
+    return JaxLmHead(
+        scope.config["hidden_size"],
+        scope.config["vocab_size"],
+        scope.rngs,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )
+
+
+def rms_norm(
+    scope: LayerScope,
+    num_features: int | None = None,
+    *,
+    epsilon: float | None = None,
+    add_unit_offset: bool = False,
+) -> JaxRmsNorm:
+    """An RMS norm.
+
+    Args:
+      scope: Of the norm, or of the layer that it is in: norms are not quantized, so their name does not matter.
+      num_features: Size of the last axis; None is config.json's `hidden_size`.
+      epsilon: None is config.json's `rms_norm_eps`.
+      add_unit_offset: The checkpoint has `weight - 1` (Gemma).
+    """
+    return JaxRmsNorm(
+        scope.config["hidden_size"] if num_features is None else num_features,
+        scope.rngs,
+        epsilon=scope.config["rms_norm_eps"] if epsilon is None else epsilon,
+        dtype=scope.dtype,
+        add_unit_offset=add_unit_offset,
+    )
+
+
+def layer_norm(
+    scope: LayerScope, shape: int | tuple[int, ...] | None = None, *, epsilon: float, use_bias: bool = True
+) -> JaxLayerNorm:
+    """A layer norm.
+
+    Args:
+      scope: Of the norm, or of the layer that it is in.
+      shape: Of the weight, as `JaxLayerNorm` has it; None is config.json's `hidden_size`.
+      epsilon: Added to the variance.
+      use_bias: Whether there is a `bias` of the same shape.
+    """
+    size: int = scope.config["hidden_size"]
+    return JaxLayerNorm(
+        size if shape is None else shape, scope.rngs, epsilon=epsilon, use_bias=use_bias, dtype=scope.dtype
+    )
+
+
+def router(
+    scope: LayerScope, routing: Routing, *, use_bias: bool = False, use_selection_bias: bool = False
+) -> JaxRouter:
+    """A router over config.json's `hidden_size`.
+
+    Args:
+      scope: Of the router.
+      routing: How its logits are read.
+      use_bias, use_selection_bias: As for `JaxRouter`.
+    """
+    return JaxRouter(
+        scope.config["hidden_size"],
+        routing,
+        scope.rngs,
+        use_bias=use_bias,
+        use_selection_bias=use_selection_bias,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )
+
+
+def experts(
+    scope: LayerScope,
+    routing: Routing,
+    intermediate_size: int,
+    *,
+    gated_unit: GatedUnit,
+    use_bias: bool = False,
+    stack_layout: StackLayout | None = None,
+) -> JaxExperts:
+    """The experts that a router with this routing chooses among.
+
+    Args:
+      scope: Of the experts.
+      routing: Of their router.
+      intermediate_size: F of one expert.
+      gated_unit, use_bias, stack_layout: As for `JaxExperts`.
+    """
+    return JaxExperts(
+        routing.num_experts,
+        scope.config["hidden_size"],
+        intermediate_size,
+        scope.rngs,
+        gated_unit=gated_unit,
+        scales_input=routing.scales_input,
+        use_bias=use_bias,
+        stack_layout=stack_layout,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )
+
+
+def latent_up_projection(
+    scope: LayerScope, num_heads: int, latent_dim: int, key_dim: int, value_dim: int
+) -> LatentUpProjection:
+    """The projection of latents to heads' keys and values; sizes as for `LatentUpProjection`."""
+    return LatentUpProjection(
+        num_heads,
+        latent_dim,
+        key_dim,
+        value_dim,
+        scope.rngs,
+        dtype=scope.dtype,
+        quant_config=scope.quant_config,
+        prefix=scope.prefix,
+    )

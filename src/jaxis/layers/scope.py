@@ -1,0 +1,58 @@
+"""LayerScope: where in a model a layer stands, and everything that it is made from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flax import nnx
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
+    from jaxis.quantization.config import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class LayerScope:
+    """What the constructor of a composite layer gets.
+
+    `scope / "self_attn"` is the scope of the child of that name. Layers take from a scope what they need and do not
+    keep it: decoder layers that are alike but for their place must be equal, so that they are traced once.
+
+    Attributes:
+      vllm_config: The engine's configuration.
+      rngs: For the initial weights.
+      quant_config: Decides how the weights of the layers in this scope are stored and applied; None: as they are.
+      prefix: The dotted name of the layer, as its checkpoint has it.
+      layer_index: Which of the model's decoder layers this is or belongs to, from 0. Outside of them it means nothing.
+    """
+
+    vllm_config: VllmConfig
+    rngs: nnx.Rngs
+    quant_config: QuantizationConfig | None = None
+    prefix: str = ""
+    layer_index: int = 0
+
+    def __truediv__(self, name: str) -> LayerScope:
+        return dataclasses.replace(self, prefix=f"{self.prefix}.{name}" if self.prefix else name)
+
+    def layer(self, index: int) -> LayerScope:
+        """The scope of the decoder layer `layers.<index>`."""
+        return dataclasses.replace(self / "layers" / str(index), layer_index=index)
+
+    @property
+    def config(self) -> HFConfig:
+        """The checkpoint's config.json."""
+        return self.vllm_config.model_config.hf_config
+
+    @property
+    def dtype(self) -> Any:
+        """Data type of weights and activations."""
+        return self.vllm_config.model_config.dtype
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that the engine will serve, in tokens."""
+        return self.vllm_config.model_config.max_model_len

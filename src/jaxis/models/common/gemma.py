@@ -1,0 +1,50 @@
+"""What Gemma's models share: norms whose weights have an offset of 1, the feed-forward block, scaled embeddings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
+    """An RMS norm that multiplies by 1 + weight, over this many features; None is config.json's `hidden_size`."""
+    return rms_norm(scope, num_features, add_unit_offset=True)
+
+
+def gemma_mlp(scope: LayerScope) -> GatedMLP:
+    """The feed-forward block, whose activation has a key of Gemma's own.
+
+    Args:
+      scope: Of the block.
+
+    Raises:
+      ConfigError: `hidden_act`, which older readers look at, names another activation.
+    """
+    activation = scope.config.get("hidden_activation", "gelu_pytorch_tanh")
+    scope.config.expect("hidden_act", activation)
+    return GatedMLP(scope, activation=activation)
+
+
+class GemmaCausalLM(CausalLM):
+    """Gemma's models; each says which layer it has, and its soft cap of logits where config.json does not have one."""
+
+    default_logits_soft_cap: ClassVar[float | None] = None
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_bidirectional_attention", False)
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(
+            tied_by_default=True,
+            logits_soft_cap=scope.config.get_nullable("final_logit_softcapping", cls.default_logits_soft_cap),
+            norm=gemma_norm(scope),
+            embed_scale=scope.config["hidden_size"] ** 0.5,
+        )

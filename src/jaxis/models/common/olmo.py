@@ -1,0 +1,24 @@
+"""What OLMo 2 and OLMo 3 share: attention with a norm over all query heads and one over all key heads."""
+
+from __future__ import annotations
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.rope_config import RopeConfig
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.scope import LayerScope
+
+
+def olmo_attention(
+    scope: LayerScope, *, rope_settings: RopeConfig | None = None, span: AttentionSpan = FULL_CONTEXT
+) -> GroupedQueryAttention:
+    """The attention of a layer; arguments as for `GroupedQueryAttention`."""
+    use_bias = scope.config.get("attention_bias", False)
+    return GroupedQueryAttention(
+        scope,
+        rope_settings=rope_settings,
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        qk_norm=lambda heads, head_dim: rms_norm(scope, heads * head_dim),
+        span=span,
+    )

@@ -1,0 +1,86 @@
+"""Every family's layers have the names of their modules, also where the model is a part of another."""
+
+import ast
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.module import named_modules
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.text_part import TextPart
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.models.registry import built_in_models, get_model_class, register_model
+
+FOLDER = Path(__file__).parents[1] / "data" / "configs"
+NUM_LAYERS = 4
+
+
+def text_config_of(architecture: str) -> dict:
+    """A published config.json of the architecture with few layers, or tiny one where there is no such file."""
+    for path in sorted(FOLDER.glob("*.json")):
+        values = json.loads(path.read_text())
+        if values["architectures"] == [architecture]:
+            values |= {"num_hidden_layers": NUM_LAYERS, "quantization_config": None}
+            if "layer_types" in values:
+                values["layer_types"] = values["layer_types"][:NUM_LAYERS]
+            return values
+    sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    return {"architectures": [architecture], "num_hidden_layers": NUM_LAYERS, "rms_norm_eps": 1e-6, **sizes}
+
+
+TEXT_MODELS = sorted(name for name in built_in_models() if name.endswith("ForCausalLM"))
+# Whose required keys only their makers' config classes fill in; their layers are those of families that are here.
+WITHOUT_CONFIG = {"Glm4MoeLiteForCausalLM", "Llama4ForCausalLM"}
+
+
+class AskedForMethods:
+    """A quantization that quantizes nothing, and remembers the names that it was asked for."""
+
+    def __init__(self) -> None:
+        self.unquantized = self
+        self.prefixes: list[str] = []
+
+    def get_quant_method(self, layer: object, prefix: str) -> None:
+        self.prefixes.append(prefix)
+
+    def check_all_used(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("architecture", [name for name in TEXT_MODELS if name not in WITHOUT_CONFIG])
+def test_a_family_is_held_by_a_text_part_under_its_modules_names(architecture):
+    family = get_model_class([architecture])
+    assert issubclass(family, CausalLM)
+
+    class Holder(TextPart):
+        language_model_class = family
+        other_parts = ()
+        other_keys = ()
+
+    register_model("HolderForTests", Holder)
+    config = HFConfig({"architectures": ["HolderForTests"], "text_config": text_config_of(architecture)})
+    asked = AskedForMethods()
+    model = construct_abstractly(VllmConfig(ModelConfig("held", config), quant_config=asked))
+    modules = {name for name, module in named_modules(model) if hasattr(module, "quant_method")}
+    assert len(asked.prefixes) == len(set(asked.prefixes))
+    assert set(asked.prefixes) == modules
+    assert all(name.startswith("language_model.") for name in modules)
+
+
+@pytest.mark.parametrize("architecture", TEXT_MODELS)
+def test_only_the_shared_class_has_the_guides_constructor(architecture):
+    family = get_model_class([architecture])
+    assert family.__init__ is CausalLM.__init__
+
+
+def test_families_do_not_import_each_other():
+    """What two of them share is in models/common."""
+    families = {path.partition(":")[0] for path in built_in_models().values()}
+    for family in families:
+        tree = ast.parse(Path(importlib.import_module(family).__file__).read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not imported & families, family
