@@ -104,8 +104,8 @@ def test_default_parameters_run_to_the_end_of_the_context(start_llm):
         ({"text": TEXT}, "unknown keys"),
         ({}, "exactly one of"),
         ({"prompt": TEXT, "prompt_token_ids": [1]}, "exactly one of"),
-        ({"prompt": [1, 2]}, "'prompt' is list; give a text"),
-        ({"prompt_token_ids": TEXT}, "'prompt_token_ids' is str; give a list"),
+        ({"prompt": [1, 2]}, "'prompt' is list; expected a string"),
+        ({"prompt_token_ids": TEXT}, "'prompt_token_ids' is str; expected a list"),
         ({"prompt": TEXT, "cache_salt": 5}, "cache_salt 5"),
     ],
 )
@@ -148,7 +148,7 @@ def test_lower_priority_values_are_served_first(llm):
     dispatch = llm._engine.runner.dispatch
 
     def record(output, sampling):
-        served.extend(entry.request.prompt_token_ids[0] for entry in output.scheduled)
+        served.extend(entry.sequence.prompt_token_ids[0] for entry in output.scheduled)
         return dispatch(output, sampling)
 
     llm._engine.runner.dispatch = record

@@ -39,6 +39,14 @@ def test_pieces_come_one_by_one(llm):
     assert {piece.num_prompt_tokens for piece in pieces} == {len(llm.tokenizer.encode(TEXT))}
 
 
+def test_cumulative_logprob_grows_to_that_of_the_whole(llm):
+    [output] = llm.generate(TEXT, PARAMS)[0].outputs
+    sums = [piece.cumulative_logprob for piece in llm.stream(TEXT, PARAMS)]
+    assert sums[-1] == output.cumulative_logprob < sums[0] < 0
+    assert sums == sorted(sums, reverse=True)
+    assert {piece.cumulative_logprob for piece in llm.stream(TEXT, SamplingParams(max_tokens=3))} == {None}
+
+
 def test_no_piece_holds_part_of_a_stop_text(llm):
     text = expected(llm, TEXT, PARAMS)[0]
     params = SamplingParams(temperature=2.0, seed=5, max_tokens=30, stop=[text[5:12]])

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.output_processor import RequestState
+from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import EngineArgs, build_engine
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
@@ -38,17 +39,19 @@ class StreamOutput:
     """What a step added to a streamed completion.
 
     Attributes:
-      text: New text; may be empty while a character or a stop string is undecided.
+      text: New text; may be empty while a character or a stop string is incomplete.
       token_ids: New token ids.
+      cumulative_logprob: Sum of all the completion's log-probabilities so far, if logprobs were asked for.
       logprobs: The new tokens', if asked for.
       finish_reason: "stop", "length" or "abort" in the last one, else None.
-      stop_reason: The stop text or stop token id that ended it; None for end-of-sequence.
+      stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
       num_prompt_tokens: Tokens of the prompt.
-      num_cached_tokens: Prompt tokens that the prefix cache held.
+      num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
     """
 
     text: str
     token_ids: list[int]
+    cumulative_logprob: float | None
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -144,7 +147,7 @@ class LLM:
 
     @property
     def engine(self) -> LLMEngine:
-        """The engine, for those who add requests and step themselves; while they do, no other call may come in."""
+        """The engine, for adding requests and stepping it directly; until those have ended, call nothing else here."""
         return self._engine
 
     @property
@@ -177,7 +180,7 @@ class LLM:
         """Completes prompts, as many at a time as the engine holds.
 
         Args:
-          prompts: One or many; each a text, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and
+          prompts: One or many; each a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and
             optionally "cache_salt" (only requests with the same salt share cached prefixes).
           sampling_params: For all, or one for each prompt; None is `get_default_sampling_params()`.
           priority: One for each prompt; the lower value is served first.
@@ -192,10 +195,10 @@ class LLM:
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
         prompt_list = as_prompt_list(prompts)
-        requests = [
+        tokenized = [
             tokenize_prompt(prompt, self.tokenizer, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)
         ]
-        return self._run(requests, sampling_params, priority, progress)
+        return self._run(tokenized, sampling_params, priority, progress)
 
     def chat(
         self,
@@ -213,17 +216,16 @@ class LLM:
 
         Args:
           messages: One conversation, a list of {"role", "content"}, or a list of conversations.
-          sampling_params: As for `generate`.
+          sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
           tools: Functions that the model may call, as JSON schemas.
-          chat_template: A Jinja template in place of the model's own.
+          chat_template: A Jinja template to use instead of the model's own.
           add_generation_prompt: End the prompt where the assistant's turn begins.
-          continue_final_message: Go on with the last message in place of answering it.
+          continue_final_message: Continue the last message instead of answering it.
           chat_template_kwargs: More variables for the template, such as `enable_thinking`.
           progress: Show a progress bar.
 
         Raises:
-          RequestError: The model has no chat template, or it refuses the messages.
-          EngineError: As for `generate`.
+          RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
         """
         render = functools.partial(
             tokenize_chat,
@@ -234,8 +236,8 @@ class LLM:
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        requests = [render(conversation) for conversation in as_conversation_list(messages)]
-        return self._run(requests, sampling_params, None, progress)
+        tokenized = [render(conversation) for conversation in as_conversation_list(messages)]
+        return self._run(tokenized, sampling_params, None, progress)
 
     def stream(
         self,
@@ -247,36 +249,36 @@ class LLM:
     ) -> Generator[StreamOutput, None, None]:
         """Completes one prompt, or answers one conversation, step by step.
 
-        Closing the iterator before its end, or interrupting it, aborts the request. Other calls may come in between,
-        other streams too; their steps carry this one on.
+        Closing the iterator before its end, or interrupting it, aborts the request. Other calls, and other streams, may
+        be made in between; their steps advance this stream too.
 
         Args:
-          prompt: As for `generate`, or a conversation as for `chat`.
+          prompt: One prompt of `generate`, or one conversation of `chat`.
           sampling_params: `n` must be 1; None is `get_default_sampling_params()`.
-          tools, chat_template_kwargs: As for `chat`.
+          tools, chat_template_kwargs: See `chat`.
 
         Raises:
           RequestError: The prompt or a parameter cannot be honoured.
-          EngineError: As for `generate`.
+          EngineError: A step failed, or the model's logits are not finite.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one completion; use generate for several")
         if is_conversation(prompt):
-            request = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
+            tokenized = tokenize_chat(prompt, self.tokenizer, tools=tools, **(chat_template_kwargs or {}))
         else:
-            request = tokenize_prompt(prompt, self.tokenizer, _name(0, 1))
-        stream = self._stream(request, _one_for_each(params, [request]))
-        # Up to where the request is queued; closing the iterator then aborts it even if nothing was taken from it.
+            tokenized = tokenize_prompt(cast(Prompt, prompt), self.tokenizer, _name(0, 1))
+        stream = self._stream(tokenized, _one_for_each(params, [tokenized]))
+        # Up to where the request is queued; closing the iterator then aborts it even if nothing was read from it.
         next(stream)
-        return stream
+        return cast(Generator[StreamOutput, None, None], stream)
 
     def compute_logits(self, token_ids: Sequence[int], *, path: Literal["whole", "paged"] = "whole") -> np.ndarray:
         """Logits of every position of one sequence, float32 [T, V], for verification.
 
         Args:
           token_ids: T tokens.
-          path: "whole" runs the sequence at once without a cache; "paged" as prompts are served.
+          path: "whole" runs the sequence at once without a cache; "paged" runs it as prompts are served.
 
         Raises:
           RequestError: No tokens, an unknown one, or more than `max_model_len`.
@@ -303,106 +305,108 @@ class LLM:
 
     def _run(
         self,
-        requests: list[TokenizedPrompt],
+        prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         progress: bool,
     ) -> list[RequestOutput]:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        params = _one_for_each(params, requests)
-        show = self._progress if progress and len(requests) > 1 else ProgressDisplay(enabled=False)
-        states: list[RequestState] = []
+        params = _one_for_each(params, prompts)
+        show = self._progress if progress and len(prompts) > 1 else ProgressDisplay(enabled=False)
+        queued: list[Request] = []
         num_finished = num_tokens = 0
         try:
-            self._add(states, requests, params, priority)
-            number_of = {state.request_id: i for i, state in enumerate(states)}
-            with show.generating(len(requests)) as update:
-                while num_finished < len(requests):
-                    for state in self._step():
-                        number = number_of.get(state.request_id)
-                        if number is None or not state.finished:
+            self._add(queued, prompts, params, priority)
+            number_of = {request.request_id: i for i, request in enumerate(queued)}
+            with show.generating(len(prompts)) as update:
+                while num_finished < len(prompts):
+                    for request in self._step():
+                        number = number_of.get(request.request_id)
+                        if number is None or not request.finished:
                             continue
-                        if state.error is not None:
-                            raise type(state.error)(f"{_name(number, len(requests))}: {state.error}")
+                        if request.error is not None:
+                            raise type(request.error)(f"{_name(number, len(prompts))}: {request.error}")
                         num_finished += 1
-                        num_tokens += sum(len(sequence.request.output_token_ids) for sequence in state.sequences)
+                        num_tokens += sum(len(item.sequence.output_token_ids) for item in request.completions)
                     update(num_finished, num_tokens)
         finally:
-            self._abort(states)
-        return [state.output() for state in states]
+            self._abort(queued)
+        return [request.output() for request in queued]
 
-    def _stream(self, request: TokenizedPrompt, params: Sequence[SamplingParams]) -> Generator[Any, None, None]:
+    def _stream(
+        self, prompt: TokenizedPrompt, params: Sequence[SamplingParams]
+    ) -> Generator[StreamOutput | None, None, None]:
         """Yields None once the request is queued, then a StreamOutput for whatever is new."""
-        states: list[RequestState] = []
-        num_sent = 0
-        finished = False
+        queued: list[Request] = []
+        finished = has_text = False
         try:
-            self._add(states, [request], params, None)
+            self._add(queued, [prompt], params, None)
             yield None
-            [state] = states
-            [sequence] = state.sequences
+            [request] = queued
+            tracker = DeltaTracker(request)
             while not finished:
-                if state.error is not None:
-                    raise type(state.error)(str(state.error))
-                new = sequence.tokens_since(num_sent)
-                finished = state.finished
-                if not new.token_ids and not finished:
+                if request.error is not None:
+                    raise type(request.error)(str(request.error))
+                delta = tracker.take()
+                finished = delta.finished
+                for new in delta.outputs:
+                    has_text = True
+                    yield StreamOutput(
+                        text=new.text,
+                        token_ids=new.token_ids,
+                        cumulative_logprob=new.cumulative_logprob,
+                        logprobs=new.logprobs,
+                        finish_reason=new.finish_reason,
+                        stop_reason=new.stop_reason,
+                        num_prompt_tokens=len(request.prompt_token_ids),
+                        num_cached_tokens=delta.num_cached_tokens,
+                    )
+                if not delta.outputs:
                     # A spinner would erase text that is on the screen.
-                    with self._progress.silent() if num_sent else nullcontext():
+                    with self._progress.silent() if has_text else nullcontext():
                         self._step()
-                    continue
-                num_sent += len(new.token_ids)
-                yield StreamOutput(
-                    text=sequence.delta(),
-                    token_ids=new.token_ids,
-                    logprobs=new.logprobs,
-                    finish_reason=new.finish_reason,
-                    stop_reason=new.stop_reason,
-                    num_prompt_tokens=len(state.prompt_token_ids),
-                    num_cached_tokens=sequence.request.num_cached_tokens,
-                )
         finally:
-            self._abort(states)
+            self._abort(queued)
 
-    def _step(self) -> list[RequestState]:
+    def _step(self) -> list[Request]:
         with interrupt_deferred():
             return self._engine.step()
 
     def _add(
         self,
-        states: list[RequestState],
-        requests: list[TokenizedPrompt],
+        queued: list[Request],
+        prompts: list[TokenizedPrompt],
         params: Sequence[SamplingParams],
         priority: Sequence[int] | None,
     ) -> None:
-        """Queues requests one by one and appends each to `states`; the caller aborts those on an error."""
+        """Queues prompts one by one and appends each request to `queued`; the caller aborts those on an error."""
         self._check_open()
         if priority is not None:
-            _check_priority(priority, requests)
+            _check_priority(priority, prompts)
         self._num_calls += 1
         with interrupt_deferred():
-            for i, (request, request_params) in enumerate(zip(requests, params, strict=True)):
+            for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    state = self._engine.add_request(
+                    request = self._engine.add_request(
                         f"{self._num_calls}-{i}",
-                        request.token_ids,
-                        request_params,
-                        prompt=request.text,
+                        prompt.token_ids,
+                        prompt_params,
+                        prompt=prompt.text,
                         priority=0 if priority is None else priority[i],
-                        cache_salt=request.cache_salt,
+                        cache_salt=prompt.cache_salt,
                     )
                 except RequestError as error:
-                    if len(requests) == 1:
+                    if len(prompts) == 1:
                         raise
-                    raise RequestError(f"{_name(i, len(requests))}: {error}") from None
-                states.append(state)
+                    raise RequestError(f"{_name(i, len(prompts))}: {error}") from None
+                queued.append(request)
 
-    def _abort(self, states: Iterable[RequestState]) -> None:
+    def _abort(self, requests: Iterable[Request]) -> None:
         """Ends those that are unfinished."""
         with interrupt_deferred():
-            for state in states:
-                if not state.finished:
-                    self._engine.abort_request(state.request_id)
+            for request in requests:
+                if not request.finished:
+                    self._engine.abort_request(request.request_id)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""What a request returns, in vLLM's shape."""
+"""What a request returns, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompletionOutput:
       cumulative_logprob: Sum of the tokens' log-probabilities, if logprobs were asked for.
       logprobs: For each token, token id -> Logprob, the sampled one first, if asked for.
       finish_reason: "stop", "length" or "abort"; None while unfinished.
-      stop_reason: The stop text or stop token id that ended it; None for end-of-sequence.
+      stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
     """
 
     index: int
@@ -44,12 +44,13 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestOutput:
-    """A request's prompt and its completions so far.
+    """A request's prompt and its completions so far, or, in a stream, what is new of them.
 
     Attributes:
       request_id: The engine's name for the request.
@@ -59,9 +60,8 @@ class RequestOutput:
       outputs: One CompletionOutput for each of `n`.
       finished: Whether every completion has ended.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
-      first_scheduled_time: When the first step took the request in, as `time.monotonic` seconds; this and the next only
-        AsyncLLMEngine tells.
-      first_token_time: When the first token was there.
+      first_scheduled_time: When the request's first step began, in seconds of `time.monotonic`; set by AsyncLLMEngine.
+      first_token_time: When its first token was there, on the same clock; set by AsyncLLMEngine.
     """
 
     request_id: str

@@ -44,7 +44,7 @@ class SamplingParams:
       prompt_logprobs: The same for each prompt token.
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
-      structured_outputs: The form that the completion must have; None leaves it free.
+      structured_outputs: What the completion must match; None allows any text.
     """
 
     n: int = 1

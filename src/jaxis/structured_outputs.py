@@ -1,4 +1,4 @@
-"""What form a completion must have: a JSON schema, a regular expression, one of some texts, or a grammar."""
+"""What a completion must match: a JSON schema, a regular expression, one of several texts, or a grammar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from jaxis.errors import RequestError
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
-# What is larger was not written by hand; these keep the work that one request can ask for small.
+# Far more than anybody writes by hand; these bound the work that one request can ask for.
 MAX_SCHEMA_CHARACTERS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_REGEX_CHARACTERS = 8 * 1024
@@ -21,7 +21,7 @@ MAX_CHOICE_CHARACTERS = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """The form of a completion; exactly one attribute is given.
+    """What a completion must match; exactly one attribute is given.
 
     Attributes:
       json_schema: A JSON schema, as a dict or as JSON text.
@@ -36,7 +36,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    # What the attribute says, as text: equal texts of a kind are the same grammar.
+    # The attribute as text: equal texts of one kind are the same grammar.
     _source: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class StructuredOutputs:
 
     @property
     def source(self) -> str:
-        """What the attribute says, as text: JSON for a schema and for choices."""
+        """The attribute as text: JSON for a schema and for choices."""
         return self._source
 
     def _checked_json_schema(self) -> str:

@@ -1,7 +1,7 @@
 """An engine whose device is a dictionary: the oracle of the scheduler's tests.
 
 The simulated KV cache holds, in each slot of each group of layers, the salt and the whole token history that the slot's
-keys and values depend on. So every read can be compared with the request's true history, which the device knows ahead
+keys and values depend on. So every read can be compared with the sequence's true history, which the device knows ahead
 of the scheduler. What a token sees is worked out here by brute force.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from jaxis.engine.scheduling.sequence import Request, RequestStatus
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
 
 VOCABULARY_SIZE = 24
@@ -28,7 +28,7 @@ def sample(history: list[int]) -> int:
 
 
 def generate(prompt: list[int], params: SamplingParams, max_total_tokens: int) -> tuple[list[int], str, int | None]:
-    """What a request must return, whatever runs beside it: output tokens, finish reason, stop reason."""
+    """What a sequence must return, whatever runs beside it: output tokens, finish reason, stop reason."""
     history = list(prompt)
     while True:
         token = sample(history)
@@ -41,6 +41,10 @@ def generate(prompt: list[int], params: SamplingParams, max_total_tokens: int) -
             return output, "stop", token
         if len(history) == max_total_tokens:
             return output, "length", None
+
+
+def known_tokens(sequence: Sequence) -> list[int]:
+    return sequence.prompt_token_ids + sequence.output_token_ids
 
 
 def sees(span: AttentionSpan, position: int, earlier: int) -> bool:
@@ -75,38 +79,38 @@ class SimulatedEngine:
         )
         self.run_ahead = run_ahead
         self.memory: dict[tuple[int, int, int], tuple[str | None, tuple[int, ...]]] = {}
-        self.histories: dict[Request, list[int]] = {}
+        self.histories: dict[Sequence, list[int]] = {}
         self.in_flight: deque[tuple[SchedulerOutput, list[int]]] = deque()
-        self.unfinished: list[Request] = []
-        self.ended_early: set[Request] = set()
-        self.computed: dict[Request, set[int]] = {}
-        self.num_requests = 0
+        self.unfinished: list[Sequence] = []
+        self.ended_early: set[Sequence] = set()
+        self.computed: dict[Sequence, set[int]] = {}
+        self.num_sequences = 0
 
     def add(
         self, prompt: list[int], *, priority: int = 0, cache_salt: str | None = None, **sampling: object
-    ) -> Request:
+    ) -> Sequence:
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
-        request = Request(
-            f"request-{self.num_requests}",
+        sequence = Sequence(
+            SequenceId(f"sequence-{self.num_sequences}"),
             list(prompt),
             params,
             frozenset({EOS_TOKEN_ID}),
             min(len(prompt) + params.max_tokens, self.scheduler.max_model_len),
-            arrival=self.num_requests,
+            arrival=self.num_sequences,
             priority=priority,
             cache_salt=cache_salt,
         )
-        self.num_requests += 1
-        self.scheduler.add_request(request)
-        self.histories[request] = list(prompt)
-        self.computed[request] = set()
-        self.unfinished.append(request)
+        self.num_sequences += 1
+        self.scheduler.add_sequence(sequence)
+        self.histories[sequence] = list(prompt)
+        self.computed[sequence] = set()
+        self.unfinished.append(sequence)
         self.check()
-        return request
+        return sequence
 
     def schedule(self) -> SchedulerOutput | None:
-        waiting = [request for request in self.unfinished if request.status is not RequestStatus.RUNNING]
-        running = [request for request in self.unfinished if request.status is RequestStatus.RUNNING]
+        waiting = [sequence for sequence in self.unfinished if sequence.status is not SequenceStatus.RUNNING]
+        running = [sequence for sequence in self.unfinished if sequence.status is SequenceStatus.RUNNING]
         output = self.scheduler.schedule()
         if output is None:
             assert self.in_flight or not self.unfinished, "nothing runs and nothing ever will"
@@ -117,16 +121,16 @@ class SimulatedEngine:
         self.check()
         return output
 
-    def update(self) -> list[tuple[Request, int]]:
+    def update(self) -> list[tuple[Sequence, int]]:
         output, tokens = self.in_flight.popleft()
-        sampling = [entry.request for entry in output.scheduled if entry.samples]
-        expected = [request for request in sampling if not request.status.finished]
+        sampling = [entry.sequence for entry in output.scheduled if entry.samples]
+        expected = [sequence for sequence in sampling if not sequence.status.finished]
         new_tokens = self.scheduler.update(output, tokens)
-        assert [request for request, _ in new_tokens] == expected
-        for request, token in new_tokens:
-            assert request.output_token_ids[-1] == token
-            assert request.all_token_ids == self.histories[request][: request.num_tokens]
-        self.unfinished = [request for request in self.unfinished if not request.status.finished]
+        assert [sequence for sequence, _ in new_tokens] == expected
+        for sequence, token in new_tokens:
+            assert sequence.output_token_ids[-1] == token
+            assert known_tokens(sequence) == self.histories[sequence][: sequence.num_tokens]
+        self.unfinished = [sequence for sequence in self.unfinished if not sequence.status.finished]
         self.check()
         return new_tokens
 
@@ -137,11 +141,11 @@ class SimulatedEngine:
             self.update()
         return output
 
-    def finish(self, request: Request, status: RequestStatus = RequestStatus.FINISHED_ABORTED) -> None:
-        assert self.scheduler.finish_request(request.request_id, status) is request
-        assert request.status is status
-        self.unfinished.remove(request)
-        self.ended_early.add(request)
+    def finish(self, sequence: Sequence, status: SequenceStatus = SequenceStatus.FINISHED_ABORTED) -> None:
+        assert self.scheduler.finish_sequence(sequence.seq_id, status) is sequence
+        assert sequence.status is status
+        self.unfinished.remove(sequence)
+        self.ended_early.add(sequence)
         self.check()
 
     def drain(self, max_steps: int = 5000) -> None:
@@ -149,128 +153,130 @@ class SimulatedEngine:
             if not self.unfinished and not self.in_flight:
                 break
             self.step()
-        assert not self.unfinished, "requests are left: livelock"
+        assert not self.unfinished, "sequences are left: livelock"
         assert not self.scheduler.has_unfinished
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.block_manager.num_free_blocks == self.block_manager.num_blocks
-        for request in self.histories:
-            assert request.num_inflight_tokens == 0
+        for sequence in self.histories:
+            assert sequence.num_inflight_tokens == 0
             expected, finish_reason, stop_reason = generate(
-                request.prompt_token_ids, request.sampling_params, request.max_total_tokens
+                sequence.prompt_token_ids, sequence.sampling_params, sequence.max_total_tokens
             )
-            if request in self.ended_early:
-                assert request.output_token_ids == expected[: len(request.output_token_ids)]
+            if sequence in self.ended_early:
+                assert sequence.output_token_ids == expected[: len(sequence.output_token_ids)]
             else:
-                assert request.output_token_ids == expected
-                if request.sampling_params.prompt_logprobs is not None:
-                    assert self.computed[request] >= set(range(request.num_prompt_tokens))
-                assert (request.status.finish_reason, request.stop_reason) == (finish_reason, stop_reason)
+                assert sequence.output_token_ids == expected
+                if sequence.sampling_params.prompt_logprobs is not None:
+                    assert self.computed[sequence] >= set(range(sequence.num_prompt_tokens))
+                assert (sequence.status.finish_reason, sequence.stop_reason) == (finish_reason, stop_reason)
 
     def _dispatch(self, output: SchedulerOutput) -> None:
         """Runs the step as the device would. Steps run in order, so running it at once changes nothing."""
         assert 0 < output.num_tokens <= self.scheduler.max_num_batched_tokens
-        assert len({entry.request for entry in output.scheduled}) == len(output.scheduled)
+        assert len({entry.sequence for entry in output.scheduled}) == len(output.scheduled)
         for index, entry in enumerate(output.scheduled):
-            history = self.histories[entry.request]
+            history = self.histories[entry.sequence]
             assert entry.num_tokens >= 1
             assert entry.start + entry.num_tokens <= len(history)
             assert entry.samples == (entry.start + entry.num_tokens == len(history))
-            is_decode = entry.start == len(history) - 1 and entry.start >= entry.request.num_prompt_tokens
+            is_decode = entry.start == len(history) - 1 and entry.start >= entry.sequence.num_prompt_tokens
             assert is_decode == (index < output.num_decodes)
         for entry in output.scheduled:
             for position in range(entry.start, entry.start + entry.num_tokens):
                 for group, pool in enumerate(self.block_manager.pools):
-                    slot = self._slot(entry.request, group, position)
+                    slot = self._slot(entry.sequence, group, position)
                     assert pool._ref_counts[slot[1]] == 1, "a shared block is written to"
-                    self.memory[slot] = self._content(entry.request, position)
-                self.computed[entry.request].add(position)
+                    self.memory[slot] = self._content(entry.sequence, position)
+                self.computed[entry.sequence].add(position)
         tokens = []
         for entry in output.scheduled:
-            self._check_reads(entry.request, entry.start, entry.start + entry.num_tokens)
-            history = self.histories[entry.request]
+            self._check_reads(entry.sequence, entry.start, entry.start + entry.num_tokens)
+            history = self.histories[entry.sequence]
             tokens.append(sample(history) if entry.samples else -1)
             if entry.samples:
                 history.append(tokens[-1])
-                assert len(history) <= entry.request.max_total_tokens
+                assert len(history) <= entry.sequence.max_total_tokens
         self.in_flight.append((output, tokens))
 
-    def _slot(self, request: Request, group: int, position: int) -> tuple[int, int, int]:
+    def _slot(self, sequence: Sequence, group: int, position: int) -> tuple[int, int, int]:
         index, offset = divmod(position, self.block_manager.block_size)
-        table = request.block_tables[group]
-        assert index >= table.first, f"{request.request_id} has given back the block of position {position}"
+        table = sequence.block_tables[group]
+        assert index >= table.first, f"{sequence.seq_id} has given back the block of position {position}"
         return group, table.block_ids[index - table.first], offset
 
-    def _content(self, request: Request, position: int) -> tuple[str | None, tuple[int, ...]]:
-        return request.cache_salt, tuple(self.histories[request][: position + 1])
+    def _content(self, sequence: Sequence, position: int) -> tuple[str | None, tuple[int, ...]]:
+        return sequence.cache_salt, tuple(self.histories[sequence][: position + 1])
 
-    def _check_reads(self, request: Request, start: int, stop: int) -> None:
-        """What the tokens at `start` to `stop` see is there and is the request's own."""
+    def _check_reads(self, sequence: Sequence, start: int, stop: int) -> None:
+        """What the tokens at `start` to `stop` see is there and is the sequence's own."""
         for group, span in enumerate(self.block_manager.spans):
             # Each kind of attention sees a stretch that ends at the token: whoever comes first sees furthest back.
             for position in range(stop):
                 if position >= start or sees(span, start, position):
-                    content = self.memory[self._slot(request, group, position)]
-                    assert content == self._content(request, position), f"{request.request_id} reads another's"
+                    content = self.memory[self._slot(sequence, group, position)]
+                    assert content == self._content(sequence, position), f"{sequence.seq_id} reads another's"
 
-    def _check_order(self, waiting: list[Request], running: list[Request]) -> None:
-        admitted = [request for request in waiting if request.status is RequestStatus.RUNNING]
-        preempted = [request for request in running if request.status is RequestStatus.PREEMPTED]
-        kept = [request for request in running if request.status is RequestStatus.RUNNING]
-        passed_over = [request for request in waiting if request.status is not RequestStatus.RUNNING]
+    def _check_order(self, waiting: list[Sequence], running: list[Sequence]) -> None:
+        admitted = [sequence for sequence in waiting if sequence.status is SequenceStatus.RUNNING]
+        preempted = [sequence for sequence in running if sequence.status is SequenceStatus.PREEMPTED]
+        kept = [sequence for sequence in running if sequence.status is SequenceStatus.RUNNING]
+        passed_over = [sequence for sequence in waiting if sequence.status is not SequenceStatus.RUNNING]
         assert not (admitted and preempted), "blocks freed by preemption went to a newcomer"
-        for request in admitted:
-            assert all(request.service_order < other.service_order for other in passed_over)
-        for request in preempted:
-            assert all(request.service_order > other.service_order for other in kept)
+        for sequence in admitted:
+            assert all(sequence.service_order < other.service_order for other in passed_over)
+        for sequence in preempted:
+            assert all(sequence.service_order > other.service_order for other in kept)
 
     def check(self) -> None:
         """The invariants that hold between any two calls."""
         manager, scheduler = self.block_manager, self.scheduler
-        running = [request for request in self.unfinished if request.status is RequestStatus.RUNNING]
+        running = [sequence for sequence in self.unfinished if sequence.status is SequenceStatus.RUNNING]
         assert scheduler.num_running == len(running) <= scheduler.max_num_seqs
         assert scheduler.num_waiting == len(self.unfinished) - len(running)
         assert scheduler.has_unfinished == bool(self.unfinished)
 
-        for request, history in self.histories.items():
-            assert request.num_inflight_tokens >= 0
-            if request.status is not RequestStatus.RUNNING:
-                assert not request.block_tables
-            if not request.status.finished:
-                assert request.num_tokens_with_inflight == len(history)
-                self._check_seen_by_next(request)
+        for sequence, history in self.histories.items():
+            assert sequence.num_inflight_tokens >= 0
+            if sequence.status is not SequenceStatus.RUNNING:
+                assert not sequence.block_tables
+            if not sequence.status.finished:
+                assert sequence.num_tokens_with_inflight == len(history)
+                self._check_seen_by_next(sequence)
         for group in range(len(manager.pools)):
             self._check_pool(group)
         assert manager.num_free_blocks == sum(pool.num_free_blocks for pool in manager.pools)
         assert manager.usage == max(1 - pool.num_free_blocks / pool.num_blocks for pool in manager.pools)
 
-    def _check_seen_by_next(self, request: Request) -> None:
+    def _check_seen_by_next(self, sequence: Sequence) -> None:
         """All that the next token to be computed will see of those before it is there."""
         for group, span in enumerate(self.block_manager.spans):
-            for position in range(request.num_computed_tokens):
-                if sees(span, request.num_computed_tokens, position):
-                    content = self.memory[self._slot(request, group, position)]
-                    assert content == self._content(request, position)
+            for position in range(sequence.num_computed_tokens):
+                if sees(span, sequence.num_computed_tokens, position):
+                    content = self.memory[self._slot(sequence, group, position)]
+                    assert content == self._content(sequence, position)
 
     def _check_pool(self, group: int) -> None:
         manager, span, pool = self.block_manager, self.block_manager.spans[group], self.block_manager.pools[group]
-        held = Counter(block_id for request, _ in self._holders() for block_id in request.block_tables[group].block_ids)
+        held = Counter(
+            block_id for sequence, _ in self._holders() for block_id in sequence.block_tables[group].block_ids
+        )
         for block_id in range(pool.num_blocks):
             assert pool._ref_counts[block_id] == held[block_id]
-            assert (block_id in pool._free) + (block_id in pool._passed) == (held[block_id] == 0)
+            assert (block_id in pool._free) + (block_id in pool._out_of_window) == (held[block_id] == 0)
         assert pool.num_free_blocks == pool.num_blocks - len(held)
 
         sharers: dict[int, set[tuple[str | None, tuple[int, ...]]]] = {}
-        for request, history in self._holders():
-            table = request.block_tables[group]
+        for sequence, history in self._holders():
+            table = sequence.block_tables[group]
             assert len(set(table.block_ids)) == len(table.block_ids)
-            assert table.stop * manager.block_size >= request.num_computed_tokens
+            assert table.stop * manager.block_size >= sequence.num_computed_tokens
             assert len(table.block_ids) <= span.max_held_blocks(
-                1, request.max_total_tokens - 1, manager.block_size, self.scheduler.max_num_batched_tokens
+                1, sequence.max_total_tokens - 1, manager.block_size, self.scheduler.max_num_batched_tokens
             )
             assert (table.first == 0) or span != FULL_CONTEXT
             for index, block_id in enumerate(table.block_ids, start=table.first):
                 prefix = tuple(history[: (index + 1) * manager.block_size])
-                sharers.setdefault(block_id, set()).add((request.cache_salt, prefix))
+                sharers.setdefault(block_id, set()).add((sequence.cache_salt, prefix))
         assert all(len(prefixes) == 1 for prefixes in sharers.values())
 
         registered = {b: digest for b, digest in enumerate(pool._digest_of_block) if digest is not None}
@@ -280,8 +286,8 @@ class SimulatedEngine:
             salt, history = self.memory[group, block_id, manager.block_size - 1]
             assert digest == chained_digest(salt, history, manager.block_size)
 
-    def _holders(self) -> Iterator[tuple[Request, list[int]]]:
-        return ((request, history) for request, history in self.histories.items() if request.block_tables)
+    def _holders(self) -> Iterator[tuple[Sequence, list[int]]]:
+        return ((sequence, history) for sequence, history in self.histories.items() if sequence.block_tables)
 
 
 def chained_digest(salt: str | None, tokens: tuple[int, ...], block_size: int) -> bytes:

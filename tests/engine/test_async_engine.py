@@ -10,6 +10,7 @@ from fake_engine import MAX_NUM_SEQS, fake_built_engine
 
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.local_engine import LocalEngine
 from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ FOREVER = SamplingParams(max_tokens=10**6)
 async def running(**settings):
     """(AsyncLLMEngine, the fake engine behind it); nothing in a test may take longer than 10 s."""
     built = fake_built_engine()
-    engine = AsyncLLMEngine(built, **settings)
+    engine = AsyncLLMEngine(LocalEngine(built), **settings)
     engine.start()
     try:
         async with asyncio.timeout(10):
@@ -158,6 +159,28 @@ def test_leaving_a_stream_aborts_its_request():
             await eventually(lambda: not fake.requests)
             # The id is free again, and what was left of its first request does not reach the second.
             assert (await collect(engine, "left", 3))[0] == [[0, 1, 2]]
+
+    asyncio.run(scenario())
+
+
+def test_an_id_is_free_as_soon_as_its_request_was_left():
+    """Before the engine has seen the abort, and even where it still has the request's last output to send."""
+
+    async def scenario():
+        async with running() as (engine, fake):
+            release = threading.Event()
+            for number in range(3):
+                fake.before_step = release.wait
+                async with contextlib.aclosing(engine.generate(PROMPT, FOREVER, "r")) as stream:
+                    release.set()
+                    await anext(stream)
+                    release.clear()
+                    await eventually(lambda steps=fake.steps: fake.steps > steps)
+                again = asyncio.create_task(collect(engine, "r", 3 + number))
+                await asyncio.sleep(0)
+                release.set()
+                assert await again == ([list(range(3 + number))], ["length"])
+                release.clear()
 
     asyncio.run(scenario())
 

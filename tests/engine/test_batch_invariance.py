@@ -44,7 +44,7 @@ class Recorder:
     def record(self, output, hidden, rows):
         row = 0
         for index, entry in enumerate(output.scheduled):
-            states = self.states[tuple(entry.request.prompt_token_ids)]
+            states = self.states[tuple(entry.sequence.prompt_token_ids)]
             for position in range(entry.start, entry.start + entry.num_tokens):
                 states[position].add(digest(hidden[row]))
                 row += 1

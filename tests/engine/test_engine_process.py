@@ -16,11 +16,11 @@ import pytest
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission
 from jaxis.engine.frontend.engine_process import EngineProcess
-from jaxis.engine.frontend.engine_thread import Submission
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
-from jaxis.errors import CheckpointError, ConfigError, RequestError, UnavailableError
+from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.prompts import TokenizedPrompt
 
@@ -56,17 +56,16 @@ async def collect(engine, prompt, params, request_id, **more):
     return merge_outputs([o async for o in engine.generate(prompt, params, request_id, grammar=grammar, **more)])
 
 
-def plain(output):
-    return [(c.index, c.text, list(c.token_ids), c.finish_reason, c.stop_reason, c.logprobs) for c in output.outputs]
-
-
 def test_outputs_are_those_of_the_engine_in_this_process():
     prompts = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Spain", "Peru")]
     with LLM(show_progress=False, **ARGUMENTS) as llm:
         expected = llm.generate(prompts, PARAMS)
+        defaults = llm.get_default_sampling_params()
 
     async def scenario():
-        async with running() as (engine, _):
+        async with running() as (engine, process):
+            client: EngineClient = process
+            assert client.info.default_sampling_params == defaults
             tokens = [TokenizedPrompt(text, engine.tokenizer.encode(text)) for text in prompts]
             asks = [collect(engine, t, p, f"r{i}") for i, (t, p) in enumerate(zip(tokens, PARAMS, strict=True))]
             whole = [
@@ -86,7 +85,8 @@ def test_outputs_are_those_of_the_engine_in_this_process():
     results = asyncio.run(scenario())
     for number, result in enumerate(results):
         want = expected[number % len(PARAMS)]
-        assert plain(result) == plain(want)
+        assert result.outputs == want.outputs
+        assert (result.outputs[0].cumulative_logprob is not None) == (number % len(PARAMS) == 0)
         assert result.prompt == want.prompt
         assert result.prompt_token_ids == want.prompt_token_ids
         assert result.prompt_logprobs == want.prompt_logprobs
@@ -96,8 +96,8 @@ def test_a_request_that_is_left_is_aborted_there():
     async def scenario():
         async with running() as (engine, _):
             endless = SamplingParams(max_tokens=1500, ignore_eos=True)
-            form = SamplingParams(max_tokens=1500, structured_outputs=StructuredOutputs(regex="[a-z]*"))
-            for number, params in enumerate([endless, form, form]):
+            grammar = SamplingParams(max_tokens=1500, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+            for number, params in enumerate([endless, grammar, grammar]):
                 prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
                 task = asyncio.create_task(collect(engine, prompt, params, f"r{number}"))
                 await asyncio.sleep(0.3 * (number != 2))
@@ -216,7 +216,7 @@ def test_every_parameter_is_carried():
         **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
         **{"skip_special_tokens": False},
     }
-    forms = [
+    grammars = [
         StructuredOutputs(json_schema={"type": "object", "properties": {"a": {"const": None}}}),
         StructuredOutputs(json_object=True),
         StructuredOutputs(regex="[a-z]+"),
@@ -227,40 +227,41 @@ def test_every_parameter_is_carried():
     assert names == {*values, "structured_outputs"}
     alone = [{name: value} for name, value in values.items() if name not in ("min_tokens", "detokenize")]
     together = {name: value for name, value in values.items() if name != "ignore_eos"}
-    settings = [*alone, together, *({"structured_outputs": form} for form in forms), {"detokenize": False}]
+    settings = [*alone, together, *({"structured_outputs": grammar} for grammar in grammars), {"detokenize": False}]
     for fields in settings:
         params = SamplingParams(**fields)
         prompt = TokenizedPrompt("text", [1, 2], "salt")
-        command = wire.add_command(Submission("r", "r", prompt, params, -3, True, None), "r+")
-        back = carried(command, wire.decode_command)
-        assert wire.params_from_fields(back.params) == params
-        assert (back.request_id, back.prompt, back.priority, back.final_only) == ("r+", prompt, -3, True)
-        assert back.delay is None
+        submission = Submission("r", prompt, params, -3, True)
+        assert carried(wire.AddRequest.of(submission), wire.decode_command).submission(None) == submission
 
 
-def test_what_comes_before_a_form_is_carried():
+def test_what_comes_before_a_grammar_is_carried():
     reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6], [7]], gap=[1])
     grammar = DelayedGrammar(None, reasoning, [9, 8])
     params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
-    command = wire.add_command(Submission("r", "r", TokenizedPrompt(None, [1]), params, 0, False, grammar), "r")
-    back = wire.delayed(None, carried(command, wire.decode_command).delay)
+    command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
+    back = carried(command, wire.decode_command).delay.apply(None)
     assert back.alternatives == {8, 9}
     assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
 
 
 def test_an_output_is_carried_in_any_pieces():
     logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
-    completion = CompletionOutput(1, "é", [5], None, logprobs, "stop", 7)
-    request = Submission("stream", "r", TokenizedPrompt("p", [1, 2]), SamplingParams(), 0, False, None)
-    output = RequestOutput("r", "p", [1, 2], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
-    refused = wire.Refused("x", "RequestError", "no")
-    frame = wire.to_frame(wire.Step([wire.to_delta(output), refused]))
+    completion = CompletionOutput(1, "é", [5], -1.5, logprobs, "stop", 7)
+    output = RequestOutput("r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
+    error = RequestError("no")
+    frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [("x", error)])))
     reader = wire.FrameReader()
     frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
     assert len(frames) == 2
     for data in frames:
-        delta, error = wire.decode_report(data).results
-        assert wire.from_delta(delta, request) == output
-        assert error == refused
-    assert isinstance(wire.Failed("RequestError", "no").error(), RequestError)
-    assert "ZeroDivisionError: x" in str(wire.Failed.of(ZeroDivisionError("x")).error())
+        new = wire.decode_report(data).engine_outputs()
+        assert new.outputs == [output]
+        [(request_id, failure)] = new.errors
+        assert (request_id, type(failure), str(failure)) == ("x", RequestError, "no")
+    assert "ZeroDivisionError: x" in str(wire.EngineFailed.of(ZeroDivisionError("x")).error())
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, OverloadedError, UnavailableError])
+def test_an_error_keeps_its_type(kind):
+    assert type(carried(wire.EngineFailed.of(kind("x")), wire.decode_report).error()) is kind

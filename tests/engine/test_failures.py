@@ -104,6 +104,19 @@ def test_failing_step(batching_llm, when):
             list(stream)
 
 
+def test_prefix_cache_counts_survive_a_failed_step(batching_llm):
+    engine = batching_llm.engine
+    prompt = list(range(300, 340))
+    batching_llm.generate([prompt], GREEDY)
+    batching_llm.generate([prompt], GREEDY)
+    queries, hits = engine.prefix_cache_queries, engine.prefix_cache_hits
+    assert queries >= 80
+    assert hits >= 32
+    with failing_dispatch(batching_llm, 1, RuntimeError("out of memory")), pytest.raises(EngineError):
+        batching_llm.generate([prompt], GREEDY)
+    assert (engine.prefix_cache_queries, engine.prefix_cache_hits) == (queries + 40, hits + 32)
+
+
 def test_step_that_took_the_caches_with_it(batching_llm):
     """The prefix cache must not name blocks whose contents are lost."""
     expected = tokens(batching_llm.generate(PROMPTS, GREEDY))

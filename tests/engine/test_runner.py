@@ -9,10 +9,13 @@ from flax import nnx
 
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution.runner import ForwardKey, Runner
+from jaxis.engine.execution.model_arrays import indices_read
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh
+from jaxis.sampling_params import SamplingParams
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -58,8 +61,7 @@ def any_runner(request):
 @pytest.mark.parametrize("num_tokens", [1, 8, 64])
 def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
     runner = any_runner
-    with jax.set_mesh(runner.mesh):
-        program = runner._lower_forward(ForwardKey(runner.step_shape(num_tokens))).compile()
+    program = runner._step_programs.compile(ForwardKey(runner.step_shape(num_tokens)))
     memory = program.memory_analysis()
     cache_bytes = sum(cache.nbytes for cache in runner._caches)
 
@@ -70,8 +72,7 @@ def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
 def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypatch):
     """As after a step that failed, when another thread may be preparing programs."""
     monkeypatch.setattr(any_runner, "_caches", [])
-    with jax.set_mesh(any_runner.mesh):
-        any_runner._lower_forward(ForwardKey(any_runner.step_shape(4)))
+    any_runner._step_programs.lower(ForwardKey(any_runner.step_shape(4)))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +84,34 @@ def test_steps_are_padded_to_few_shapes(runner, monkeypatch, compiles_fast, num_
     monkeypatch.setattr(runner, "_compiles_fast", compiles_fast)
     shape = runner.step_shape(num_tokens)
 
-    assert (shape.num_tokens, shape.num_requests) == (padded, min(padded, 1024))
+    assert (shape.num_tokens, shape.num_seqs) == (padded, min(padded, 1024))
     assert shape.max_blocks == 16
 
 
 def test_the_sampler_is_given_the_heads_arrays_only(runner):
     """The model is untied: its head is an array of its own."""
-    [head] = runner._head_params
+    [head] = runner._arrays.head_arrays
     assert head.shape == (CONFIG["vocab_size"], CONFIG["hidden_size"])
-    assert len(runner._params) > 20
+    assert len(runner._arrays.arrays) > 20
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])
+def test_which_arrays_a_function_reads(wrap):
+    def function(arrays, x):
+        return {"product": wrap(jnp.multiply)(arrays[2], x), "same": arrays[0]}
+
+    arrays = [jnp.full((2,), i, jnp.float32) for i in range(4)]
+    assert indices_read(function, arrays, jax.ShapeDtypeStruct((2,), jnp.float32)) == [0, 2]
+
+
+def test_a_step_is_sampled_before_the_next_one_is_forwarded(start_llm):
+    """The next step takes its input tokens from where the sampler leaves them."""
+    with start_llm() as llm:
+        engine = llm.engine
+        engine.add_request("r", [1, 2, 3], SamplingParams(max_tokens=8))
+        output = engine.scheduler.schedule()
+        engine.runner.forward(output)
+        with pytest.raises(RuntimeError, match="sampled first"):
+            engine.runner.forward(output)
+        engine.reset()
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0].finished

@@ -7,14 +7,14 @@ import torch
 from scipy.stats import chisquare
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from jaxis.engine.execution.request_sampling import RequestSampling
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, adjust_logits, sample, token_logprobs
-from jaxis.engine.execution.sampling_batch import SamplingArrays, build_sampling_arrays
+from jaxis.engine.execution.sampling_batch import SamplingArrays, build_sampling_arrays, sampler_features
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 
 
 def request(params, vocab_size, *, prompt=(), output=(), seed=1, **kwargs):
-    return RequestSampling(
+    return SequenceSampling(
         params, prompt_token_ids=prompt, output_token_ids=list(output), vocab_size=vocab_size, seed=seed, **kwargs
     )
 
@@ -26,7 +26,8 @@ def random_logits(rows, vocab_size, seed=0):
 def sample_requests(logits, requests, num_rows=None):
     """As a runner does it: one packed vector, padding rows full of rubbish."""
     num_rows = num_rows or len(requests)
-    arrays, features = build_sampling_arrays(requests, num_rows, logits.shape[1])
+    arrays = build_sampling_arrays(requests, num_rows, logits.shape[1])
+    features = sampler_features(arrays, requests, logits.shape[1])
     arrays = SamplingArrays.unpack(jnp.asarray(arrays.pack()), num_rows, features)
     padded = np.full((num_rows, logits.shape[1]), np.nan, np.float32)
     padded[: len(requests)] = logits
@@ -34,7 +35,8 @@ def sample_requests(logits, requests, num_rows=None):
 
 
 def adjusted(logits, requests):
-    arrays, features = build_sampling_arrays(requests, len(requests), logits.shape[1])
+    arrays = build_sampling_arrays(requests, len(requests), logits.shape[1])
+    features = sampler_features(arrays, requests, logits.shape[1])
     return np.asarray(adjust_logits(jnp.asarray(logits), arrays, features))
 
 
@@ -121,7 +123,8 @@ def test_draws_follow_the_exact_distribution(name, vary):
     params = DISTRIBUTIONS[name]
     num_draws, vocab_size = 20000, 200
     logits = random_logits(1, vocab_size)[0] / 2
-    arrays, features = build_sampling_arrays([request(params, vocab_size)], 1, vocab_size)
+    arrays = build_sampling_arrays([request(params, vocab_size)], 1, vocab_size)
+    features = sampler_features(arrays, [request(params, vocab_size)], vocab_size)
     arrays = SamplingArrays(*(np.repeat(field, num_draws, axis=0) for field in arrays))
     count = np.arange(num_draws)
     if vary == "seed":

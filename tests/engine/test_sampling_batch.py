@@ -4,13 +4,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxis.engine.execution.request_sampling import (
-    RequestSampling,
-    request_seed,
+from jaxis.engine.execution.sampling_batch import (
+    SamplerFeatures,
+    SamplingArrays,
+    build_sampling_arrays,
+    sampler_features,
+)
+from jaxis.engine.execution.sequence_sampling import (
+    SequenceSampling,
+    sequence_seed,
     tokenize_bad_words,
     validate_for_vocab,
 )
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_arrays
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
@@ -18,7 +23,7 @@ V = 1000
 
 
 def request(params=None, *, prompt=(), output=None, seed=1, vocab_size=V, **kwargs):
-    return RequestSampling(
+    return SequenceSampling(
         params or SamplingParams(),
         prompt_token_ids=prompt,
         output_token_ids=[] if output is None else output,
@@ -36,7 +41,8 @@ def banned(request):
 def test_greedy_requests_need_the_cheapest_program():
     # Filters cannot change an arg-max, so they must not cost a greedy batch anything.
     rows = [request(SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.1))] * 3
-    arrays, features = build_sampling_arrays(rows, 4, V)
+    arrays = build_sampling_arrays(rows, 4, V)
+    features = sampler_features(arrays, rows, V)
     assert features == SamplerFeatures()
     assert arrays.pack().size == SamplingArrays.packed_size(4, features) == 4 * 10
 
@@ -46,7 +52,8 @@ def test_parameters_reach_their_rows_and_padding_is_neutral():
         request(SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1), seed=2**40 + 3, output=[4, 5]),
         request(SamplingParams(top_k=-1, frequency_penalty=0.1, presence_penalty=0.2, repetition_penalty=1.5)),
     ]
-    arrays, features = build_sampling_arrays(rows, 4, V)
+    arrays = build_sampling_arrays(rows, 4, V)
+    features = sampler_features(arrays, rows, V)
     assert features.has_filters
     assert not features.greedy_only
     np.testing.assert_array_equal(arrays.temperature, np.float32([0.5, 1, 0, 0]))
@@ -67,14 +74,14 @@ def test_widths_grow_by_large_steps_so_that_programs_are_few(count, width):
         request(SamplingParams(allowed_token_ids=list(range(count)) or None)),
         request(SamplingParams(repetition_penalty=1.1), prompt=list(range(count))),
     ]
-    _, features = build_sampling_arrays(rows, 3, V)
+    features = sampler_features(build_sampling_arrays(rows, 3, V), rows, V)
     assert (features.bias_width, features.allowed_width, features.history_width) == (width, width, width)
 
 
 @pytest.mark.parametrize(("wanted", "returned"), [([None], None), ([None, 0], 20), ([0, 1], 20), ([20], 20)])
 def test_counts_of_logprobs_share_a_program(wanted, returned):
     rows = [request(SamplingParams(logprobs=n)) for n in wanted]
-    assert build_sampling_arrays(rows, 4, V)[1].num_logprobs == returned
+    assert sampler_features(build_sampling_arrays(rows, 4, V), rows, V).num_logprobs == returned
 
 
 def test_unpack_restores_every_field_bit_for_bit():
@@ -83,7 +90,8 @@ def test_unpack_restores_every_field_bit_for_bit():
         request(SamplingParams(logit_bias={3: -0.0}, min_tokens=1), eos_token_ids=[2]),
         request(SamplingParams(allowed_token_ids=[999, 0], repetition_penalty=1.1), prompt=list(range(40))),
     ]
-    arrays, features = build_sampling_arrays(rows, 8, V)
+    arrays = build_sampling_arrays(rows, 8, V)
+    features = sampler_features(arrays, rows, V)
     packed = arrays.pack()
     assert packed.dtype == np.int32
     assert packed.size == SamplingArrays.packed_size(8, features)
@@ -174,7 +182,7 @@ def test_a_bad_word_the_vocabulary_cannot_spell_is_refused(token_ids):
 def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
     def seeds(params, engine_seed=0):
         return [
-            request_seed(params, engine_seed=engine_seed, request_number=r, completion_index=c)
+            sequence_seed(params, engine_seed=engine_seed, request_number=r, completion_index=c)
             for r in range(20)
             for c in range(5)
         ]
@@ -191,6 +199,6 @@ def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
 
 def test_tokens_in_flight_count_for_the_step_and_for_min_tokens():
     rows = [request(SamplingParams(min_tokens=2), output=[5], eos_token_ids=[9]) for _ in range(2)]
-    arrays, _ = build_sampling_arrays(rows, 2, V, num_inflight=[0, 1])
+    arrays = build_sampling_arrays(rows, 2, V, num_inflight=[0, 1])
     np.testing.assert_array_equal(arrays.step, [1, 2])
     assert (arrays.bias_ids == 9).any(axis=1).tolist() == [True, False]

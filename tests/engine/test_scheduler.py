@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from simulated_engine import EOS_TOKEN_ID, SimulatedEngine
+from simulated_engine import EOS_TOKEN_ID, SimulatedEngine, known_tokens
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from jaxis.engine.scheduling.sequence import Request, RequestStatus
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams
 
@@ -30,12 +30,12 @@ def make_scheduler(
 
 def add(
     scheduler: Scheduler, name: str, prompt_length: int, *, arrival: int = 0, priority: int = 0, **sampling: object
-) -> Request:
-    """Queues a request whose prompt no other shares."""
+) -> Sequence:
+    """Queues a sequence whose prompt no other shares."""
     params = SamplingParams(**{"max_tokens": 8, **sampling})
     prompt = [ord(name[0])] * prompt_length
-    request = Request(
-        name,
+    sequence = Sequence(
+        SequenceId(name),
         prompt,
         params,
         frozenset({EOS_TOKEN_ID}),
@@ -43,16 +43,18 @@ def add(
         arrival=arrival,
         priority=priority,
     )
-    scheduler.add_request(request)
-    return request
+    scheduler.add_sequence(sequence)
+    return sequence
 
 
 def shape(output: SchedulerOutput) -> list[tuple[str, int, int, bool]]:
-    return [(entry.request.request_id, entry.start, entry.num_tokens, entry.samples) for entry in output.scheduled]
+    return [
+        (entry.sequence.seq_id.request_id, entry.start, entry.num_tokens, entry.samples) for entry in output.scheduled
+    ]
 
 
 def run(scheduler: Scheduler, token: int = 9) -> SchedulerOutput:
-    """One whole step, in which every request samples `token`."""
+    """One whole step, in which every sequence samples `token`."""
     output = scheduler.schedule()
     scheduler.update(output, [token] * len(output.scheduled))
     return output
@@ -88,7 +90,7 @@ class TestBatching:
             add(scheduler, name, 2, arrival=arrival)
         assert len(run(scheduler).scheduled) == 2
         assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
-        scheduler.abort_request("a")
+        scheduler.abort_sequence(SequenceId("a"))
         assert [name for name, *_ in shape(run(scheduler))] == ["b", "c"]
 
     def test_waiting_requests_are_admitted_by_priority_then_arrival(self) -> None:
@@ -105,7 +107,7 @@ class TestBatching:
         add(scheduler, "big", 20, arrival=1)
         add(scheduler, "tiny", 1, arrival=2)
         assert shape(run(scheduler)) == [("a", 16, 1, True)]
-        scheduler.abort_request("a")
+        scheduler.abort_sequence(SequenceId("a"))
         assert [name for name, *_ in shape(run(scheduler))] == ["big", "tiny"]
 
     def test_nothing_to_do_is_none(self) -> None:
@@ -127,7 +129,7 @@ class TestPrefixCache:
         engine.add(prompt)
         engine.schedule()
         follower = engine.add(prompt)
-        assert shape(engine.schedule())[1] == (follower.request_id, 8, 2, True)
+        assert shape(engine.schedule())[1] == (follower.seq_id.request_id, 8, 2, True)
         assert follower.num_cached_tokens == 8
         engine.drain()
 
@@ -137,14 +139,14 @@ class TestPrefixCache:
         engine.add(prompt)
         engine.drain()
         follower = engine.add(prompt)
-        assert shape(engine.schedule()) == [(follower.request_id, 4, 4, True)]
+        assert shape(engine.schedule()) == [(follower.seq_id.request_id, 4, 4, True)]
         engine.drain()
 
     def test_generated_tokens_are_found_by_the_next_turn(self) -> None:
         engine = SimulatedEngine()
         first = engine.add(list(range(1, 6)), max_tokens=8)
         engine.drain()
-        next_turn = engine.add([*first.all_token_ids, 3])
+        next_turn = engine.add([*known_tokens(first), 3])
         engine.drain()
         # 13 tokens, the last of them sampled and never computed: 12 stand in the cache.
         assert next_turn.num_cached_tokens == 12
@@ -168,84 +170,84 @@ class TestStopping:
         self, sampling: dict, tokens: list[int], expected: list[int], reason: str, stop_reason: int | None
     ) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5, **sampling)
+        sequence = add(scheduler, "a", 5, **sampling)
         for token in tokens:
-            assert not request.status.finished
+            assert not sequence.status.finished
             run(scheduler, token)
-        assert request.output_token_ids == expected
-        assert request.status.finish_reason == reason
-        assert request.stop_reason == stop_reason
+        assert sequence.output_token_ids == expected
+        assert sequence.status.finish_reason == reason
+        assert sequence.stop_reason == stop_reason
         assert not scheduler.has_unfinished
         assert scheduler.block_manager.num_free_blocks == 64
 
     def test_a_stop_text_ends_a_request_from_outside(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5)
+        sequence = add(scheduler, "a", 5)
         run(scheduler)
-        assert scheduler.finish_request("a", RequestStatus.FINISHED_STOPPED, "END") is request
-        assert (request.status.finish_reason, request.stop_reason) == ("stop", "END")
-        assert scheduler.finish_request("a", RequestStatus.FINISHED_STOPPED, "END") is None
+        assert scheduler.finish_sequence(SequenceId("a"), SequenceStatus.FINISHED_STOPPED, "END") is sequence
+        assert (sequence.status.finish_reason, sequence.stop_reason) == ("stop", "END")
+        assert scheduler.finish_sequence(SequenceId("a"), SequenceStatus.FINISHED_STOPPED, "END") is None
         assert scheduler.block_manager.num_free_blocks == 64
 
     def test_only_a_finished_status_finishes(self) -> None:
         scheduler = make_scheduler()
         add(scheduler, "a", 5)
         with pytest.raises(ValueError, match="PREEMPTED does not finish"):
-            scheduler.finish_request("a", RequestStatus.PREEMPTED)
+            scheduler.finish_sequence(SequenceId("a"), SequenceStatus.PREEMPTED)
 
     def test_abort_of_a_waiting_and_of_an_unknown_request(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5)
-        assert scheduler.abort_request("a") is request
-        assert request.status.finish_reason == "abort"
-        assert scheduler.abort_request("a") is None
+        sequence = add(scheduler, "a", 5)
+        assert scheduler.abort_sequence(SequenceId("a")) is sequence
+        assert sequence.status.finish_reason == "abort"
+        assert scheduler.abort_sequence(SequenceId("a")) is None
         assert (scheduler.num_waiting, scheduler.schedule()) == (0, None)
 
 
 class TestRunAhead:
     def test_a_decode_is_scheduled_before_its_token_is_known(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5)
+        sequence = add(scheduler, "a", 5)
         first = scheduler.schedule()
         second = scheduler.schedule()
         assert shape(second) == [("a", 5, 1, True)]
         assert second.num_decodes == 1
-        assert (request.num_tokens, request.num_tokens_with_inflight) == (5, 7)
-        assert scheduler.update(first, [11]) == [(request, 11)]
-        assert scheduler.update(second, [12]) == [(request, 12)]
-        assert request.all_token_ids[5:] == [11, 12]
+        assert (sequence.num_tokens, sequence.num_tokens_with_inflight) == (5, 7)
+        assert scheduler.update(first, [11]) == [(sequence, 11)]
+        assert scheduler.update(second, [12]) == [(sequence, 12)]
+        assert known_tokens(sequence)[5:] == [11, 12]
 
     def test_a_request_is_not_scheduled_past_its_length(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5, max_tokens=2)
+        sequence = add(scheduler, "a", 5, max_tokens=2)
         outputs = [scheduler.schedule(), scheduler.schedule()]
         assert scheduler.schedule() is None
         for output in outputs:
             scheduler.update(output, [9])
-        assert request.status is RequestStatus.FINISHED_LENGTH
-        assert request.num_inflight_tokens == 0
+        assert sequence.status is SequenceStatus.FINISHED_LENGTH
+        assert sequence.num_inflight_tokens == 0
 
     def test_tokens_after_the_end_are_dropped_even_if_the_id_is_in_use_again(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5)
+        sequence = add(scheduler, "a", 5)
         first, second = scheduler.schedule(), scheduler.schedule()
         scheduler.update(first, [EOS_TOKEN_ID])
-        assert request.status is RequestStatus.FINISHED_STOPPED
+        assert sequence.status is SequenceStatus.FINISHED_STOPPED
         successor = add(scheduler, "a", 5, arrival=1)
         third = scheduler.schedule()
         assert scheduler.update(second, [EOS_TOKEN_ID]) == []
-        assert request.output_token_ids == [EOS_TOKEN_ID]
+        assert sequence.output_token_ids == [EOS_TOKEN_ID]
         assert successor.output_token_ids == []
         assert scheduler.update(third, [4]) == [(successor, 4)]
 
     def test_tokens_of_an_aborted_request_are_dropped(self) -> None:
         scheduler = make_scheduler()
-        request = add(scheduler, "a", 5)
+        sequence = add(scheduler, "a", 5)
         output = scheduler.schedule()
-        scheduler.abort_request("a")
+        scheduler.abort_sequence(SequenceId("a"))
         assert scheduler.update(output, [9]) == []
-        assert request.output_token_ids == []
-        assert request.num_inflight_tokens == 0
+        assert sequence.output_token_ids == []
+        assert sequence.num_inflight_tokens == 0
 
     def test_every_entry_needs_a_token(self) -> None:
         scheduler = make_scheduler()
@@ -256,8 +258,8 @@ class TestRunAhead:
 
 
 class TestPreemption:
-    def make_full(self, first_priority: int = 0) -> tuple[Scheduler, Request, Request]:
-        """Two requests that hold all four blocks, full to the last slot with the tokens in flight."""
+    def make_full(self, first_priority: int = 0) -> tuple[Scheduler, Sequence, Sequence]:
+        """Two sequences that hold all four blocks, full to the last slot with the tokens in flight."""
         scheduler = make_scheduler(num_blocks=4)
         first = add(scheduler, "a", 7, arrival=0, priority=first_priority)
         second = add(scheduler, "b", 7, arrival=1)
@@ -269,8 +271,8 @@ class TestPreemption:
         in_flight = scheduler.schedule()
         output = scheduler.schedule()
         assert shape(output) == [("a", 8, 1, True)]
-        assert output.preempted == ("b",)
-        assert second.status is RequestStatus.PREEMPTED
+        assert output.preempted == (SequenceId("b"),)
+        assert second.status is SequenceStatus.PREEMPTED
         assert (second.block_tables, second.num_computed_tokens, second.num_preemptions) == ([], 0, 1)
         assert scheduler.update(in_flight, [20, 21]) == [(first, 20), (second, 21)]
         assert second.output_token_ids == [9, 21]
@@ -281,7 +283,7 @@ class TestPreemption:
         run(scheduler)
         output = run(scheduler)
         assert shape(output) == [("b", 8, 1, True)]
-        assert output.preempted == ("a",)
+        assert output.preempted == (SequenceId("a"),)
         assert (first.num_preemptions, second.num_preemptions) == (1, 0)
 
     def test_a_preempted_request_may_end_while_it_waits(self) -> None:
@@ -289,7 +291,7 @@ class TestPreemption:
         in_flight = scheduler.schedule()
         scheduler.schedule()
         scheduler.update(in_flight, [20, EOS_TOKEN_ID])
-        assert second.status is RequestStatus.FINISHED_STOPPED
+        assert second.status is SequenceStatus.FINISHED_STOPPED
         assert scheduler.num_waiting == 0
 
     def test_a_preempted_request_goes_before_later_ones_and_recomputes_prompt_and_output(self) -> None:
@@ -298,7 +300,7 @@ class TestPreemption:
         run(scheduler)
         add(scheduler, "c", 1, arrival=2)
         assert [name for name, *_ in shape(run(scheduler))] == ["a"]
-        scheduler.abort_request("a")
+        scheduler.abort_sequence(SequenceId("a"))
         output = run(scheduler)
         # One block of b survived in the prefix cache, the other was taken by a.
         assert shape(output) == [("b", 4, 5, True), ("c", 0, 1, True)]
@@ -314,7 +316,7 @@ class TestPreemption:
         for output in outputs:
             scheduler.update(output, [9, 9])
         output = scheduler.schedule()
-        assert output.preempted == ("b",)
+        assert output.preempted == (SequenceId("b"),)
         assert [name for name, *_ in shape(output)] == ["b"]
         assert scheduler.schedule().preempted == ()
 
@@ -330,7 +332,7 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("prompt_length", "max_tokens", "message"),
         [
-            (0, 8, "'a' has an empty prompt"),
+            (0, 8, "the prompt is empty"),
             (60, 8, "may grow to 68 tokens, more than max_model_len=64"),
             (30, 8, "may need 10 KV cache blocks of 4 tokens, and there are 8"),
         ],
@@ -345,9 +347,9 @@ class TestRefusal:
 
     def test_a_prompt_that_leaves_no_room_is_refused(self) -> None:
         scheduler = make_scheduler(max_model_len=8)
-        request = Request("a", [1] * 8, SamplingParams(), frozenset(), 8, arrival=0)
+        sequence = Sequence(SequenceId("a"), [1] * 8, SamplingParams(), frozenset(), 8, arrival=0)
         with pytest.raises(RequestError, match="has 8 tokens, which leaves none to generate of at most 8"):
-            scheduler.add_request(request)
+            scheduler.add_sequence(sequence)
 
     def test_an_id_in_use_is_refused(self) -> None:
         scheduler = make_scheduler()
@@ -357,9 +359,9 @@ class TestRefusal:
 
     def test_a_request_that_just_fits_runs_to_its_end(self) -> None:
         engine = SimulatedEngine(num_blocks=8, block_size=4)
-        request = engine.add([1] * 25, max_tokens=8)  # 33 tokens, the last of them never computed
+        sequence = engine.add([1] * 25, max_tokens=8)  # 33 tokens, the last of them never computed
         engine.drain()
-        assert len(request.output_token_ids) == 8
+        assert len(sequence.output_token_ids) == 8
 
 
 class TestLocalLayers:
@@ -377,20 +379,20 @@ class TestLocalLayers:
         num_waits = 0
         while long.num_computed_tokens < 40:
             output = engine.step()
-            scheduled = {entry.request for entry in output.scheduled}
-            assert scheduled >= {request for request in decodes if not request.status.finished}
+            scheduled = {entry.sequence for entry in output.scheduled}
+            assert scheduled >= {sequence for sequence in decodes if not sequence.status.finished}
             num_waits += long.num_computed_tokens > 0 and long not in scheduled
             assert late not in scheduled or long.num_computed_tokens == 40
         assert num_waits > 0
-        assert sum(request.num_preemptions for request in engine.histories) == 0
+        assert sum(sequence.num_preemptions for sequence in engine.histories) == 0
         engine.drain()
 
     def test_a_prompt_longer_than_a_windows_pool_runs(self) -> None:
         # A window holds at most 2 + 2 blocks and those of a step's 8 tokens.
         engine = SimulatedEngine(num_blocks={FULL_CONTEXT: 16, self.WINDOW: 6}, max_num_batched_tokens=8)
-        request = engine.add([1] * 50, max_tokens=14)
+        sequence = engine.add([1] * 50, max_tokens=14)
         engine.drain()
-        assert len(request.output_token_ids) == 14
+        assert len(sequence.output_token_ids) == 14
         with pytest.raises(RequestError, match="may need 6 KV cache blocks of 4 tokens, and there are 5"):
             SimulatedEngine(num_blocks={FULL_CONTEXT: 16, self.WINDOW: 5}, max_num_batched_tokens=8).add([1] * 50)
 
@@ -406,6 +408,6 @@ class TestLocalLayers:
         engine = SimulatedEngine(num_blocks={FULL_CONTEXT: 32, self.WINDOW: 12})
         first = engine.add(list(range(1, 21)), max_tokens=8)
         engine.drain()
-        next_turn = engine.add([*first.all_token_ids, 3])
+        next_turn = engine.add([*known_tokens(first), 3])
         engine.drain()
         assert next_turn.num_cached_tokens == 24

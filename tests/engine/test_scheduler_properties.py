@@ -1,4 +1,4 @@
-"""Random lives of many requests: what must hold after every operation, whatever came before."""
+"""Random lives of many sequences: what must hold after every operation, whatever came before."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from simulated_engine import VOCABULARY_SIZE, SimulatedEngine
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.scheduling.sequence import RequestStatus
+from jaxis.engine.scheduling.sequence import SequenceStatus
 from jaxis.errors import RequestError
 
 SHARED_PREFIXES = [[5] * 40, [7, 8] * 20, list(range(1, 21)) * 2]
 
 
 def add_if_it_fits(engine: SimulatedEngine, prompt: list[int], max_tokens: int, **arguments: object) -> None:
-    """Adds the request, or sees it refused exactly if it could never run."""
+    """Adds the sequence, or sees it refused exactly if it could never run."""
     manager, max_model_len = engine.block_manager, engine.scheduler.max_model_len
     num_computed = min(len(prompt) + max_tokens, max_model_len) - 1
     fits = all(
@@ -102,12 +102,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.engine.finish(data.draw(st.sampled_from(self.engine.unfinished)))
 
-    @rule()
-    def reset_prefix_cache(self) -> None:
-        idle = self.engine.block_manager.num_free_blocks == self.engine.block_manager.num_blocks
-        assert self.engine.block_manager.reset_prefix_cache() == idle
-        self.engine.check()
-
     def teardown(self) -> None:
         if hasattr(self, "engine"):
             self.engine.drain()
@@ -137,8 +131,8 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
     run_ahead: int, local_spans: tuple[AttentionSpan, ...]
 ) -> None:
     rng = random.Random(run_ahead)
-    num_requests = num_preemptions = num_hits = 0
-    while num_requests < 800:
+    num_sequences = num_preemptions = num_hits = 0
+    while num_sequences < 800:
         engine = SimulatedEngine(
             num_blocks={span: rng.randint(6, 16) for span in (FULL_CONTEXT, *local_spans)},
             block_size=rng.choice([2, 4]),
@@ -160,12 +154,12 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
                     prompt_logprobs=rng.choice([None, None, None, 0]),
                 )
             if engine.unfinished and rng.random() < 0.1:
-                status = rng.choice([RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED])
+                status = rng.choice([SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_STOPPED])
                 engine.finish(rng.choice(engine.unfinished), status)
             engine.step()
         engine.drain()
-        num_requests += engine.num_requests
-        num_preemptions += sum(request.num_preemptions for request in engine.histories)
+        num_sequences += engine.num_sequences
+        num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
         num_hits += engine.block_manager.prefix_cache_hits
     assert num_preemptions > 80
     assert num_hits > 80

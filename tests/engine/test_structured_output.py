@@ -1,4 +1,4 @@
-"""The grammar compiler and its masks against Python's own matching of the same forms."""
+"""The grammar compiler and its masks against Python's own matching of the same grammars."""
 
 import json
 import threading
@@ -38,7 +38,7 @@ def permitted(mask):
 
 
 def accepts(compiler, tokenizer, spec, text):
-    """Whether a form lets this text be spelled and then end."""
+    """Whether a grammar lets this text be spelled and then end."""
     matcher = compiler.compile(spec).new_matcher()
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     for i, token_id in enumerate(token_ids):
@@ -181,7 +181,7 @@ def test_grammars(compiler, tokenizer, grammar):
         ({"json_schema": {"type": "string", "format": "iri"}}, "Unknown format: iri"),
         ({"json_schema": {"$ref": "http://localhost/x.json"}}, "does not fetch"),
         ({"json_schema": {"type": "strin"}}, "Invalid type: strin"),
-        ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text has this form"),
+        ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text matches it"),
         ({"json_schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "minLength"),
         ({"json_schema": {"type": "object", "minProperties": 2}}, "minProperties=2 is not supported"),
         ({"json_schema": {"$id": "http://localhost/a", "$ref": "b.json"}}, "beside an [$]id"),
@@ -214,11 +214,11 @@ def test_without_a_tokenizer():
         GrammarCompiler(None, 10, []).compile(StructuredOutputs(json_object=True))
 
 
-def test_a_form_is_compiled_once_for_all_threads(tokenizer, monkeypatch):
+def test_a_grammar_is_compiled_once_for_all_threads(tokenizer, monkeypatch):
     compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
     calls = []
-    compile_form = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda spec: (calls.append(spec), compile_form(spec))[1])
+    compile_grammar = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda *given: (calls.append(given), compile_grammar(*given))[1])
     grammars = []
     threads = [
         threading.Thread(target=lambda: grammars.append(compiler.compile(StructuredOutputs(regex="[a-z]+"))))
@@ -240,8 +240,8 @@ def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
     compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
     monkeypatch.setattr(structured_output, "COMPILE_SECONDS", 0.05)
     go_on = threading.Event()
-    compile_form = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda spec: (go_on.wait(20), compile_form(spec))[1])
+    compile_grammar = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda *given: (go_on.wait(20), compile_grammar(*given))[1])
     with pytest.raises(RequestError, match=r"regex takes more than 0.05 s to compile"):
         compiler.compile(StructuredOutputs(regex="a"))
     go_on.set()
@@ -249,7 +249,7 @@ def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
     assert compiler.compile(StructuredOutputs(regex="a")).new_matcher().token_mask().any()
 
 
-def test_without_an_end_token_a_form_ends_where_nothing_can_follow(tokenizer):
+def test_without_an_end_token_a_grammar_ends_where_nothing_can_follow(tokenizer):
     matcher = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, []).compile(StructuredOutputs(choice=["a"])).new_matcher()
     [a] = tokenizer.encode("a")
     assert permitted(matcher.token_mask()) == {a}
@@ -258,7 +258,7 @@ def test_without_an_end_token_a_form_ends_where_nothing_can_follow(tokenizer):
     assert matcher.is_complete
 
 
-def test_special_stop_tokens_end_a_form_and_others_are_part_of_it(compiler, tokenizer, eos):
+def test_special_stop_tokens_end_a_grammar_and_others_are_part_of_it(compiler, tokenizer, eos):
     [a] = tokenizer.encode("a")
     special = tokenizer.token_to_id("<|im_start|>")
     matcher = compiler.compile(StructuredOutputs(regex="a|aa")).new_matcher([a, special])

@@ -92,7 +92,7 @@ def test_beside_other_parameters(llm):
     assert complete(llm, choice, logit_bias={b: 100.0}).text == "b"
     assert complete(llm, choice, logit_bias={b: 100.0}, bad_words=["b"]).text != "b"
     assert complete(llm, choice, allowed_token_ids=[a], min_tokens=3).text == "aaaa"
-    # What the form needs wins over what would leave nothing.
+    # What the grammar needs wins over what would leave nothing.
     only = StructuredOutputs(choice=["b"])
     assert complete(llm, only, bad_words=["b"], min_tokens=9).text == "b"
     assert complete(llm, only, frequency_penalty=2.0, repetition_penalty=1.5).text == "b"

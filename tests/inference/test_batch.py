@@ -32,7 +32,7 @@ def failing_steps(monkeypatch, engine, fails):
     dispatch = engine.runner.dispatch
 
     def dispatch_or_fail(output, sampling):
-        if fails({entry.request.request_id for entry in output.scheduled}):
+        if fails({entry.sequence.seq_id.request_id for entry in output.scheduled}):
             raise RuntimeError("boom")
         return dispatch(output, sampling)
 

@@ -132,7 +132,7 @@ def test_the_engine_serves_a_quantized_model(start_llm):
     rules = [{"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
     with start_llm(additional_config={"quantization": {"qwix": {"rules": rules}}}) as llm:
         whole, paged = (llm.compute_logits(ids, path=path) for path in ("whole", "paged"))
-        model = llm._engine.runner._model(llm._engine.runner._params)
+        model = llm.engine.runner.model
         assert llm.weight_bytes == sum(value.nbytes for value in values(model).values())
     # An activation on the edge between two integers may fall to either side.
     np.testing.assert_allclose(whole, paged, rtol=0, atol=0.01 * np.abs(paged).max())

@@ -13,6 +13,7 @@ import pytest
 from chromium import EXECUTABLE, Chromium
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.local_engine import LocalEngine
 from jaxis.engine.setup import EngineArgs, build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
@@ -55,7 +56,7 @@ def serving(built, ssl_certfile=None, ssl_keyfile=None, **settings):
     """Serves an engine while the block runs."""
     config = ServerConfig(**{"drain_seconds": 1.0} | settings)
     listener = listen("127.0.0.1", 0)
-    engine = AsyncLLMEngine(built, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+    engine = AsyncLLMEngine(LocalEngine(built), max_queued=config.max_queued, stall_seconds=config.stall_seconds)
     server = make_server(engine, config, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -7,7 +7,7 @@ import tokenizers
 from starlette.testclient import TestClient
 
 from jaxis import SamplingParams
-from jaxis.engine.frontend.async_engine import EngineStats
+from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.config import ServerConfig
@@ -33,9 +33,17 @@ class ScriptedEngine:
         backend.decoder = tokenizers.decoders.Fuse()
         backend.add_tokens(list(tags))
         self.tokenizer = Tokenizer(backend, TokenizerConfig(chat_templates={"default": template}))
-        self.default_sampling_params = SamplingParams(max_tokens=None)
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, [])
-        self.max_model_len, self.model_type = 1000, None
+        self.info = EngineInfo(
+            model_folder="",
+            model_type=None,
+            default_sampling_params=SamplingParams(max_tokens=None),
+            max_model_len=1000,
+            max_num_seqs=1,
+            num_cache_tokens=1000,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_token_ids=frozenset(),
+        )
         self.is_accepting = self.is_making_progress = True
         self.text, self.finish_reason, self.piece = "", "stop", 3
         self.prompt = self.params = self.grammar = None

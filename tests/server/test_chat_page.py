@@ -125,7 +125,7 @@ def test_stopping_frees_the_server_and_keeps_what_came(tab, serve, how):
 
 
 def test_settings_reach_the_server(page, server):
-    defaults = server.engine.default_sampling_params
+    defaults = server.engine.info.default_sampling_params
     assert float(page.evaluate("document.getElementById('parameter-top_p').placeholder")) == defaults.top_p
     sent = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "max_tokens": 3, "seed": 11}
     sent |= {"frequency_penalty": 0.25, "presence_penalty": -0.5, "repetition_penalty": 1.1}

@@ -94,7 +94,7 @@ def test_a_failing_chat_template_is_the_requests_fault(server, http, monkeypatch
 
 def test_a_failing_detokenizer_fails_its_step_and_the_server_goes_on(server, http, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("jaxis.engine.output_processor.SequenceState.add_token", lambda *_: 1 / 0)
+        patch.setattr("jaxis.engine.output_processor.CompletionState.add_token", lambda *_: 1 / 0)
         assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 500
     assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
     server.wait_until_idle()
@@ -137,7 +137,7 @@ def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
     def compile_slowly(key):
         compiling.set()
         time.sleep(0.3)
-        return runner._compile(key)
+        return runner._step_programs.compile(key)
 
     programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
     monkeypatch.setattr(runner, "_programs", programs)

@@ -18,7 +18,7 @@ def test_models_are_the_served_names(serve):
     with httpx.Client(base_url=server.url) as http:
         cards = http.get("/v1/models").json()["data"]
         assert [card["id"] for card in cards] == ["one", "two/three"]
-        assert http.get("/v1/models/two/three").json()["max_model_len"] == server.engine.max_model_len
+        assert http.get("/v1/models/two/three").json()["max_model_len"] == server.engine.info.max_model_len
         assert http.get("/v1/models/four").status_code == 404
         for name in ("one", "two/three"):
             answer = http.post("/v1/completions", json={"model": name, "prompt": "x", "max_tokens": 1}).json()

@@ -118,7 +118,7 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
             first_tokens.setdefault(state.request_id, now - start)
         if all_decode:
             step_seconds.append(now - previous)
-            num_context_tokens += sum(state.sequences[0].request.num_tokens - 1 for state in states)
+            num_context_tokens += sum(state.completions[0].sequence.num_tokens - 1 for state in states)
         previous = now
     for state in states:
         engine.abort_request(state.request_id)

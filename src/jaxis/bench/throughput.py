@@ -110,7 +110,7 @@ def _run(engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Gen
         if request.output_len > 1
     ]
     num_input_tokens = sum(request.input_len for request in requests)
-    num_output_tokens = sum(len(state.sequences[0].request.output_token_ids) for state in states)
+    num_output_tokens = sum(len(state.completions[0].sequence.output_token_ids) for state in states)
     return ThroughputResult(
         num_requests=len(requests),
         num_input_tokens=num_input_tokens,
@@ -123,5 +123,5 @@ def _run(engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Gen
         first_token_seconds_p99=float(np.percentile(list(first.values()), 99)),
         token_seconds_median=float(np.median(token_seconds)) if token_seconds else None,
         token_seconds_p99=float(np.percentile(token_seconds, 99)) if token_seconds else None,
-        num_preemptions=sum(state.sequences[0].request.num_preemptions for state in states),
+        num_preemptions=sum(state.completions[0].sequence.num_preemptions for state in states),
     )

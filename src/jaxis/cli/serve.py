@@ -107,8 +107,8 @@ def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: i
     url = f"{'https' if tls else 'http'}://{shown_host}:{port}"
     lines = [
         f"model:  {', '.join(config.served_model_names)}",
-        f"fits:   {engine.max_num_seqs} completions at once, {engine.max_model_len} tokens each at most, "
-        f"{engine.num_cache_tokens} tokens in the KV cache",
+        f"fits:   {engine.info.max_num_seqs} completions at once, {engine.info.max_model_len} tokens each at most, "
+        f"{engine.info.num_cache_tokens} tokens in the KV cache",
         f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
     ]
     if config.webui:

@@ -1,12 +1,14 @@
-"""From sampled tokens to what a request returns: text, stop strings, log-probabilities."""
+"""A user's request, and what its sampled tokens become: text, stop strings, log-probabilities."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxis.engine.execution.request_sampling import RequestSampling
-from jaxis.engine.execution.sampler import TokenLogprobs
-from jaxis.engine.scheduling.sequence import Request
+import numpy as np
+
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.errors import JaxisError
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.sampling_params import SamplingParams
@@ -16,12 +18,17 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 
-class RequestState:
-    """A user's request and its sequences, one for each of `n`.
+class Request:
+    """A user's request and its completions, one for each of `n`.
 
     Attributes:
-      prompt_logprobs: For each prompt token but the first, once known.
-      error: Why the request ended without its completions; None if it did not.
+      request_id: Unique among unfinished requests.
+      prompt: The prompt's text; None if it was given as token ids.
+      prompt_token_ids: The prompt.
+      params: How to sample, and when to stop.
+      completions: As many as `params.n`.
+      prompt_logprobs: By position, for each prompt token but the first, once known.
+      error: Why the request failed; None if it did not.
     """
 
     def __init__(
@@ -35,140 +42,151 @@ class RequestState:
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
-        self.sequences: list[SequenceState] = []
+        self.completions: list[CompletionState] = []
         self.prompt_logprobs: dict[int, dict[int, Logprob]] = {}
         self.error: JaxisError | None = None
 
     @property
     def finished(self) -> bool:
+        """Whether every completion has ended, or the request has failed."""
         if self.error is not None:
             return True
-        # A loop: asked several times for every token, `all` with its generator would show.
-        for sequence in self.sequences:  # noqa: SIM110
-            if not sequence.request.status.finished:
+        # A loop, since this is asked several times a token: `all` with a generator would be noticeably slower.
+        for completion in self.completions:  # noqa: SIM110
+            if not completion.sequence.status.finished:
                 return False
         return True
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values came from the prefix cache."""
+        return self.completions[0].sequence.num_cached_tokens
+
     def output(self) -> RequestOutput:
         """The request as it stands."""
-        prompt_logprobs = None
-        if self.params.prompt_logprobs is not None:
-            prompt_logprobs = [self.prompt_logprobs.get(i) for i in range(len(self.prompt_token_ids))]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=prompt_logprobs,
-            outputs=[sequence.completion() for sequence in self.sequences],
+            prompt_logprobs=self.prompt_logprob_list(),
+            outputs=[completion.output() for completion in self.completions],
             finished=self.finished,
-            num_cached_tokens=self.sequences[0].request.num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
+    def prompt_logprob_list(self) -> list[dict[int, Logprob] | None] | None:
+        """One entry a prompt token, None for the first; None altogether if they were not asked for."""
+        if self.params.prompt_logprobs is None:
+            return None
+        return [self.prompt_logprobs.get(position) for position in range(len(self.prompt_token_ids))]
 
-class SequenceState:
-    """One sequence of a request, from its tokens to its text.
+
+class CompletionState:
+    """One completion of a request, from its sampled tokens to its text.
 
     Attributes:
-      parent: The user's request.
-      request: As the scheduler sees it.
-      sampling: As the sampler sees it.
+      request: Which it belongs to.
+      sequence: Its tokens, as the scheduler sees them.
+      sampling: Its parameters, as the sampler sees them.
     """
 
     def __init__(
         self,
-        parent: RequestState,
         request: Request,
-        sampling: RequestSampling,
-        index: int,
+        sequence: Sequence,
+        sampling: SequenceSampling,
         tokenizer: Tokenizer | None,
     ) -> None:
-        self.parent = parent
         self.request = request
+        self.sequence = sequence
         self.sampling = sampling
-        self._index = index
+        self._index = sequence.seq_id.index
         self._tokenizer = tokenizer
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative_logprob = 0.0
         self._stop: str | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
-        params = parent.params
+        params = request.params
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
-                parent.prompt_token_ids,
+                request.prompt_token_ids,
                 stop=params.stop,
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
 
-    def add_token(self, token_id: int, logprobs: TokenLogprobs | None, row: int) -> str | None:
-        """Takes in a sampled token that the scheduler has counted.
+    def add_token(self, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int) -> str | None:
+        """Takes in a sampled token that the scheduler has appended to the sequence.
 
         Args:
           token_id: The token.
-          logprobs: The step's, if any request of it wants them.
-          row: The sequence's row of them.
+          logprobs: The step's, if any of its sequences wants them.
+          row: The sequence's row in them.
 
         Returns:
-          The stop string that the text now holds, if one.
+          The stop string that the text now contains, if any.
         """
-        params = self.parent.params
+        params = self.request.params
         if params.logprobs is not None and logprobs is not None:
             entry = self._entry(token_id, logprobs, row, params.logprobs)
             self._logprobs.append(entry)
             self._cumulative_logprob += entry[token_id].logprob
         if self._detokenizer is None:
             return None
-        ended_by_token = self.request.status.finish_reason == "stop"
+        ended_by_token = self.sequence.status.finish_reason == "stop"
         if ended_by_token and not params.include_stop_str_in_output:
             return None
-        may_stop = len(self.request.output_token_ids) > params.min_tokens
+        may_stop = len(self.sequence.output_token_ids) > params.min_tokens
         return self._detokenizer.update([token_id], may_stop=may_stop)
 
-    def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs) -> None:
+    def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
         """Takes in the log-probabilities of the prompt tokens that follow positions `start`, `start + 1`, ..."""
-        num_wanted = self.parent.params.prompt_logprobs
+        num_wanted = self.request.params.prompt_logprobs
         if self._index != 0 or num_wanted is None:
             return
         for row in range(len(logprobs.logprobs)):
             position = start + row + 1
-            token_id = self.parent.prompt_token_ids[position]
-            self.parent.prompt_logprobs[position] = self._entry(token_id, logprobs, row, num_wanted)
+            token_id = self.request.prompt_token_ids[position]
+            self.request.prompt_logprobs[position] = self._entry(token_id, logprobs, row, num_wanted)
 
     def finish(self, stop: str | None = None) -> None:
-        """The sequence has ended: lets go of text that was held back for a stop string."""
+        """The sequence has ended: releases text that was held back in case a stop string followed."""
         self._stop = stop
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
-    def completion(self) -> CompletionOutput:
-        """The sequence as it stands."""
-        completion = self.tokens_since(0)
+    def output(self) -> CompletionOutput:
+        """The completion as it stands."""
+        output = self.tokens_since(0)
         if self._detokenizer is not None:
-            completion.text = self._detokenizer.text
-        if self.parent.params.logprobs is not None:
-            completion.cumulative_logprob = self._cumulative_logprob
-        return completion
+            output.text = self._detokenizer.text
+        return output
 
     def tokens_since(self, start: int) -> CompletionOutput:
-        """The sequence from its output token `start` on, without text."""
-        status = self.request.status
+        """The completion from its output token `start` on, without text; `cumulative_logprob` is of all its tokens."""
+        wants_logprobs = self.request.params.logprobs is not None
         return CompletionOutput(
             index=self._index,
-            token_ids=self.request.output_token_ids[start:],
-            logprobs=self._logprobs[start:] if self.parent.params.logprobs is not None else None,
-            finish_reason="stop" if self._stop is not None else status.finish_reason,
-            stop_reason=self._stop if self._stop is not None else self.request.stop_reason,
+            token_ids=self.sequence.output_token_ids[start:],
+            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
+            logprobs=self._logprobs[start:] if wants_logprobs else None,
+            finish_reason="stop" if self._stop is not None else self.sequence.status.finish_reason,
+            stop_reason=self._stop if self._stop is not None else self.sequence.stop_reason,
         )
 
-    def delta(self) -> str:
-        """Text that is decided since the last call."""
+    def new_text(self) -> str:
+        """Text that became final since the last call."""
         return self._detokenizer.delta() if self._detokenizer is not None else ""
 
-    def _entry(self, token_id: int, logprobs: TokenLogprobs, row: int, num_wanted: int) -> dict[int, Logprob]:
+    def _entry(
+        self, token_id: int, logprobs: TokenLogprobs[np.ndarray], row: int, num_wanted: int
+    ) -> dict[int, Logprob]:
         """The given token first, then the `num_wanted` most likely."""
         entry = {token_id: (float(logprobs.logprobs[row]), int(logprobs.ranks[row]))}
         for rank, other in enumerate(logprobs.top_ids[row][:num_wanted].tolist(), start=1):
             entry.setdefault(other, (float(logprobs.top_logprobs[row, rank - 1]), rank))
-        text = self._tokenizer.token_text if self._tokenizer is not None else lambda _: None
+        if self._tokenizer is None:
+            return {id_: Logprob(logprob, rank) for id_, (logprob, rank) in entry.items()}
+        text = self._tokenizer.token_text
         return {id_: Logprob(logprob, rank, text(id_)) for id_, (logprob, rank) in entry.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from jaxis.config.hf_config import HFConfig, load_generation_defaults
 from jaxis.config.rope_config import rope_config
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
-from jaxis.engine.execution.runner import ForwardKey
+from jaxis.engine.execution.step_programs import ForwardKey
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
@@ -103,7 +103,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
     """Loads the model and allocates the cache.
 
     Raises:
-      ConfigError, CheckpointError, EngineError: As for `LLM`.
+      ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     enable_disk_cache()
     quantization = parse_quantization(args.quantization, args.additional_config)
@@ -125,7 +125,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
         model = load_model(vllm_config, mesh, on_progress)
 
-    def on_compile(key: Any) -> AbstractContextManager[None]:
+    def on_compile(key: Hashable) -> AbstractContextManager[None]:
         what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
         return progress.compiling(what)
 
@@ -151,7 +151,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
             f"max_model_len is {engine.max_model_len}, not {wanted}: that is what the KV cache has memory for; "
             "kv_cache_memory gives it more"
         )
-    engine.runner.prepare(1)
+    engine.runner.precompile(1)
     return BuiltEngine(engine, default_sampling_params)
 
 
@@ -223,14 +223,14 @@ def _quant_config(
 ) -> QuantizationConfig | None:
     if args.load_format != "dummy":
         config = quantization_of_checkpoint(hf_config, choice)
-    else:  # random weights are wide already
+    else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
     return NativeQuantizationConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
     if name == "auto":
-        # XLA's CPU backend widens narrow weights on every use: float32 is the fastest there.
+        # XLA's CPU backend upcasts low-precision weights on every use: float32 is the fastest there.
         name = "float32" if platform == "cpu" else _checkpoint_dtype(hf_config)
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r} in config.json is not supported; give dtype: {', '.join(DTYPES)}")
@@ -238,7 +238,7 @@ def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
 
 
 def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
-    """What is not given follows what is: every running request must be able to decode in a step."""
+    """Each limit that was not given follows the other: every running sequence must be able to decode in a step."""
     if max_num_batched_tokens is None:
         default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
         max_num_batched_tokens = max(default, max_num_seqs or 0)
@@ -247,7 +247,7 @@ def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | No
     if max_num_seqs > max_num_batched_tokens:
         raise ConfigError(
             f"max_num_seqs={max_num_seqs} is more than max_num_batched_tokens={max_num_batched_tokens}, so not every "
-            "running request could decode in a step: lower the one or raise the other"
+            "running sequence could decode in a step: lower the one or raise the other"
         )
     return SchedulerConfig(max_num_seqs, max_num_batched_tokens)
 
@@ -288,10 +288,11 @@ def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: T
 def _default_sampling_params(generation: dict[str, Any], folder: Path) -> SamplingParams:
     names = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
     names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-    settings = {ours: generation[name] for name, ours in names.items() if name in generation}
+    settings: dict[str, Any] = {"max_tokens": None}
+    settings |= {ours: generation[name] for name, ours in names.items() if name in generation}
     if generation.get("do_sample") is False:
         settings["temperature"] = 0.0
     try:
-        return SamplingParams(**{"max_tokens": None} | settings)
+        return SamplingParams(**settings)
     except RequestError as error:
         raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None

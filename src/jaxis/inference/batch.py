@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.grammar.delayed_grammar import Grammar
-from jaxis.engine.output_processor import RequestState
+from jaxis.engine.output_processor import Request
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.inference.source import Row
@@ -82,7 +82,7 @@ class _Batch:
         self._rows = rows
         self._prepare = prepare
         self._max_sequences = 2 * engine.vllm_config.scheduler_config.max_num_seqs
-        self._running: dict[str, tuple[Row, RequestState]] = {}
+        self._running: dict[str, tuple[Row, Request]] = {}
         self._lost: deque[Row] = deque()  # in a failed step; each runs once more, alone
         self._done: list[Finished] = []
         self._num_failed_steps = 0
@@ -104,12 +104,12 @@ class _Batch:
         if self._running:
             try:
                 with interrupt_deferred():
-                    states = self._engine.step()
+                    requests = self._engine.step()
             except EngineError as error:
                 self._step_failed(error)
             else:
-                for state in states:
-                    self._take(state)
+                for request in requests:
+                    self._take(request)
         done, self._done = self._done, []
         return done
 
@@ -120,7 +120,7 @@ class _Batch:
         self._running = {}
 
     def _num_sequences(self) -> int:
-        return sum(state.params.n for _, state in self._running.values())
+        return sum(request.params.n for _, request in self._running.values())
 
     def _add(self, row: Row) -> None:
         if row.error is not None:
@@ -129,7 +129,7 @@ class _Batch:
         try:
             prompt, params, grammar = self._prepare(row)
             with interrupt_deferred():
-                state = self._engine.add_request(
+                request = self._engine.add_request(
                     f"row-{row.index}",
                     prompt.token_ids,
                     params,
@@ -137,16 +137,16 @@ class _Batch:
                     cache_salt=prompt.cache_salt,
                     grammar=grammar,
                 )
-                self._running[state.request_id] = (row, state)
+                self._running[request.request_id] = (row, request)
         except Exception as error:  # a row may hold whatever a template or tokenizer stumbles over
             self._done.append((row, RowFailure.of(error)))
 
-    def _take(self, state: RequestState) -> None:
-        if not state.finished or state.request_id not in self._running:
+    def _take(self, request: Request) -> None:
+        if not request.finished or request.request_id not in self._running:
             return
-        row, _ = self._running.pop(state.request_id)
+        row, _ = self._running.pop(request.request_id)
         self._num_failed_steps = 0
-        self._done.append((row, state.output() if state.error is None else RowFailure.of(state.error)))
+        self._done.append((row, request.output() if request.error is None else RowFailure.of(request.error)))
 
     def _step_failed(self, error: EngineError) -> None:
         rows = [row for row, _ in self._running.values()]

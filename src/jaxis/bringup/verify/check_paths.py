@@ -89,7 +89,7 @@ def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached:
     def record(output: SchedulerOutput, logits: np.ndarray) -> None:
         row = 0
         for entry in output.scheduled:
-            rows = steps[tuple(entry.request.prompt_token_ids)]
+            rows = steps[tuple(entry.sequence.prompt_token_ids)]
             for position in range(entry.start, entry.start + entry.num_tokens):
                 rows[position] = logits[row]
                 row += 1

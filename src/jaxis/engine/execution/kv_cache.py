@@ -27,13 +27,13 @@ GIB = 1 << 30
 
 # Share of a device's memory that weights, cache and a step's temporaries may fill together.
 ACCELERATOR_MEMORY_SHARE = 0.9
-# On CPU the cache is ordinary memory that other programs want too.
+# On CPU the cache is ordinary memory, which other programs need too.
 CPU_FREE_MEMORY_SHARE = 0.25
 CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
 # Tokens of context for each of `max_num_seqs` that the default on CPU makes room for.
 CPU_TOKENS_PER_SEQ = 512
-# A window's pool is at most so many times what `max_num_seqs` requests hold at once; what is over keeps the windows of
-# ended requests, for prefix caching.
+# A window's pool is at most this many times what `max_num_seqs` sequences hold at once; the excess keeps the windows of
+# ended sequences, for prefix caching.
 WINDOW_POOL_FACTOR = 2
 
 
@@ -80,19 +80,19 @@ def num_cache_blocks(
 ) -> tuple[dict[AttentionSpan, int], int]:
     """How many blocks to make.
 
-    Every pool gets as many, but for those of windows (or chunks) beside others that keep more: these get no more than
-    is of use, and the others what that leaves.
+    Every pool gets the same number, except that pools of windows (or chunks) beside others that keep more get only what
+    they can use, and leave the rest to the others.
 
     Args:
       vllm_config: Sizes, and the memory if it was given.
-      bytes_per_block: Bytes of a block in the layers of each span, that which keeps most first.
+      bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
       mesh: Where the cache will be.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
 
     Raises:
-      EngineError: There is no memory for even one block, or less than was asked for.
+      EngineError: There is no memory for even one block, or less memory than was asked for.
     """
     block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
@@ -120,7 +120,7 @@ def num_cache_blocks(
     # The largest number whose bytes there are.
     number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
     if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := _free_host_bytes()):
-        # The operating system would hand it out, and end the process once it is used.
+        # The operating system would promise this memory, and kill the process once it is used.
         raise EngineError(
             f"the KV cache would take {bytes_of(number) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
             "are free: give a smaller kv_cache_memory"
@@ -128,11 +128,11 @@ def num_cache_blocks(
     if number < 1:
         raise EngineError(
             f"the KV cache needs at least {bytes_of(1) / 2**20:.1f} MiB for one block of {block_size} tokens, and "
-            f"{memory / 2**20:.1f} MiB are to be had: free memory, or give a larger kv_cache_memory"
+            f"{memory / 2**20:.1f} MiB are available: free memory, or give a larger kv_cache_memory"
         )
     num_blocks = blocks_of(number)
     for span, blocks in num_blocks.items():
-        # With a window, enough for any length, or else as much as for full context.
+        # A window's pool is enough for any length, or else it counts as one of full context.
         if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:
             max_model_len = min(max_model_len, blocks * block_size)
     return num_blocks, max_model_len
@@ -148,7 +148,7 @@ def make_kv_caches(
     """One array a layer, of its span's number of blocks, its heads spread over the mesh.
 
     Raises:
-      EngineError: A device has not the memory.
+      EngineError: A device does not have the memory.
     """
     caches = []
     for spec in specs:
@@ -167,7 +167,7 @@ def make_kv_caches(
 
 def _free_host_bytes() -> int:
     free = psutil.virtual_memory().available
-    # A container's own limit, which the system-wide figure does not know.
+    # A container's own limit, which the system-wide figure does not include.
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     try:
         return min(free, int(limit.read_text()) - int(used.read_text()))

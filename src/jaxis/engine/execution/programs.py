@@ -1,6 +1,6 @@
 """The compiled programs of a model: one for each step shape, compiled once, in parallel, kept on disk.
 
-Tracing holds Python's lock but compiling does not, so programs that are needed soon compile side by side.
+Tracing holds Python's lock but compiling does not, so programs that are needed soon compile in parallel.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import jax
 logger = logging.getLogger(__name__)
 
 CACHE_FOLDER = "jaxis/programs"
-# Programs that compile faster than this are not worth a file.
+# Programs that compile faster than this are not worth a file on disk.
 MIN_COMPILE_SECONDS = 0.2
 
 Program = Callable[..., Any]
@@ -32,8 +33,8 @@ def default_cache_dir() -> Path:
 
 
 def enable_disk_cache() -> None:
-    """Keeps compiled programs on disk between runs. What the user configured in JAX stays as it is."""
-    if jax.config.jax_compilation_cache_dir is not None:
+    """Keeps compiled programs on disk between runs, unless the user has configured JAX's own cache."""
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = default_cache_dir()
     try:
@@ -51,7 +52,7 @@ class CompileWait(NamedTuple):
 
     Attributes:
       started: When it began to wait.
-      ended: When it went on; None if it waits still.
+      ended: When it went on; None while it waits.
     """
 
     started: float
@@ -69,7 +70,9 @@ class ProgramCache:
       on_wait: `on_wait(key)` is a context manager entered while a step waits for its program to compile.
     """
 
-    def __init__(self, build: Callable[[Hashable], Program], on_wait: Callable[[Hashable], Any]) -> None:
+    def __init__(
+        self, build: Callable[[Hashable], Program], on_wait: Callable[[Hashable], AbstractContextManager[None]]
+    ) -> None:
         self._build = build
         self._on_wait = on_wait
         self._programs: dict[Hashable, Future[Program]] = {}
@@ -77,8 +80,8 @@ class ProgramCache:
         self.last_wait: CompileWait | None = None
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
 
-    def prepare(self, key: Hashable) -> Future[Program]:
-        """Begins to compile the program of a key, unless that was done."""
+    def precompile(self, key: Hashable) -> Future[Program]:
+        """Starts compiling the program of a key, unless that was done."""
         with self._lock:
             if key not in self._programs:
                 self._programs[key] = self._executor.submit(self._timed_build, key)
@@ -86,7 +89,7 @@ class ProgramCache:
 
     def get(self, key: Hashable) -> Program:
         """The program of a key; waits until it is compiled."""
-        future = self.prepare(key)
+        future = self.precompile(key)
         if not future.done():
             self.last_wait = wait = CompileWait(time.monotonic())
             with self._on_wait(key):
@@ -100,7 +103,7 @@ class ProgramCache:
             raise
 
     def close(self) -> None:
-        """Drops the programs; those that are compiling are waited for."""
+        """Drops the programs, once those that are compiling are done."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._programs.clear()
 

@@ -1,8 +1,7 @@
 """Logits in, sampled tokens out: one jitted function for every mix of sampling parameters.
 
-The order is vLLM's. Log-probabilities are those of the logits as the model gave them. Then come what a
-form permits, allowed tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and
-a draw.
+The order is vLLM's. Log-probabilities are those of the model's own logits. Then come the grammar's mask, allowed
+tokens, biases and bans, and penalties; then the arg-max, or temperature, min-p, top-k, top-p and a draw.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.sampling import (
     TokenFilters,
     argmax,
@@ -24,24 +24,8 @@ from jaxis.kernels.sampling import (
     top_tokens,
 )
 
-# Sampled where a row's logits hold a NaN or an infinity, or no token that is allowed.
+# Sampled where a row's logits hold a NaN or an infinity, or no allowed token.
 INVALID_TOKEN_ID = -1
-
-
-class TokenLogprobs(NamedTuple):
-    """Log-probabilities of R given tokens, and of the most likely ones beside them.
-
-    Attributes:
-      logprobs: float32 [R].
-      ranks: int32 [R]; 1 plus the number of tokens that are more likely.
-      top_logprobs: float32 [R, N], most likely first.
-      top_ids: int32 [R, N].
-    """
-
-    logprobs: jax.Array
-    ranks: jax.Array
-    top_logprobs: jax.Array
-    top_ids: jax.Array
 
 
 class SamplerOutput(NamedTuple):
@@ -53,11 +37,11 @@ class SamplerOutput(NamedTuple):
     """
 
     token_ids: jax.Array
-    logprobs: TokenLogprobs | None
+    logprobs: TokenLogprobs[jax.Array] | None
 
 
 @partial(jax.jit, static_argnames="features")
-def sample(logits: jax.Array, arrays: SamplingArrays, *, features: SamplerFeatures) -> SamplerOutput:
+def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: SamplerFeatures) -> SamplerOutput:
     """Samples one token a row. A row's token depends on its own logits and parameters alone.
 
     Args:
@@ -81,7 +65,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays, *, features: SamplerFeatur
 
 
 @partial(jax.jit, static_argnames="num_logprobs")
-def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int) -> TokenLogprobs:
+def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int) -> TokenLogprobs[jax.Array]:
     """Log-probabilities under softmax(logits).
 
     Args:
@@ -96,7 +80,7 @@ def token_logprobs(logits: jax.Array, token_ids: jax.Array, *, num_logprobs: int
     return TokenLogprobs(chosen - normalizer, token_ranks(logits, chosen), top_logits - normalizer[:, None], top_ids)
 
 
-def adjust_logits(logits: jax.Array, arrays: SamplingArrays, features: SamplerFeatures) -> jax.Array:
+def adjust_logits(logits: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures) -> jax.Array:
     """Applies masks, allowed tokens, biases and bans, and penalties: float32 [R, V] -> [R, V], -inf where banned."""
     rows, vocab_size = logits.shape
     row = jnp.arange(rows)[:, None]

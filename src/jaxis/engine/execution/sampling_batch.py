@@ -1,16 +1,16 @@
-"""The sampling parameters of a step's requests as arrays, and as the one integer vector that crosses to the device."""
+"""The sampling parameters of a step's sequences as arrays, and as the one integer vector that crosses to the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.engine.execution.request_sampling import MIN_TEMPERATURE, RequestSampling
+from jaxis.engine.execution.sequence_sampling import MIN_TEMPERATURE, SequenceSampling
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Widths grow by large steps: a wider list costs microseconds, another program a second to compile.
@@ -18,6 +18,8 @@ MIN_WIDTH = 64
 WIDTH_GROWTH = 4
 # From here on all tokens are equally likely in float32, whose reciprocals soon vanish.
 MAX_TEMPERATURE = 1e30
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ class SamplerFeatures:
     num_logprobs: int | None = None
 
 
-class SamplingArrays(NamedTuple):
+class SamplingArrays(NamedTuple, Generic[Array]):
     """The sampling parameters of R rows; a pytree of numpy or device arrays.
 
-    Lists of token ids are filled up with V, which no token has.
+    Lists of token ids are padded with V, which is no token's id.
 
     Attributes:
       temperature: float32 [R]; 0 is greedy.
@@ -54,7 +56,7 @@ class SamplingArrays(NamedTuple):
       top_p: float32 [R]; 1 keeps all.
       min_p: float32 [R]; 0 keeps all.
       seed: uint32 [R, 2], low half first.
-      step: int32 [R], the index of the token within its request's output.
+      step: int32 [R], the index of the token within its sequence's output.
       frequency_penalty: float32 [R].
       presence_penalty: float32 [R].
       repetition_penalty: float32 [R].
@@ -63,26 +65,47 @@ class SamplingArrays(NamedTuple):
       bias_ids: int32 [R, bias_width].
       bias: float32 [R, bias_width], added to those tokens' logits; -inf bans.
       allowed_ids: int32 [R, allowed_width]; a row that starts with V allows all.
-      token_mask: int32 [R, mask_width]; bit i % 32 of word i / 32 is 0 where the row's form forbids token i.
+      token_mask: int32 [R, mask_width]; bit i % 32 of word i / 32 is 0 where the row's grammar forbids token i.
     """
 
-    temperature: jax.Array | np.ndarray
-    top_k: jax.Array | np.ndarray
-    top_p: jax.Array | np.ndarray
-    min_p: jax.Array | np.ndarray
-    seed: jax.Array | np.ndarray
-    step: jax.Array | np.ndarray
-    frequency_penalty: jax.Array | np.ndarray
-    presence_penalty: jax.Array | np.ndarray
-    repetition_penalty: jax.Array | np.ndarray
-    history_ids: jax.Array | np.ndarray
-    history_counts: jax.Array | np.ndarray
-    bias_ids: jax.Array | np.ndarray
-    bias: jax.Array | np.ndarray
-    allowed_ids: jax.Array | np.ndarray
-    token_mask: jax.Array | np.ndarray
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    seed: Array
+    step: Array
+    frequency_penalty: Array
+    presence_penalty: Array
+    repetition_penalty: Array
+    history_ids: Array
+    history_counts: Array
+    bias_ids: Array
+    bias: Array
+    allowed_ids: Array
+    token_mask: Array
 
-    def pack(self) -> np.ndarray:
+    @staticmethod
+    def greedy(num_rows: int, vocab_size: int) -> SamplingArrays[np.ndarray]:
+        """Rows that take the most likely token, with nothing else asked for."""
+        return SamplingArrays(
+            temperature=np.zeros(num_rows, np.float32),
+            top_k=np.full(num_rows, vocab_size, np.int32),
+            top_p=np.ones(num_rows, np.float32),
+            min_p=np.zeros(num_rows, np.float32),
+            seed=np.zeros((num_rows, 2), np.uint32),
+            step=np.zeros(num_rows, np.int32),
+            frequency_penalty=np.zeros(num_rows, np.float32),
+            presence_penalty=np.zeros(num_rows, np.float32),
+            repetition_penalty=np.ones(num_rows, np.float32),
+            history_ids=np.empty((num_rows, 0), np.int32),
+            history_counts=np.empty((num_rows, 0), np.int32),
+            bias_ids=np.empty((num_rows, 0), np.int32),
+            bias=np.empty((num_rows, 0), np.float32),
+            allowed_ids=np.empty((num_rows, 0), np.int32),
+            token_mask=np.empty((num_rows, 0), np.int32),
+        )
+
+    def pack(self: SamplingArrays[np.ndarray]) -> np.ndarray:
         """All arrays as one int32 vector, floats by their bits; `unpack` is the inverse."""
         return np.concatenate([np.ascontiguousarray(field).view(np.int32).ravel() for field in self])
 
@@ -91,8 +114,8 @@ class SamplingArrays(NamedTuple):
         """Length of the packed vector, in int32 words."""
         return num_rows * sum(columns or 1 for columns, _ in _layout(features) if columns != 0)
 
-    @classmethod
-    def unpack(cls, packed: jax.Array, num_rows: int, features: SamplerFeatures) -> SamplingArrays:
+    @staticmethod
+    def unpack(packed: jax.Array, num_rows: int, features: SamplerFeatures) -> SamplingArrays[jax.Array]:
         """The arrays in a packed vector, inside or outside a jitted function.
 
         Args:
@@ -108,7 +131,7 @@ class SamplingArrays(NamedTuple):
             field = packed[start : start + size].reshape(shape)
             fields.append(field if dtype == jnp.int32 else jax.lax.bitcast_convert_type(field, dtype))
             start += size
-        return cls(*fields)
+        return SamplingArrays(*fields)
 
 
 def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
@@ -133,70 +156,53 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
 
 
 def build_sampling_arrays(
-    requests: Sequence[RequestSampling], num_rows: int, vocab_size: int, num_inflight: Sequence[int] = ()
-) -> tuple[SamplingArrays, SamplerFeatures]:
-    """The arrays for sampling each request's next token, row by row in the given order.
+    sequences: Sequence[SequenceSampling], num_rows: int, vocab_size: int, num_inflight: Sequence[int] = ()
+) -> SamplingArrays[np.ndarray]:
+    """The arrays for sampling each sequence's next token, row by row in the given order.
 
     Args:
-      requests: At most R requests' sampling states; their live outputs tell where each stands.
-      num_rows: R; rows past the requests are greedy over whatever logits they hold, and change no other row.
+      sequences: At most R sequences' sampling states; their live outputs tell where each stands.
+      num_rows: R; rows past the sequences are greedy over whatever logits they hold, and change no other row.
       vocab_size: V.
-      num_inflight: For each request, tokens sampled already that its live output does not hold yet; none by default.
-
-    Returns:
-      Numpy arrays, and the features to compile for.
+      num_inflight: For each sequence, tokens sampled already that its live output does not hold yet; none by default.
     """
-    num_inflight = num_inflight or [0] * len(requests)
-    biases = [request.bias(inflight) for request, inflight in zip(requests, num_inflight, strict=True)]
-    histories = [request.history() for request in requests]
-    allowed = [request.allowed_ids for request in requests]
-
-    temperature = np.zeros(num_rows, np.float32)
-    top_k = np.full(num_rows, vocab_size, np.int32)
-    top_p = np.ones(num_rows, np.float32)
-    min_p = np.zeros(num_rows, np.float32)
-    seed = np.zeros((num_rows, 2), np.uint32)
-    step = np.zeros(num_rows, np.int32)
-    frequency_penalty = np.zeros(num_rows, np.float32)
-    presence_penalty = np.zeros(num_rows, np.float32)
-    repetition_penalty = np.ones(num_rows, np.float32)
-
-    for i, request in enumerate(requests):
-        params = request.params
-        step[i] = len(request.output_token_ids) + num_inflight[i]
-        frequency_penalty[i] = params.frequency_penalty
-        presence_penalty[i] = params.presence_penalty
-        repetition_penalty[i] = params.repetition_penalty
+    num_inflight = num_inflight or [0] * len(sequences)
+    arrays = SamplingArrays.greedy(num_rows, vocab_size)
+    for row, (sequence, inflight) in enumerate(zip(sequences, num_inflight, strict=True)):
+        params = sequence.params
+        arrays.step[row] = len(sequence.output_token_ids) + inflight
+        arrays.frequency_penalty[row] = params.frequency_penalty
+        arrays.presence_penalty[row] = params.presence_penalty
+        arrays.repetition_penalty[row] = params.repetition_penalty
         if params.temperature < MIN_TEMPERATURE:
             continue  # a greedy row has no use for filters or a seed
-        temperature[i] = min(params.temperature, MAX_TEMPERATURE)
+        arrays.temperature[row] = min(params.temperature, MAX_TEMPERATURE)
         if 0 < params.top_k < vocab_size:
-            top_k[i] = params.top_k
-        top_p[i] = params.top_p
-        min_p[i] = params.min_p
-        seed[i] = request.seed & 0xFFFFFFFF, request.seed >> 32
-
-    arrays = SamplingArrays(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        step=step,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
+            arrays.top_k[row] = params.top_k
+        arrays.top_p[row] = params.top_p
+        arrays.min_p[row] = params.min_p
+        arrays.seed[row] = sequence.seed & 0xFFFFFFFF, sequence.seed >> 32
+    biases = [sequence.bias(inflight) for sequence, inflight in zip(sequences, num_inflight, strict=True)]
+    histories = [sequence.history() for sequence in sequences]
+    return arrays._replace(
         history_ids=_pad([ids for ids, _ in histories], num_rows, vocab_size, np.int32),
         history_counts=_pad([counts for _, counts in histories], num_rows, 0, np.int32),
         bias_ids=_pad([ids for ids, _ in biases], num_rows, vocab_size, np.int32),
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
-        allowed_ids=_pad(allowed, num_rows, vocab_size, np.int32),
-        token_mask=_token_mask(requests, num_rows, vocab_size),
+        allowed_ids=_pad([sequence.allowed_ids for sequence in sequences], num_rows, vocab_size, np.int32),
+        token_mask=_token_mask(sequences, num_rows, vocab_size),
     )
-    wants_logprobs = any(request.params.logprobs is not None for request in requests)
-    features = SamplerFeatures(
-        greedy_only=not temperature.any(),
-        has_filters=bool((top_k < vocab_size).any() or (top_p < 1).any() or (min_p > 0).any()),
+
+
+def sampler_features(
+    arrays: SamplingArrays[np.ndarray], sequences: Sequence[SequenceSampling], vocab_size: int
+) -> SamplerFeatures:
+    """What to compile the sampler for, given the `arrays` that were built for these sequences."""
+    wants_logprobs = any(sequence.params.logprobs is not None for sequence in sequences)
+    has_filters = (arrays.top_k < vocab_size).any() or (arrays.top_p < 1).any() or (arrays.min_p > 0).any()
+    return SamplerFeatures(
+        greedy_only=not arrays.temperature.any(),
+        has_filters=bool(has_filters),
         history_width=arrays.history_ids.shape[1],
         bias_width=arrays.bias_ids.shape[1],
         allowed_width=arrays.allowed_ids.shape[1],
@@ -204,16 +210,15 @@ def build_sampling_arrays(
         # All counts share one program: more than was asked for costs next to nothing, a compilation seconds.
         num_logprobs=MAX_LOGPROBS if wants_logprobs else None,
     )
-    return arrays, features
 
 
-def _token_mask(requests: Sequence[RequestSampling], num_rows: int, vocab_size: int) -> np.ndarray:
-    if all(request.grammar is None for request in requests):
+def _token_mask(sequences: Sequence[SequenceSampling], num_rows: int, vocab_size: int) -> np.ndarray:
+    if all(sequence.grammar is None for sequence in sequences):
         return np.empty((num_rows, 0), np.int32)
     packed = np.full((num_rows, -(-vocab_size // 32)), -1, np.int32)
-    for row, request in zip(packed, requests, strict=False):
-        if request.grammar is not None:
-            row[:] = request.token_mask()
+    for row, sequence in zip(packed, sequences, strict=False):
+        if (mask := sequence.token_mask()) is not None:
+            row[:] = mask
     return packed
 
 

@@ -1,6 +1,6 @@
 """A step's flat batch as one integer vector: packed on the host, unpacked inside the jitted step.
 
-One transfer a step instead of one for each field. The layout depends on the step's shape alone.
+That makes one transfer a step instead of one for each field. The layout depends on the step's shape alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.layers.attention_metadata import AttentionMetadata
 
 NOT_IN_FLIGHT = -1
@@ -30,20 +31,20 @@ class StepShape:
 
     Attributes:
       num_tokens: T.
-      num_requests: R.
-      max_blocks: Blocks of the longest request there may be.
+      num_seqs: R.
+      max_blocks: Blocks of the longest sequence there may be.
       block_size: B.
-      spans: What the layers keep of a sequence; a request has a block table for each.
+      spans: What the layers keep of a sequence, each with a block table of its own.
     """
 
     num_tokens: int
-    num_requests: int
+    num_seqs: int
     max_blocks: int
     block_size: int
     spans: tuple[AttentionSpan, ...]
 
     def table_width(self, span: AttentionSpan) -> int:
-        """Entries of a request's block table that are packed: as many as a step may read."""
+        """Entries of a sequence's block table that are packed: as many as a step may read."""
         return span.max_step_blocks(self.max_blocks, self.block_size, self.num_tokens)
 
     @functools.cached_property
@@ -52,15 +53,15 @@ class StepShape:
         sizes = {
             "input_ids": self.num_tokens,
             "positions": self.num_tokens,
-            "seq_lens": self.num_requests,
-            "query_start_loc": self.num_requests + 1,
+            "seq_lens": self.num_seqs,
+            "query_start_loc": self.num_seqs + 1,
             "request_distribution": 3,
-            "inflight_rows": self.num_requests,
-            "logits_rows": self.num_requests,
+            "inflight_rows": self.num_seqs,
+            "logits_rows": self.num_seqs,
         }
         for i, span in enumerate(self.spans):
-            sizes[f"block_tables_{i}"] = self.num_requests * self.table_width(span)
-            sizes[f"first_blocks_{i}"] = self.num_requests
+            sizes[f"block_tables_{i}"] = self.num_seqs * self.table_width(span)
+            sizes[f"first_blocks_{i}"] = self.num_seqs
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -76,7 +77,7 @@ class StepInputs:
     Attributes:
       input_ids: i32 [T].
       attention_metadata: For the model.
-      logits_rows: i32 [R], the row of the flat batch whose hidden state each request samples from.
+      logits_rows: i32 [R], the row of the flat batch whose hidden state each sequence samples from.
     """
 
     input_ids: jax.Array
@@ -84,30 +85,30 @@ class StepInputs:
     logits_rows: jax.Array
 
 
-def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[str, int]) -> np.ndarray:
+def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[SequenceId, int]) -> np.ndarray:
     """The step as one int32 vector.
 
     Args:
       output: What to run, decodes first.
       shape: At least as large.
-      inflight_rows: For each request whose input token the host does not know yet, the row of the step before that
+      inflight_rows: For each sequence whose input token the host does not know yet, the row of the step before that
         sampled it.
     """
     entries = output.scheduled
-    num_requests = len(entries)
-    starts = np.fromiter((entry.start for entry in entries), np.int32, num_requests)
-    counts = np.fromiter((entry.num_tokens for entry in entries), np.int32, num_requests)
+    num_seqs = len(entries)
+    starts = np.fromiter((entry.start for entry in entries), np.int32, num_seqs)
+    counts = np.fromiter((entry.num_tokens for entry in entries), np.int32, num_seqs)
     stops, row_stops = starts + counts, np.cumsum(counts, dtype=np.int32)
     num_tokens = int(row_stops[-1])
 
     packed = np.zeros(shape.packed_size, np.int32)
     fields = _split(packed, shape)
-    fields["seq_lens"][:num_requests] = stops
-    fields["query_start_loc"][1 : num_requests + 1] = row_stops
-    fields["query_start_loc"][num_requests + 1 :] = num_tokens
-    fields["logits_rows"][:num_requests] = row_stops - 1
+    fields["seq_lens"][:num_seqs] = stops
+    fields["query_start_loc"][1 : num_seqs + 1] = row_stops
+    fields["query_start_loc"][num_seqs + 1 :] = num_tokens
+    fields["logits_rows"][:num_seqs] = row_stops - 1
     fields["positions"][:num_tokens] = np.arange(num_tokens) + np.repeat(stops - row_stops, counts)
-    fields["request_distribution"][:] = output.num_decodes, num_requests, num_requests
+    fields["request_distribution"][:] = output.num_decodes, num_seqs, num_seqs
     _pack_tokens(output, fields["input_ids"], fields["inflight_rows"], inflight_rows)
     for i, span in enumerate(shape.spans):
         _pack_block_tables(output, shape, i, span, fields)
@@ -115,18 +116,18 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
 
 
 def _pack_tokens(
-    output: SchedulerOutput, input_ids: np.ndarray, packed_rows: np.ndarray, inflight_rows: Mapping[str, int]
+    output: SchedulerOutput, input_ids: np.ndarray, packed_rows: np.ndarray, inflight_rows: Mapping[SequenceId, int]
 ) -> None:
     token_ids: list[int] = []
     rows = []
     for entry in output.scheduled:
-        request, stop = entry.request, entry.start + entry.num_tokens
-        if stop <= request.num_tokens:
-            token_ids += request.token_ids(entry.start, stop)
+        sequence, stop = entry.sequence, entry.start + entry.num_tokens
+        if stop <= sequence.num_tokens:
+            token_ids += sequence.token_ids(entry.start, stop)
             rows.append(NOT_IN_FLIGHT)
         else:
             token_ids.append(0)
-            rows.append(inflight_rows[request.request_id])
+            rows.append(inflight_rows[sequence.seq_id])
     input_ids[: len(token_ids)] = token_ids
     packed_rows[: len(rows)] = rows
     packed_rows[len(rows) :] = NOT_IN_FLIGHT
@@ -135,11 +136,11 @@ def _pack_tokens(
 def _pack_block_tables(
     output: SchedulerOutput, shape: StepShape, index: int, span: AttentionSpan, fields: Mapping[str, np.ndarray]
 ) -> None:
-    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_requests, -1)
+    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_seqs, -1)
     first_blocks = fields[f"first_blocks_{index}"]
     block_size, sees_all = shape.block_size, span == FULL_CONTEXT
     for i, entry in enumerate(output.scheduled):
-        table = entry.request.block_tables[index]
+        table = entry.sequence.block_tables[index]
         num_blocks = -(-(entry.start + entry.num_tokens) // block_size)
         if sees_all:
             block_ids = table.block_ids[:num_blocks]
@@ -152,8 +153,8 @@ def _pack_block_tables(
 def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> StepInputs:
     """The step's fields, inside a jitted function; input tokens in flight are taken from `last_tokens` [max R]."""
     fields = _split(packed, shape)
-    # Only decodes wait for a token in flight, and they come first: request i's token is row i.
-    rows = min(shape.num_requests, shape.num_tokens)
+    # Only decodes wait for a token in flight, and they come first: sequence i's token is row i.
+    rows = min(shape.num_seqs, shape.num_tokens)
     block_tables, *others = (_block_tables(fields, shape, i) for i in range(len(shape.spans)))
     inflight_rows = fields["inflight_rows"][:rows]
     head = jnp.where(inflight_rows >= 0, last_tokens[inflight_rows], fields["input_ids"][:rows])
@@ -175,13 +176,13 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
 def _block_tables(fields: Mapping[str, jax.Array], shape: StepShape, index: int) -> jax.Array:
     """The tables of a span, i32 [R, max_blocks].
 
-    Around what was packed stands the first block that was: a kernel that reads more than it uses then reads numbers of
-    the request itself.
+    The entries around the packed ones repeat the first packed block: a kernel that reads more than it uses then reads
+    only the sequence's own values.
     """
-    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_requests, -1)
+    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_seqs, -1)
     if shape.spans[index].reach is None:
         return packed_ids
-    whole = jnp.broadcast_to(packed_ids[:, :1], (shape.num_requests, shape.max_blocks + packed_ids.shape[1]))
+    whole = jnp.broadcast_to(packed_ids[:, :1], (shape.num_seqs, shape.max_blocks + packed_ids.shape[1]))
     place = jax.vmap(lambda row, block_ids, first: jax.lax.dynamic_update_slice(row, block_ids, (first,)))
     return place(whole, packed_ids, fields[f"first_blocks_{index}"])[:, : shape.max_blocks]
 

@@ -1,1 +1,1 @@
-"""Between a coroutine and a step: the engine's thread and process, and what they say to each other."""
+"""The engine behind an event loop: its thread or process, and the messages between them."""

@@ -1,8 +1,8 @@
-"""The engine behind an event loop: a process or thread of its own steps it, coroutines wait for what it brings.
+"""The engine behind an event loop: its own thread or process steps it, coroutines wait for their outputs.
 
-Only the engine's thread (`EngineThread`) touches the engine: in another process (`EngineProcess`), as the server has
-it, or in this one (`LocalEngine`). It gets its work as commands in a queue and hands what a step brought to the event
-loop in one call a step, not one a token. Only the loop touches the streams. So neither side needs a lock.
+Only the engine's thread (`EngineThread`) touches the engine: in another process (`EngineProcess`, which the server
+uses) or in this one (`LocalEngine`). It takes commands from a queue, and passes the outputs of a step to the event loop
+in one call a step, not one a token. Only the loop touches the streams, so neither side needs a lock.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jaxis.engine.frontend.engine_process import EngineProcess
-from jaxis.engine.frontend.engine_thread import EngineStats, Outbox, Submission
-from jaxis.engine.frontend.local_engine import LocalEngine
+from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, EngineStats, Submission
 from jaxis.engine.frontend.output_stream import OutputStream
 from jaxis.engine.frontend.stream_waker import StreamWaker
 from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError, UnavailableError
@@ -25,7 +23,6 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
-    from jaxis.engine.setup import BuiltEngine
 
 DEFAULT_MAX_QUEUED = 512
 DEFAULT_STALL_SECONDS = 120.0
@@ -39,8 +36,12 @@ class AsyncLLMEngine:
 
     Call `start` in the loop before anything else, and `shutdown` at the end.
 
+    Attributes:
+      info, tokenizer, grammar_compiler: The engine's; see `EngineClient`.
+      max_sequences: Most sequences to hold, running and queued.
+
     Args:
-      engine: One in another process, or a built one, which nobody else may use from `start` to `shutdown`.
+      engine: The engine.
       max_queued: Most sequences to hold beyond those that can run at once.
       stall_seconds: How long a step may take before `is_making_progress` is False, beyond the time that it waits for
         a program to compile.
@@ -48,35 +49,36 @@ class AsyncLLMEngine:
 
     def __init__(
         self,
-        engine: EngineProcess | BuiltEngine,
+        engine: EngineClient,
         *,
         max_queued: int = DEFAULT_MAX_QUEUED,
         stall_seconds: float = DEFAULT_STALL_SECONDS,
     ) -> None:
-        self._engine = engine if isinstance(engine, EngineProcess) else LocalEngine(engine)
-        self.default_sampling_params = self._engine.default_sampling_params
-        self.tokenizer = self._engine.tokenizer
-        self.grammar_compiler = self._engine.grammar_compiler
-        self.max_model_len = self._engine.max_model_len
-        self.max_num_seqs = self._engine.max_num_seqs
-        self.model_type = self._engine.model_type
-        self.max_sequences = self.max_num_seqs + max_queued
+        self._engine = engine
+        self.info = engine.info
+        self.tokenizer = engine.tokenizer
+        self.grammar_compiler = engine.grammar_compiler
+        self.max_sequences = self.info.max_num_seqs + max_queued
         self._stall_seconds = stall_seconds
-        self._streams: dict[str, OutputStream] = {}
+        # The engine's ids are never used twice, while a request's own may be used again as soon as it was aborted: what
+        # the engine then still sends for the first request must not reach the second.
+        self._streams: dict[str, OutputStream] = {}  # by the engine's ids
+        self._engine_ids: dict[str, str] = {}  # by the requests' own
+        self._num_requests = 0
         self._num_reserved = 0
         self._closed: UnavailableError | None = None
         self._all_released = asyncio.Event()
         self._all_released.set()
 
     def start(self) -> None:
-        """Lets the engine work; results go to the running event loop."""
+        """Starts the engine; its outputs go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._waker = StreamWaker(self._loop)
         self._engine.connect(self._loop, self._deliver, self._close)
 
     @contextmanager
     def reserve(self, num_sequences: int = 1) -> Iterator[None]:
-        """Holds places for sequences while the block runs: taken before a request is preprocessed, kept to its end.
+        """Holds places for sequences while the block runs, from before a request is preprocessed to its end.
 
         Raises:
           RequestError: More sequences than there are places at all.
@@ -120,7 +122,7 @@ class AsyncLLMEngine:
           request_id: Unique among unfinished requests.
           priority: The lower value is served first.
           timeout_seconds: From now to the end of the answer.
-          final_only: Yield once, at the end: who needs no stream saves the event loop most of its work.
+          final_only: Yield once, at the end, which saves the event loop most of the work of streaming.
           grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
 
         Yields:
@@ -135,39 +137,41 @@ class AsyncLLMEngine:
         """
         if self._closed is not None:
             raise self._closed
-        if request_id in self._streams:
+        if request_id in self._engine_ids:
             raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
-        stream = self._streams[request_id] = OutputStream()
+        self._num_requests += 1
+        engine_id = f"{request_id}#{self._num_requests}"
+        self._engine_ids[request_id] = engine_id
+        stream = self._streams[engine_id] = OutputStream()
         timer = None
         if timeout_seconds is not None:
-            timer = self._loop.call_later(timeout_seconds, self._expire, request_id, timeout_seconds)
-        self._engine.add(Submission(stream, request_id, prompt, params, priority, final_only, grammar))
+            timer = self._loop.call_later(timeout_seconds, self._expire, engine_id, timeout_seconds)
+        self._engine.add(Submission(engine_id, prompt, params, priority, final_only, grammar))
+        prompt_token_ids = list(prompt.token_ids)
         finished = False
         try:
             while not finished:
                 output = await stream.get()
                 finished = output.finished
+                output.request_id = request_id
+                output.prompt, output.prompt_token_ids = prompt.text, prompt_token_ids
                 yield output
         finally:
             if timer is not None:
                 timer.cancel()
-            del self._streams[request_id]
+            del self._streams[engine_id], self._engine_ids[request_id]
             if not stream.ended:
-                self.abort(request_id)
+                self._engine.abort(engine_id)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished: who waits for it gets its last output, with finish_reason "abort"."""
-        self._engine.abort(request_id)
+        """Ends a request if it is unfinished: its reader gets a last output, with finish_reason "abort"."""
+        if request_id in self._engine_ids:
+            self._engine.abort(self._engine_ids[request_id])
 
     @property
     def is_making_progress(self) -> bool:
-        """Whether the engine lives and, if it has something to do, has lately completed a step, or compiles one."""
+        """Whether the engine is alive and, if it has work, has lately completed a step or is compiling one."""
         return self._closed is None and self._engine.is_making_progress(self._stall_seconds)
-
-    @property
-    def num_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self._engine.num_cache_tokens
 
     @property
     def is_accepting(self) -> bool:
@@ -175,13 +179,13 @@ class AsyncLLMEngine:
         return self._closed is None
 
     def stats(self) -> EngineStats:
-        """The engine after its last step."""
+        """The engine after a recent step."""
         return self._engine.stats
 
     async def drain(self, deadline_seconds: float) -> None:
-        """Takes no more requests, and returns when those there are have ended, at the latest after the deadline.
+        """Takes no more requests, and returns when the running ones have ended, or at the deadline.
 
-        What is unfinished then fails with UnavailableError.
+        Requests that are unfinished at the deadline fail with UnavailableError.
         """
         self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
         try:
@@ -191,31 +195,35 @@ class AsyncLLMEngine:
             self._fail_streams(UnavailableError("the server shut down before the answer was complete"))
 
     async def shutdown(self) -> None:
-        """Ends every request, and the engine's process or thread; a built engine is left as it was, open."""
+        """Ends every request, and the engine's process or thread; see `EngineClient.stop`."""
         self._closed = self._closed or UnavailableError("the server is shutting down: send the request to another one")
         self._fail_streams(self._closed)
         if not await asyncio.to_thread(self._engine.stop, JOIN_SECONDS):
-            _logger.error("the engine's step has not ended after %g s and is given up", JOIN_SECONDS)
+            _logger.error("the engine's step did not end within %g s and was abandoned", JOIN_SECONDS)
 
-    def _expire(self, request_id: str, timeout_seconds: float) -> None:
-        stream = self._streams.get(request_id)
+    def _expire(self, engine_id: str, timeout_seconds: float) -> None:
+        stream = self._streams.get(engine_id)
         if stream is not None and not stream.ended:
             stream.fail(DeadlineExceededError(f"the request was aborted: it took longer than {timeout_seconds:g} s"))
-            self.abort(request_id)
+            self._engine.abort(engine_id)
 
     def _fail_streams(self, error: Exception) -> None:
-        for request_id, stream in self._streams.items():
+        for engine_id, stream in self._streams.items():
             if not stream.ended:
                 stream.fail(error)
-                self.abort(request_id)
+                self._engine.abort(engine_id)
 
-    def _deliver(self, outbox: Outbox) -> None:
-        for stream, result in outbox:
-            if isinstance(result, Exception):
-                stream.fail(result)
-            else:
-                stream.put(result)
-        self._waker.wake(stream for stream, _ in outbox)
+    def _deliver(self, new: EngineOutputs) -> None:
+        # A request whose reader has left has no stream any more.
+        for engine_id, error in new.errors:
+            if (stream := self._streams.get(engine_id)) is not None:
+                stream.fail(error)
+        streams = []
+        for output in new.outputs:
+            if (stream := self._streams.get(output.request_id)) is not None:
+                stream.put(output)
+                streams.append(stream)
+        self._waker.wake(streams)
 
     def _close(self, error: BaseException) -> None:
         reason = str(error).partition("\n")[0] or type(error).__name__

@@ -1,7 +1,7 @@
-"""An engine in a process of its own, so that formatting and sending answers takes nothing from its steps.
+"""An engine in a process of its own, so that formatting and sending answers takes no time from its steps.
 
-Python runs one thread of a process at a time: beside an event loop with hundreds of streams, an engine's thread waits
-for its turn longer than a step takes. A fault that kills the engine's process leaves the server alive to say so.
+Python runs one thread of a process at a time: beside an event loop with hundreds of streams, an engine's thread would
+wait for its turn longer than a step takes. A crash of the engine's process leaves the server alive to report it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_thread import Delivery, EngineStats, Outbox, Submission
+from jaxis.engine.frontend.engine_client import EngineClient, EngineInfo, EngineOutputs, EngineStats, Submission
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import EngineError
 from jaxis.tokenizer import Tokenizer
@@ -40,22 +40,21 @@ class LogSettings:
     level: int
 
 
-class EngineProcess:
-    """Starts an engine's process, and passes on what goes in and comes out.
+class EngineProcess(EngineClient):
+    """Starts an engine's process; an `EngineClient` of it.
 
     Attributes:
-      tokenizer, default_sampling_params, max_model_len, max_num_seqs, model_type: The engine's.
-      num_cache_tokens: Tokens that the KV cache holds.
-      grammar_compiler: Checks forms here; the engine's process compiles them once more for itself.
+      info, tokenizer: The engine's.
+      grammar_compiler: Checks grammars here; the engine's process compiles them again for itself.
 
     Args:
-      arguments: Of `EngineArgs`.
+      arguments: Those of `EngineArgs`.
       stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
       log: How to write the log; None writes none.
 
     Raises:
       JaxisError: What building the engine raised.
-      EngineError: The process ended before the engine was there.
+      EngineError: The process ended before the engine was built.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, stall_seconds: float, log: LogSettings | None = None) -> None:
@@ -74,79 +73,61 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
             )
         try:
+            assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(settings).encode() + b"\n")
             self._process.stdin.close()
             self._frames = wire.FrameReader()
-            built = self._wait_until_built()
-            self.tokenizer = Tokenizer.from_folder(Path(built.folder))
+            self.info = self._wait_until_ready()
+            self.tokenizer = Tokenizer.from_folder(Path(self.info.model_folder))
         except BaseException:
             self._process.kill()
             self._process.wait()
             raise
-        self.default_sampling_params = wire.params_from_fields(built.default_sampling_params)
-        self.max_model_len = built.max_model_len
-        self.max_num_seqs = built.max_num_seqs
-        self.num_cache_tokens = built.num_cache_tokens
-        self.model_type = built.model_type
-        self.grammar_compiler = GrammarCompiler(self.tokenizer, built.vocab_size, built.eos_token_ids)
-        self._submissions: dict[str, Submission] = {}  # by their ids over there
-        self._ids: dict[str, str] = {}  # from a request's id to that
+        self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self._unsent = bytearray()
-        self._alive = wire.Alive(True, EngineStats())
-        self._alive_since = time.monotonic()
+        self._heartbeat = wire.Heartbeat(True, EngineStats())
+        self._heartbeat_time = time.monotonic()
         self._has_ended = False
 
-    def _wait_until_built(self) -> wire.Built:
+    def _wait_until_ready(self) -> EngineInfo:
         while data := self._connection.recv(RECEIVE_BYTES):
             for frame in self._frames.feed(data):
                 report = wire.decode_report(frame)
-                if isinstance(report, wire.Failed):
+                if isinstance(report, wire.EngineFailed):
                     raise report.error()
-                if isinstance(report, wire.Built):
-                    return report
+                if isinstance(report, wire.EngineReady):
+                    return report.info
         raise EngineError(f"the engine's process ended while it was built: {self._end()}")
 
     def connect(
         self,
         loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[Outbox], None],
+        deliver: Callable[[EngineOutputs], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Begins to pass on what the engine brings; everything below is for the loop's thread.
-
-        Args:
-          loop: Running.
-          deliver: Called in the loop with what a step brought.
-          fail: Called in the loop with the error that ended the engine.
-        """
+        """See `EngineClient.connect`."""
         self._loop = loop
         self._deliver = deliver
         self._fail = fail
         self._connection.setblocking(False)
-        self._alive_since = time.monotonic()
+        self._heartbeat_time = time.monotonic()
         loop.add_reader(self._connection.fileno(), self._receive)
 
     @property
     def stats(self) -> EngineStats:
-        """The engine as it was lately."""
-        return self._alive.stats
+        """The engine at the last heartbeat."""
+        return self._heartbeat.stats
 
     def add(self, submission: Submission) -> None:
-        """Queues a request; its stream gets an error if it cannot be honoured."""
-        request_id = submission.request_id
-        while request_id in self._submissions:  # one that was aborted, and has not said its last word
-            request_id += "+"
-        self._submissions[request_id] = submission
-        self._ids[submission.request_id] = request_id
-        self._send(wire.add_command(submission, request_id))
+        """See `EngineClient.add`."""
+        self._send(wire.AddRequest.of(submission))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; its stream gets its last output, with finish_reason "abort"."""
-        if request_id in self._ids:
-            self._send(wire.Abort(self._ids.pop(request_id)))
+        """See `EngineClient.abort`."""
+        self._send(wire.AbortRequest(request_id))
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Ends the process; returns whether it has ended by itself in time. May be called in another thread."""
+        """Ends the process; returns whether it ended by itself in time. May be called from another thread."""
         self._has_ended = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
@@ -159,10 +140,10 @@ class EngineProcess:
         return True
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the process lives, was heard of lately, and says so; see `EngineThread.is_making_progress`."""
-        if self._has_ended or time.monotonic() - self._alive_since > stall_seconds:
+        """Whether the process is alive, has lately sent a heartbeat, and reports progress; see `EngineThread`."""
+        if self._has_ended or time.monotonic() - self._heartbeat_time > stall_seconds:
             return False
-        return self._alive.is_making_progress
+        return self._heartbeat.is_making_progress
 
     def _send(self, command: wire.Command) -> None:
         if self._has_ended:
@@ -178,7 +159,7 @@ class EngineProcess:
         except BlockingIOError:
             num_sent = 0
         except OSError:
-            return  # the process has ended, and the reader tells of it
+            return  # the process has ended, which the reader reports
         del self._unsent[:num_sent]
         if self._unsent:
             self._loop.add_writer(self._connection.fileno(), self._send_rest)
@@ -201,26 +182,14 @@ class EngineProcess:
             self._take(wire.decode_report(frame))
 
     def _take(self, report: wire.Report) -> None:
-        if isinstance(report, wire.Step):
-            self._deliver([delivery for result in report.results if (delivery := self._delivery(result)) is not None])
-        elif isinstance(report, wire.Alive):
-            self._alive = report
-            self._alive_since = time.monotonic()
-        elif isinstance(report, wire.Failed):
+        if isinstance(report, wire.StepOutputs):
+            self._deliver(report.engine_outputs())
+        elif isinstance(report, wire.Heartbeat):
+            self._heartbeat = report
+            self._heartbeat_time = time.monotonic()
+        elif isinstance(report, wire.EngineFailed):
             self._has_ended = True
             self._fail(report.error())
-
-    def _delivery(self, result: wire.Delta | wire.Refused) -> Delivery | None:
-        new = self._submissions.get(result.request_id)
-        if new is None:
-            return None
-        if isinstance(result, wire.Refused) or result.finished:
-            del self._submissions[result.request_id]
-            if self._ids.get(new.request_id) == result.request_id:
-                del self._ids[new.request_id]
-        if isinstance(result, wire.Refused):
-            return new.stream, wire.Failed(result.kind, result.message).error()
-        return new.stream, wire.from_delta(result, new)
 
     def _end(self) -> str:
         """How the process ended."""

@@ -1,7 +1,7 @@
-"""The engine's process: builds an engine, steps it in a thread, and does what the server's process asks for.
+"""The engine's process: builds an engine, steps it in a thread, and carries out the server's commands.
 
 `EngineProcess` starts it as `python -m jaxis.engine.frontend.engine_worker SOCKET`. It ends when the other end of the
-socket does.
+socket is closed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_thread import EngineThread, Outbox, Submission
+from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
+from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.errors import EngineError, JaxisError
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.engine.setup import BuiltEngine
+    from jaxis.structured_outputs import StructuredOutputs
 
 RECEIVE_BYTES = 1 << 20
-ALIVE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
 
@@ -48,17 +50,17 @@ class EngineWorker:
         self._stall_seconds = stall_seconds
         self._send_lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = EngineThread(built.engine, self._on_outbox, self._on_failure)
+        self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
         self._compilers = ThreadPoolExecutor(2, "jaxis-compile")
-        # Requests whose form is compiled, and those of them that are to be dropped then.
+        # Requests whose grammar is being compiled, and those of them that were aborted meanwhile.
         self._compiling: set[str] = set()
-        self._dropped: set[str] = set()
+        self._aborted: set[str] = set()
         self._lock = threading.Lock()
 
     def run(self) -> None:
         """Serves until the other end is closed."""
         self._thread.start()
-        threading.Thread(target=self._tell_alive, name="jaxis-alive", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
         frames = wire.FrameReader()
         while data := self._connection.recv(RECEIVE_BYTES):
             for frame in frames.feed(data):
@@ -68,62 +70,50 @@ class EngineWorker:
         self._thread.stop(STOP_SECONDS)
 
     def _carry_out(self, command: wire.Command) -> None:
-        if isinstance(command, wire.Abort):
+        if isinstance(command, wire.AbortRequest):
             with self._lock:
                 if command.request_id in self._compiling:
-                    self._dropped.add(command.request_id)
+                    self._aborted.add(command.request_id)
                 else:
                     self._thread.abort(command.request_id)
-        elif "structured_outputs" in command.params:
-            self._compiling.add(command.request_id)
-            self._compilers.submit(self._compile_and_add, command)  # may take seconds
+        elif command.params.structured_outputs is not None:
+            with self._lock:
+                self._compiling.add(command.request_id)
+            # It may take seconds.
+            self._compilers.submit(self._compile_and_add, command, command.params.structured_outputs)
         else:
-            self._add(command, None)
+            self._thread.add(command.submission(None))
 
-    def _compile_and_add(self, command: wire.Add) -> None:
-        request_id, error, grammar = command.request_id, None, None
+    def _compile_and_add(self, command: wire.AddRequest, spec: StructuredOutputs) -> None:
+        request_id = command.request_id
+        grammar: Grammar | None = None
+        error: Exception | None = None
         try:
-            form = wire.params_from_fields(command.params).structured_outputs
-            grammar = wire.delayed(self._engine.grammar_compiler.compile(form), command.delay)
+            compiled = self._engine.grammar_compiler.compile(spec)
+            grammar = compiled if command.delay is None else command.delay.apply(compiled)
         except Exception as fault:
             error = fault
         with self._lock:
             self._compiling.remove(request_id)
-            if request_id in self._dropped:
-                self._dropped.remove(request_id)
+            if request_id in self._aborted:
+                self._aborted.remove(request_id)
                 error = EngineError("the request was aborted")
             if error is None:
-                self._add(command, grammar)
+                self._thread.add(command.submission(grammar))
         if error is not None:
-            self._send(wire.Step([wire.Refused(request_id, type(error).__name__, str(error))]))
+            self._send_outputs(EngineOutputs(errors=[(request_id, error)]))
 
-    def _add(self, command: wire.Add, grammar: Grammar | None) -> None:
-        params = wire.params_from_fields(command.params)
-        request_id = command.request_id
-        self._thread.add(
-            Submission(request_id, request_id, command.prompt, params, command.priority, command.final_only, grammar)
-        )
+    def _send_outputs(self, new: EngineOutputs) -> None:
+        self._send(wire.StepOutputs.of(new))
 
-    def _on_outbox(self, outbox: Outbox) -> None:
-        self._send(
-            wire.Step(
-                [
-                    wire.Refused(request_id, type(result).__name__, str(result))
-                    if isinstance(result, Exception)
-                    else wire.to_delta(result)
-                    for request_id, result in outbox
-                ]
-            )
-        )
+    def _send_failure(self, error: BaseException) -> None:
+        self._send(wire.EngineFailed.of(error))
 
-    def _on_failure(self, error: BaseException) -> None:
-        self._send(wire.Failed.of(error))
-
-    def _tell_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         process = psutil.Process()
-        while not self._ended.wait(ALIVE_SECONDS):
+        while not self._ended.wait(HEARTBEAT_SECONDS):
             stats = dataclasses.replace(self._thread.stats, process_memory_bytes=process.memory_info().rss)
-            self._send(wire.Alive(self._thread.is_making_progress(self._stall_seconds), stats))
+            self._send(wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats))
 
     def _send(self, report: wire.Report) -> None:
         try:
@@ -134,14 +124,14 @@ class EngineWorker:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Ends this process when the other end is closed before anything came from it: nobody waits for the engine."""
+    """Ends this process if the other end is closed before it sent anything: nobody waits for the engine."""
     if not connection.recv(1, socket.MSG_PEEK):
         os._exit(1)
 
 
 def main() -> None:
     """Builds the engine that the first line on stdin describes, and serves it."""
-    # The server's process decides when to end; a signal to both would cut off what it lets end.
+    # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -158,9 +148,9 @@ def main() -> None:
     try:
         built = build_engine(EngineArgs(**settings["engine"]), progress)
     except JaxisError as error:
-        connection.sendall(wire.to_frame(wire.Failed.of(error)))
+        connection.sendall(wire.to_frame(wire.EngineFailed.of(error)))
         return
-    connection.sendall(wire.to_frame(wire.built_report(built)))
+    connection.sendall(wire.to_frame(wire.EngineReady(EngineInfo.of(built))))
     with progress.silent():
         EngineWorker(built, connection, settings["stall_seconds"]).run()
 

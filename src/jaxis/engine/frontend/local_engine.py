@@ -1,12 +1,13 @@
-"""An engine in this process, in a thread of its own, as `AsyncLLMEngine` wants it."""
+"""An engine in this process, in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from jaxis.engine.frontend.engine_thread import EngineStats, EngineThread, Outbox, Submission
+from jaxis.engine.frontend.engine_client import EngineClient, EngineInfo, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     import asyncio
@@ -14,40 +15,35 @@ if TYPE_CHECKING:
     from jaxis.engine.setup import BuiltEngine
 
 _logger = logging.getLogger(__name__)
+Argument = TypeVar("Argument")
 
 
-class LocalEngine:
-    """Has what `EngineProcess` has, under the same names.
+class LocalEngine(EngineClient):
+    """An `EngineClient` of an engine in this process.
+
+    Attributes:
+      info, tokenizer, grammar_compiler: The engine's.
 
     Args:
       built: The engine; nobody else may use it from `connect` to `stop`.
     """
 
     def __init__(self, built: BuiltEngine) -> None:
-        self.default_sampling_params = built.default_sampling_params
+        self.info = EngineInfo.of(built)
         self.tokenizer = built.engine.tokenizer
         self.grammar_compiler = built.engine.grammar_compiler
-        self.max_model_len = built.engine.max_model_len
-        self.max_num_seqs = built.engine.vllm_config.scheduler_config.max_num_seqs
-        self.model_type = built.engine.vllm_config.model_config.hf_config.get("model_type")
         self._engine = built.engine
-
-    @property
-    def num_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        blocks = self._engine.scheduler.block_manager
-        return blocks.num_blocks * blocks.block_size
 
     def connect(
         self,
         loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[Outbox], None],
+        deliver: Callable[[EngineOutputs], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Starts the thread; see `EngineProcess.connect`."""
+        """Starts the thread; see `EngineClient.connect`."""
 
-        def in_loop(function: Callable[..., None]) -> Callable[..., None]:
-            def call(argument: object) -> None:
+        def in_loop(function: Callable[[Argument], None]) -> Callable[[Argument], None]:
+            def call(argument: Argument) -> None:
                 try:
                     loop.call_soon_threadsafe(function, argument)
                 except RuntimeError:  # the loop is closed: nobody waits any more
@@ -64,15 +60,15 @@ class LocalEngine:
         return self._thread.stats
 
     def add(self, submission: Submission) -> None:
-        """Queues a request; its stream gets an error if it cannot be honoured."""
+        """See `EngineClient.add`."""
         self._thread.add(submission)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request if it is unfinished; its stream gets its last output, with finish_reason "abort"."""
+        """See `EngineClient.abort`."""
         self._thread.abort(request_id)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Ends every request and the thread; returns whether it has ended in time. The engine is left as it was."""
+        """Ends every request and the thread; returns whether it ended in time. The engine itself stays open."""
         return self._thread.stop(timeout_seconds)
 
     def is_making_progress(self, stall_seconds: float) -> bool:

@@ -1,76 +1,21 @@
-"""A request's way from the engine's thread to the coroutine that waits for it."""
+"""What a request's coroutine has not read yet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
-from jaxis.engine.output_processor import RequestState
 from jaxis.outputs import CompletionOutput, RequestOutput
 
 
-class DeltaTracker:
-    """What of a request was already handed out. Belongs to the engine's thread.
-
-    Attributes:
-      state: The request in the engine.
-      stream: Where its outputs go; handed on, never looked into.
-      final_only: Hand everything out at the end.
-      first_token_time: When the first token was there, as `time.monotonic` seconds.
-    """
-
-    def __init__(self, state: RequestState, stream: OutputStream | str, *, final_only: bool = False) -> None:
-        self.state = state
-        self.stream = stream
-        self.final_only = final_only
-        self.first_token_time: float | None = None
-        self._num_sent = [0] * len(state.sequences)
-        self._ended = [False] * len(state.sequences)
-        self._sent_prompt_logprobs = False
-
-    def take(self) -> RequestOutput:
-        """Whatever is new since the last call: `outputs` holds the completions with something new, each only that."""
-        state = self.state
-        outputs = []
-        for index, sequence in enumerate(state.sequences):
-            if self._ended[index]:
-                continue
-            new = sequence.tokens_since(self._num_sent[index])
-            if not new.token_ids and not new.finished:
-                continue
-            new.text = sequence.delta()
-            self._num_sent[index] += len(new.token_ids)
-            self._ended[index] = new.finished
-            outputs.append(new)
-        request = state.sequences[0].request
-        return RequestOutput(
-            request_id=state.request_id,
-            prompt=state.prompt,
-            prompt_token_ids=state.prompt_token_ids,
-            prompt_logprobs=self._take_prompt_logprobs(),
-            outputs=outputs,
-            finished=state.finished,
-            num_cached_tokens=request.num_cached_tokens,
-            first_scheduled_time=request.first_scheduled_time,
-            first_token_time=self.first_token_time,
-        )
-
-    def _take_prompt_logprobs(self) -> list | None:
-        state = self.state
-        if state.params.prompt_logprobs is None or self._sent_prompt_logprobs:
-            return None
-        self._sent_prompt_logprobs = True
-        return [state.prompt_logprobs.get(i) for i in range(len(state.prompt_token_ids))]
-
-
 class OutputStream:
-    """Holds what a coroutine has not taken yet. Belongs to the event loop.
+    """Holds the outputs that a coroutine has not read yet. Belongs to the event loop.
 
-    What arrives while the coroutine is busy becomes one output, so a slow reader costs no more than its answer.
+    Outputs that arrive while the coroutine is busy are merged into one, so a slow reader holds no more than its answer.
 
     Attributes:
-      ended: No more will come: the request has finished, or failed.
-      begun: The coroutine has had something.
+      ended: The request has finished or failed: no more will come.
+      begun: The coroutine has read something.
     """
 
     def __init__(self) -> None:
@@ -81,18 +26,18 @@ class OutputStream:
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Takes in what a step brought, for `wake` to tell of; nothing if the stream has ended."""
+        """Adds what a step brought, unless the stream has ended; the coroutine sees it after `wake`."""
         if not self.ended:
             self._pending.append(output)
             self.ended = output.finished
 
     def wake(self) -> None:
-        """Lets the coroutine have what was put."""
+        """Lets the coroutine read what was put."""
         if self._pending:
             self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, raised once what came before it was taken."""
+        """Ends the stream with an error, which is raised after what came before it was read."""
         if not self.ended:
             self.ended = True
             self._error = error
@@ -137,5 +82,6 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.token_ids += new.token_ids
     if completion.logprobs is not None:
         completion.logprobs += new.logprobs or []
+    completion.cumulative_logprob = new.cumulative_logprob
     completion.finish_reason = new.finish_reason
     completion.stop_reason = new.stop_reason

@@ -1,4 +1,4 @@
-"""When the readers of streams get to run, so that they leave the processors to the engine."""
+"""Decides when the readers of streams run, so that they leave processor time to the engine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from jaxis.engine.frontend.output_stream import OutputStream
 
-REST = 3.0  # seconds of rest for each second of work
+REST_FACTOR = 3.0  # seconds of rest for each second of work
 
 
 class StreamWaker:
     """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
 
-    The readers format and send every token: with many streams and a fast model they would take as much processor time
-    as the model, and Python's lock from an engine in this process. After each round they rest for three times as long
-    as it took; what comes meanwhile is sent together. A few streams, or steps longer than the rest, are not held up at
-    all. A stream's first output and its last never wait.
+    The readers format and send every token: with many streams and a fast model they would use as much processor time
+    as the model, and hold Python's lock that an engine in this process needs. After each round they rest for three
+    times as long as it took, and outputs that arrive meanwhile are sent together. With few streams, or steps longer
+    than the rest, nothing is delayed. A stream's first and last outputs never wait.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -26,7 +26,7 @@ class StreamWaker:
         self._is_resting = False
 
     def wake(self, streams: Iterable[OutputStream]) -> None:
-        """Wakes the readers of streams into which something was put, now or after the rest."""
+        """Wakes the readers of streams with new outputs, now or after the rest."""
         for stream in streams:
             if stream.ended or not stream.begun:
                 stream.wake()
@@ -45,4 +45,4 @@ class StreamWaker:
             self._loop.call_soon(self._rest, start)  # comes after the readers
 
     def _rest(self, start: float) -> None:
-        self._loop.call_later(REST * (time.monotonic() - start), self._wake_ready)
+        self._loop.call_later(REST_FACTOR * (time.monotonic() - start), self._wake_ready)

@@ -1,132 +1,151 @@
-"""What the server's process and the engine's tell each other: MessagePack frames with fixed types, no pickle."""
+"""What the server's process and the engine's process tell each other: MessagePack frames of fixed types, no pickle."""
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import jaxis.errors
-from jaxis.engine.frontend.engine_thread import EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs, EngineStats, Submission
+from jaxis.engine.grammar.compiler import CompiledGrammar
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar, ReasoningTokens
-from jaxis.errors import EngineError, JaxisError
-from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.errors import (
+    CheckpointError,
+    ConfigError,
+    DeadlineExceededError,
+    EngineError,
+    JaxisError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
-from jaxis.structured_outputs import StructuredOutputs
-
-if TYPE_CHECKING:
-    from jaxis.engine.setup import BuiltEngine
 
 _LENGTH = struct.Struct("<Q")
-_DEFAULT_PARAMS = SamplingParams()
+_ERRORS: dict[str, type[JaxisError]] = {
+    error.__name__: error
+    for error in (
+        CheckpointError,
+        ConfigError,
+        DeadlineExceededError,
+        EngineError,
+        JaxisError,
+        OverloadedError,
+        RequestError,
+        UnavailableError,
+    )
+}
 
 
-class Delay(msgspec.Struct, array_like=True):
-    """What comes before the form of an answer, or instead of it; see `DelayedGrammar`."""
+class GrammarDelay(msgspec.Struct, array_like=True):
+    """What may come before a grammar, or instead of it; see `DelayedGrammar`."""
 
-    reasoning: ReasoningTokens | None
+    reasoning: ReasoningTokens
     alternatives: list[int]
 
+    def apply(self, grammar: CompiledGrammar) -> DelayedGrammar:
+        """The grammar with this before it."""
+        return DelayedGrammar(grammar, self.reasoning, self.alternatives)
 
-class Add(msgspec.Struct, array_like=True, tag="add"):
-    """Queue a request; see `Submission`. `params` holds what differs from the defaults."""
+
+class AddRequest(msgspec.Struct, tag="add"):
+    """Queue a request; see `Submission`. The engine's process compiles the grammar for itself."""
 
     request_id: str
     prompt: TokenizedPrompt
-    params: dict[str, Any]
+    params: SamplingParams
     priority: int
     final_only: bool
-    delay: Delay | None
+    delay: GrammarDelay | None
+
+    @classmethod
+    def of(cls, new: Submission) -> AddRequest:
+        """The command that submits a request."""
+        delay = None
+        if isinstance(new.grammar, DelayedGrammar):
+            delay = GrammarDelay(new.grammar.reasoning, list(new.grammar.alternatives))
+        return cls(new.request_id, new.prompt, new.params, new.priority, new.final_only, delay)
+
+    def submission(self, grammar: Grammar | None) -> Submission:
+        """The request again, with its grammar as compiled here."""
+        return Submission(self.request_id, self.prompt, self.params, self.priority, self.final_only, grammar)
 
 
-class Abort(msgspec.Struct, array_like=True, tag="abort"):
+class AbortRequest(msgspec.Struct, tag="abort"):
     """End a request."""
 
     request_id: str
 
 
-Command = Add | Abort
+Command = AddRequest | AbortRequest
 
 
-class Built(msgspec.Struct, tag="built"):
-    """The engine is there; see `EngineInfo`."""
+class EngineReady(msgspec.Struct, tag="ready"):
+    """The engine is built."""
 
-    folder: str
-    default_sampling_params: dict[str, Any]
-    max_model_len: int
-    max_num_seqs: int
-    num_cache_tokens: int
-    vocab_size: int
-    eos_token_ids: list[int]
-    model_type: str | None
+    info: EngineInfo
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class EngineFailed(msgspec.Struct, tag="failed"):
     """An error of the engine as a whole."""
 
     kind: str
     message: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Failed:
-        """Tells of an error."""
+    def of(cls, error: BaseException) -> EngineFailed:
+        """Reports an error."""
         return cls(type(error).__name__, str(error) or type(error).__name__)
 
     def error(self) -> JaxisError:
-        """The error again; one that is none of jaxis's own becomes an EngineError."""
-        kind = getattr(jaxis.errors, self.kind, None)
-        return kind(self.message) if kind is not None else EngineError(f"{self.kind}: {self.message}")
+        """The error again."""
+        return _error(self.kind, self.message)
 
 
-class Completion(msgspec.Struct, array_like=True):
-    """A CompletionOutput."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-
-
-class Delta(msgspec.Struct, array_like=True, tag="delta"):
-    """A RequestOutput without the prompt, which the other side knows."""
-
-    request_id: str
-    outputs: list[Completion]
-    finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
-    num_cached_tokens: int
-    first_scheduled_time: float | None
-    first_token_time: float | None
-
-
-class Refused(msgspec.Struct, array_like=True, tag="refused"):
-    """A request ended in an error."""
+class RequestFailed(msgspec.Struct):
+    """A request that ended in an error."""
 
     request_id: str
     kind: str
     message: str
 
+    @classmethod
+    def of(cls, request_id: str, error: Exception) -> RequestFailed:
+        """Reports an error."""
+        return cls(request_id, type(error).__name__, str(error))
 
-class Step(msgspec.Struct, tag="step"):
-    """What a step brought."""
+    def error(self) -> JaxisError:
+        """The error again."""
+        return _error(self.kind, self.message)
 
-    results: list[Delta | Refused]
+
+class StepOutputs(msgspec.Struct, tag="step"):
+    """What a step brought; see `EngineOutputs`."""
+
+    outputs: list[RequestOutput]
+    failures: list[RequestFailed]
+
+    @classmethod
+    def of(cls, new: EngineOutputs) -> StepOutputs:
+        """The report of what a step brought."""
+        return cls(new.outputs, [RequestFailed.of(request_id, error) for request_id, error in new.errors])
+
+    def engine_outputs(self) -> EngineOutputs:
+        """What the step brought."""
+        return EngineOutputs(self.outputs, [(failed.request_id, failed.error()) for failed in self.failures])
 
 
-class Alive(msgspec.Struct, tag="alive"):
-    """Sent once in a while."""
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """Sent several times a second; see `EngineThread`."""
 
     is_making_progress: bool
     stats: EngineStats
 
 
-Report = Built | Failed | Step | Alive
+Report = EngineReady | EngineFailed | StepOutputs | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
@@ -150,7 +169,7 @@ def decode_report(data: bytes | memoryview) -> Report:
 
 
 class FrameReader:
-    """Cuts what a socket brings into frames."""
+    """Splits what a socket receives into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -169,92 +188,7 @@ class FrameReader:
         del self._buffer[:start]
 
 
-def params_to_fields(params: SamplingParams) -> dict[str, Any]:
-    """What differs from the defaults, as plain data."""
-    fields = {
-        field.name: getattr(params, field.name)
-        for field in dataclasses.fields(params)
-        if getattr(params, field.name) != getattr(_DEFAULT_PARAMS, field.name)
-    }
-    if params.structured_outputs is not None:
-        kind = params.structured_outputs.kind
-        fields["structured_outputs"] = {kind: getattr(params.structured_outputs, kind)}
-    return fields
-
-
-def params_from_fields(fields: dict[str, Any]) -> SamplingParams:
-    """The parameters again."""
-    if (form := fields.get("structured_outputs")) is not None:
-        fields = fields | {"structured_outputs": StructuredOutputs(**form)}
-    return SamplingParams(**fields)
-
-
-def add_command(new: Submission, request_id: str) -> Add:
-    """The command that submits a request, under an id that is unique over there."""
-    delay = None
-    if isinstance(new.grammar, DelayedGrammar):
-        delay = Delay(new.grammar.reasoning, list(new.grammar.alternatives))
-    prompt = TokenizedPrompt(new.prompt.text, list(new.prompt.token_ids), new.prompt.cache_salt)
-    return Add(request_id, prompt, params_to_fields(new.params), new.priority, new.final_only, delay)
-
-
-def delayed(grammar: Grammar, delay: Delay | None) -> Grammar:
-    """The compiled form, with what comes before it."""
-    return grammar if delay is None else DelayedGrammar(grammar, delay.reasoning, delay.alternatives)
-
-
-def to_delta(output: RequestOutput) -> Delta:
-    """An output as a message."""
-    return Delta(
-        output.request_id,
-        [
-            Completion(new.index, new.text, new.token_ids, new.logprobs, new.finish_reason, new.stop_reason)
-            for new in output.outputs
-        ],
-        output.finished,
-        output.prompt_logprobs,
-        output.num_cached_tokens,
-        output.first_scheduled_time,
-        output.first_token_time,
-    )
-
-
-def from_delta(delta: Delta, request: Submission) -> RequestOutput:
-    """The output again."""
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt.text,
-        prompt_token_ids=request.prompt.token_ids,
-        prompt_logprobs=delta.prompt_logprobs,
-        outputs=[
-            CompletionOutput(
-                index=new.index,
-                text=new.text,
-                token_ids=new.token_ids,
-                logprobs=new.logprobs,
-                finish_reason=new.finish_reason,
-                stop_reason=new.stop_reason,
-            )
-            for new in delta.outputs
-        ],
-        finished=delta.finished,
-        num_cached_tokens=delta.num_cached_tokens,
-        first_scheduled_time=delta.first_scheduled_time,
-        first_token_time=delta.first_token_time,
-    )
-
-
-def built_report(built: BuiltEngine) -> Built:
-    """What the server needs to know of an engine."""
-    engine = built.engine
-    config, blocks = engine.vllm_config, engine.scheduler.block_manager
-    return Built(
-        folder=str(config.model_config.model),
-        default_sampling_params=params_to_fields(built.default_sampling_params),
-        max_model_len=engine.max_model_len,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        num_cache_tokens=blocks.num_blocks * blocks.block_size,
-        vocab_size=engine.runner.vocab_size,
-        eos_token_ids=sorted(engine.eos_token_ids),
-        model_type=config.model_config.hf_config.get("model_type"),
-    )
+def _error(kind: str, message: str) -> JaxisError:
+    """An error by its type's name; a type that is not jaxis's own becomes an EngineError."""
+    error = _ERRORS.get(kind)
+    return EngineError(f"{kind}: {message}") if error is None else error(message)

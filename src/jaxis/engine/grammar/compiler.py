@@ -1,7 +1,7 @@
-"""Structured output: a form compiled for a model's tokens, and followed through a completion.
+"""Structured output: grammars compiled for a model's tokens, and followed through a completion.
 
-The work on grammars is llguidance's (https://github.com/guidance-ai/llguidance). Here are the model's vocabulary in its
-terms, limits on what one request may ask for, and the masks that the sampler applies.
+llguidance (https://github.com/guidance-ai/llguidance) does the work. This module gives it the model's vocabulary,
+limits what one request may ask for, and makes the masks that the sampler applies.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import llguidance
 import numpy as np
 
-from jaxis.engine.execution.request_sampling import pack_token_ids
 from jaxis.engine.grammar.grammar_source import grammar_source
+from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.structured_outputs import StructuredOutputs
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 COMPILE_SECONDS = 5.0
 MAX_CACHED_GRAMMARS = 64
-# A compilation that takes too long cannot be interrupted, and goes on in its slot.
+# A compilation that takes too long cannot be interrupted: it continues in its slot.
 _NUM_COMPILE_SLOTS = 2
 _MAX_ERROR_CHARACTERS = 300
-# What names places in text that the user did not write.
+# Strips llguidance's source positions, which refer to Lark text that the user did not write.
 _PREFIX = re.compile(r"error: |at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")
-# Half of llguidance's own and less: the time of a step, and the memory of a lexer, that a request can take.
+# Half of llguidance's own limits or less: they bound a request's time in a step, and the memory of its lexer.
 _LIMITS = {
     "step_lexer_fuel": 100_000,
     "step_max_items": 25_000,
@@ -42,11 +42,11 @@ _LIMITS = {
 
 
 class GrammarCompiler:
-    """Compiles forms for one model's tokens, each once. May be used from several threads.
+    """Compiles grammars for one model's tokens, each once. May be used from several threads.
 
     Args:
       tokenizer: The checkpoint's; None compiles nothing.
-      vocab_size: V, the model's; what lies beyond the tokenizer's own is never permitted.
+      vocab_size: V, the model's; ids beyond the tokenizer's own are never allowed.
       eos_token_ids: Tokens that end a completion.
     """
 
@@ -61,12 +61,13 @@ class GrammarCompiler:
         self._grammars: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        """The form compiled. It may take seconds, and so is not for a thread that others wait for.
+        """The grammar compiled. This may take seconds: do not call it on a thread that others wait for.
 
         Raises:
-          RequestError: The form is invalid, needs what is not supported, or takes too long to compile.
+          RequestError: The grammar is invalid, uses something unsupported, or takes too long to compile.
         """
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             raise RequestError("structured_outputs needs a tokenizer, and the checkpoint has none: leave it out")
         key = spec.kind, spec.source
         with self._lock:
@@ -74,7 +75,9 @@ class GrammarCompiler:
             if future is None or (future.done() and future.exception() is None and future.result().is_broken):
                 future = self._grammars[key] = Future()
                 # A daemon: a compilation that does not end must not keep the process from ending.
-                threading.Thread(target=self._run, args=(spec, future), name="jaxis-grammar", daemon=True).start()
+                threading.Thread(
+                    target=self._run, args=(spec, tokenizer, future), name="jaxis-grammar", daemon=True
+                ).start()
             self._grammars.move_to_end(key)
             if len(self._grammars) > MAX_CACHED_GRAMMARS:
                 self._grammars.popitem(last=False)
@@ -87,37 +90,39 @@ class GrammarCompiler:
         except RequestError as error:
             raise RequestError(str(error)) from None
 
-    def _run(self, spec: StructuredOutputs, future: Future[CompiledGrammar]) -> None:
+    def _run(self, spec: StructuredOutputs, tokenizer: Tokenizer, future: Future[CompiledGrammar]) -> None:
         try:
             with self._slots:
-                future.set_result(self._compile(spec))
+                future.set_result(self._compile(spec, tokenizer))
         except BaseException as error:
             future.set_exception(error)
 
-    def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
+    def _compile(self, spec: StructuredOutputs, tokenizer: Tokenizer) -> CompiledGrammar:
         source = grammar_source(spec)
         limits = llguidance.LLParserLimits(**_LIMITS)
-        matcher = llguidance.LLMatcher(self._llguidance_tokenizer(), source, log_level=0, limits=limits)
-        grammar = CompiledGrammar(matcher, self._vocab_size, self._eos_token_ids, self._tokenizer.special_token_ids)
-        # Some faults show with the first mask only, and some after it: the lexer is shared.
+        matcher = llguidance.LLMatcher(self._llguidance_tokenizer(tokenizer), source, log_level=0, limits=limits)
+        grammar = CompiledGrammar(matcher, self._vocab_size, self._eos_token_ids, tokenizer.special_token_ids)
+        # Some errors show only with the first mask, and some only after it, since the lexer is shared.
         for first in (grammar.new_matcher(), grammar.new_matcher()):
             if not first.token_mask().any():
                 reason = first.error or "the model has no token for its first character"
                 raise RequestError(f"structured_outputs.{spec.kind} cannot be honoured: {reason}")
         return grammar
 
-    def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
+    def _llguidance_tokenizer(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                self._vocabulary = llguidance.LLTokenizer(_Vocabulary(self._tokenizer, self._vocab_size))
+                # It has the attributes of llguidance's wrapper, whose constructor takes its own kinds of tokenizers.
+                vocabulary = cast(llguidance.TokenizerWrapper, _Vocabulary(tokenizer, self._vocab_size))
+                self._vocabulary = llguidance.LLTokenizer(vocabulary)
             return self._vocabulary
 
 
 class CompiledGrammar:
-    """A form, ready to be followed by any number of completions.
+    """A grammar that any number of completions can follow.
 
     Attributes:
-      is_broken: A completion has met a limit in what all share: compile the form anew for the next one.
+      is_broken: A completion exceeded a limit in the state that all share: compile the grammar again for the next one.
     """
 
     def __init__(
@@ -138,18 +143,18 @@ class CompiledGrammar:
         """Follows one completion from its start.
 
         Args:
-          stop_token_ids: The request's. Special ones end it as end-of-sequence does: where the form may end. Others are
-            permitted where they are part of the text.
+          stop_token_ids: The request's. Special ones end it as end-of-sequence does, where the grammar may end. Others
+            are allowed where they are part of the text.
         """
         ends = self._eos_token_ids | (self._special_token_ids & frozenset(stop_token_ids))
         return GrammarMatcher(self, self._matcher.deep_copy(), self._vocab_size, ends)
 
 
 class GrammarMatcher:
-    """Where one completion stands in its form.
+    """Where one completion stands in its grammar.
 
     Attributes:
-      error: Why the form cannot be followed any further; None while it can.
+      error: Why the grammar cannot be followed any further; None while it can.
     """
 
     def __init__(
@@ -180,7 +185,7 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the completion has ended: a token said so, or nothing can follow."""
+        """Whether the completion has ended, by a token that ends it or because nothing can follow."""
         return self._has_ended or (self.error is None and self._matcher.is_stopped())
 
     def token_mask(self) -> np.ndarray:
@@ -203,7 +208,7 @@ class GrammarMatcher:
         num_words = -(-self._vocab_size // 32)
         if self.error is not None:
             return np.zeros(num_words, np.int32)
-        # The token after the model's last one stands for the end, whatever tokens the request may end with.
+        # The id after the model's last one stands for the end, whichever tokens the request may end with.
         words = np.zeros(self._vocab_size // 32 + 1, np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._take_error()
@@ -221,7 +226,7 @@ class GrammarMatcher:
 
 
 class _Vocabulary:
-    """A model's tokens as llguidance reads them, and one more that stands for the end."""
+    """A model's tokens as llguidance reads them, plus one that stands for the end."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -239,12 +244,12 @@ class _Vocabulary:
 
 
 def _one_line(message: str) -> str:
-    """Where and what is wrong, without the copies of the source around it."""
+    """What is wrong and where, without the quoted source around it."""
     lines = [" ".join(line.split()) for line in message.splitlines()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
     line = _PREFIX.sub("", line)
     if line.startswith("NoExtension"):
-        line = "no text has this form"
+        line = "no text matches it"
     elif "increase limits" in line:
         line = "it is too complex"
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + "..."

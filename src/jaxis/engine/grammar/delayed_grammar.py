@@ -1,4 +1,4 @@
-"""A form that begins after the model's reasoning, and may give way to a tool call."""
+"""A grammar that applies after the model's reasoning, and that a tool call may replace."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxis.engine.execution.request_sampling import pack_token_ids
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarMatcher
+from jaxis.engine.grammar.token_mask import pack_token_ids
 
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """How reasoning stands in a completion.
+    """How reasoning is marked in a completion.
 
     Attributes:
-      opened: The completion begins inside it.
-      opening: If it is not opened: the token that opens it, as the first one; None if there is no reasoning then.
-      closings: Sequences of tokens, each of which ends it.
-      gap: Tokens of white space, one of which may stand between reasoning and form.
+      opened: The completion begins inside the reasoning.
+      opening: If it does not: the first token that opens the reasoning; None if there is no reasoning then.
+      closings: Sequences of tokens, each of which ends the reasoning.
+      gap: White-space tokens, one of which may come between reasoning and grammar.
     """
 
     opened: bool
@@ -32,8 +32,8 @@ class ReasoningTracker:
     """Where one completion's reasoning ends.
 
     Attributes:
-      in_reasoning: The newest token is a part of it.
-      num_tokens: How many tokens it has so far, with those that open and close it.
+      in_reasoning: The newest token is part of it.
+      num_tokens: Its tokens so far, including those that open and close it.
     """
 
     def __init__(self, reasoning: ReasoningTokens) -> None:
@@ -62,12 +62,12 @@ class ReasoningTracker:
 
 
 class DelayedGrammar:
-    """A compiled form that holds for what follows the reasoning, or gives way to something else.
+    """A compiled grammar for what follows the reasoning, unless an alternative begins there.
 
     Args:
-      grammar: The form.
-      reasoning: How to tell what comes before it; None if nothing does.
-      alternatives: Tokens that may come in place of the form's first one; what follows them is free.
+      grammar: The grammar.
+      reasoning: How to recognize what comes before it; None if nothing does.
+      alternatives: Tokens that may come instead of the grammar's first one; what follows them is unconstrained.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ Grammar = CompiledGrammar | DelayedGrammar
 
 
 class DelayedMatcher:
-    """Where one completion stands: in its reasoning, or in its form. Used as `GrammarMatcher` is.
+    """Where one completion stands: in its reasoning, or in its grammar. Has the interface of `GrammarMatcher`.
 
-    A completion cannot end in its reasoning, but at its longest.
+    Within its reasoning, a completion can end only by reaching its greatest length.
     """
 
-    def __init__(self, form: GrammarMatcher, reasoning: ReasoningTokens, alternatives: Collection[int]) -> None:
-        self._form = form
+    def __init__(self, matcher: GrammarMatcher, reasoning: ReasoningTokens, alternatives: Collection[int]) -> None:
+        self._matcher = matcher
         self._tracker = ReasoningTracker(reasoning)
         self._gap_tokens = reasoning.gap
         self._alternatives = alternatives
         self._num_followed = 0
-        self._form_begins: int | None = None  # at this token; None while it has not begun
+        self._grammar_start: int | None = None  # the first token that it applies to; None while unknown
         self._is_alternative = False
-        self._any = form.vocabulary_mask
-        self._reasoning_mask = self._any & ~form.end_mask
+        self._all_tokens = matcher.vocabulary_mask
+        self._reasoning_mask = self._all_tokens & ~matcher.end_mask
         opening = [] if reasoning.opening is None else [reasoning.opening]
         self._opening_mask = self._pack(opening)
         self._gap_mask = self._pack(reasoning.gap)
@@ -108,40 +108,40 @@ class DelayedMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the form cannot be followed any further; None while it can."""
-        return self._form.error
+        """Why the grammar cannot be followed any further; None while it can."""
+        return self._matcher.error
 
     @property
     def is_complete(self) -> bool:
-        """Whether the form is at its end, and nothing can follow."""
-        return self._form_begins is not None and not self._is_alternative and self._form.is_complete
+        """Whether the grammar is at its end, and nothing can follow."""
+        return self._grammar_start is not None and not self._is_alternative and self._matcher.is_complete
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""
         self._num_followed = len(output_token_ids)
-        if self._form_begins is None:
+        if self._grammar_start is None:
             self._tracker.follow(output_token_ids)
             end = self._tracker.num_tokens
             if not self._tracker.in_reasoning and end < self._num_followed:
                 has_gap = end > 0 and output_token_ids[end] in self._gap_tokens
-                self._form_begins = end + has_gap
-        if self._form_begins is not None and self._form_begins < self._num_followed:
-            self._is_alternative = output_token_ids[self._form_begins] in self._alternatives
+                self._grammar_start = end + has_gap
+        if self._grammar_start is not None and self._grammar_start < self._num_followed:
+            self._is_alternative = output_token_ids[self._grammar_start] in self._alternatives
             if not self._is_alternative:
-                self._form.follow(output_token_ids[self._form_begins :])
+                self._matcher.follow(output_token_ids[self._grammar_start :])
 
     def token_mask(self) -> np.ndarray:
         """Which tokens may come next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`."""
         if self._tracker.in_reasoning:
             return self._reasoning_mask
         if self._is_alternative:
-            return self._any
-        mask = self._form.token_mask()
-        if self._form_begins is None:
+            return self._all_tokens
+        mask = self._matcher.token_mask()
+        if self._grammar_start is None:
             mask = mask | (self._gap_mask if self._num_followed else self._opening_mask)
-        if self._form_begins in (None, self._num_followed):
+        if self._grammar_start in (None, self._num_followed):
             mask = mask | self._alternatives_mask
         return mask
 
     def _pack(self, token_ids: Collection[int]) -> np.ndarray:
-        return pack_token_ids(token_ids, 32 * len(self._any))
+        return pack_token_ids(token_ids, 32 * len(self._all_tokens))

@@ -1,4 +1,4 @@
-"""From a form, as a request gives it, to a grammar in llguidance's terms."""
+"""Translates `StructuredOutputs` into the grammars that llguidance compiles."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from jaxis.errors import RequestError
 from jaxis.structured_outputs import StructuredOutputs
 
-# One space, or a new line with its indentation: both spellings of JSON that models know. What is unbounded, a small
-# model may fill with nothing else.
+# One space, or a new line with its indentation: the two styles of JSON that models write. Unbounded white space is
+# something that a small model may fill its whole answer with.
 JSON_WHITESPACE = r" |\n[ \t]{0,40}"
 # Numbers that are a multiple of N take an automaton of N states; several such constraints multiply.
 MAX_MULTIPLE_OF = 100_000
 _MAX_MULTIPLE_OF_EXPONENT = 15
 _MAX_INTEGER = 2**63 - 1
 _JSON_OPTIONS = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": JSON_WHITESPACE}
-# A mask holds every token that can go on, not only the one that the tokenizer would take where the text is certain: its
-# normalizer may spell another text. Stands at the end, where it moves no line that an error may name.
+# A mask allows every token that can continue the text, not only the one that the tokenizer would choose where the text
+# is certain, because its normalizer may spell it differently. At the end, so that line numbers in errors stay right.
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _EMBEDDED_SCHEMA = re.compile(r"%json\s*")
 
 
 def grammar_source(spec: StructuredOutputs) -> str:
-    """The form as a grammar in llguidance's dialect of Lark, which compiling may still find invalid.
+    """The grammar in llguidance's dialect of Lark; compiling may still find it invalid.
 
     Raises:
-      RequestError: It asks for what is not supported.
+      RequestError: It asks for something unsupported.
     """
     if spec.kind == "json_schema":
         schema = json.loads(spec.source, parse_float=Decimal)
@@ -53,7 +53,7 @@ def grammar_source(spec: StructuredOutputs) -> str:
 
 
 def _json_grammar(schema: str) -> str:
-    """The schema's text as it is, but for llguidance's options at its end, from where they move no other key."""
+    """The schema's text, with llguidance's options added at its end, where they do not move other keys."""
     separator = "," if schema != "{}" else ""
     return f'start: %json {schema[:-1]}{separator}"x-guidance":{json.dumps(_JSON_OPTIONS)}}}'
 
@@ -81,24 +81,24 @@ def _lark_grammar(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """A regular expression for just this text."""
+    """A regular expression that matches exactly this text."""
     return "".join(c if c.isalnum() or ord(c) > 0x7F else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _check_schema(schema: Any, name: str) -> None:
-    """Refuses what compiles, but would take hours, or let a text through that is not valid."""
+    """Refuses schemas that would compile but take hours, or accept text that is not valid."""
     multiples = []
     for subschema in _objects(schema):
-        multiple = subschema.get("multipleOf")
-        if _is_number(multiple):
+        if (multiple := _as_number(subschema.get("multipleOf"))) is not None:
             multiples.append(Decimal(multiple))
         _check_bounds(subschema, name)
         required = subschema.get("required", [])
         num_required = len(required) if isinstance(required, list) else 0
-        # The names of properties that the schema does not know may repeat, and a parser keeps one of them.
-        if _is_number(subschema.get("minProperties")) and subschema["minProperties"] > num_required + 1:
+        # Properties that the schema does not name may be repeated, and a parser keeps only one of them.
+        min_properties = _as_number(subschema.get("minProperties"))
+        if min_properties is not None and min_properties > num_required + 1:
             raise RequestError(
-                f"{name}: minProperties={subschema['minProperties']} is not supported beyond the required properties "
+                f"{name}: minProperties={min_properties} is not supported beyond the required properties "
                 "and one more: name them in required"
             )
         # The drafts differ in which $id such a reference is relative to.
@@ -113,17 +113,18 @@ def _check_schema(schema: Any, name: str) -> None:
 
 
 def _check_bounds(subschema: dict[str, Any], name: str) -> None:
-    """Refuses whole numbers that the compiler would round: it has them as float64, and cuts them to 64 bits."""
+    """Refuses whole numbers that the compiler would round: it converts them to float64, and then to 64 bits."""
     for key, beyond in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
-        bound = subschema.get(key)
-        if not _is_number(bound) or bound != int(bound):
+        bound = _as_number(subschema.get(key))
+        if bound is None or bound != int(bound):
             continue
         if beyond * bound >= _MAX_INTEGER or (abs(bound) < _MAX_INTEGER and int(float(bound)) != bound):
             raise RequestError(f"{name}: {key}={Decimal(bound):.6g} is not supported: it needs more than 53 bits")
 
 
 def _is_small_multiple(multiples: list[Decimal]) -> bool:
-    exponents = [multiple.as_tuple().exponent for multiple in multiples]
+    # Parsed from JSON, so they are finite, and their exponents are numbers.
+    exponents = [int(multiple.as_tuple().exponent) for multiple in multiples]
     if max(abs(m.adjusted()) for m in multiples) > _MAX_MULTIPLE_OF_EXPONENT:
         return False
     if min(exponents) < -_MAX_MULTIPLE_OF_EXPONENT:
@@ -143,5 +144,6 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
             stack.extend(value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+def _as_number(value: object) -> int | Decimal | None:
+    """The value if it is a number, else None."""
+    return value if isinstance(value, int | Decimal) and not isinstance(value, bool) else None

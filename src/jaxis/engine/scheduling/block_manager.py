@@ -1,30 +1,30 @@
-"""Which request holds which blocks of the paged KV cache, and which blocks hold a known prefix.
+"""Which sequence holds which blocks of the paged KV cache, and which blocks hold a known prefix.
 
-A block is room for the keys and values of `block_size` tokens in the layers of one group: those that keep the same
-span of a sequence. Each group has a pool of blocks of its own, and each request a block table in each. This file counts
-and never sees the arrays: block ids index whatever the runner allocated.
+A block is room for the keys and values of `block_size` tokens in one group of layers: the layers that attend over the
+same span of a sequence. Each group has its own pool of blocks, and each sequence has a block table in each group. This
+module only counts: block ids index arrays that the runner allocates.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_pool import BlockPool
-from jaxis.engine.scheduling.sequence import BlockTable, Request
+from jaxis.engine.scheduling.sequence import BlockTable, Sequence
 from jaxis.errors import ConfigError
 
 
 class BlockManager:
     """The pools of all groups, with prefix caching.
 
-    Layers with full context keep a request's every block. Those with a window (or chunk) keep the blocks that a token
-    yet to be computed sees; the others go back to their pool as soon as the request needs new ones.
+    Layers with full context keep every block of a sequence. Layers with a window (or chunk) keep only the blocks that
+    tokens still to be computed can see; the rest return to the pool when the sequence next needs new blocks.
 
     A full block is named by SHA-256 over its parent's digest and its exact token ids; the first block's parent is
-    derived from the request's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
+    derived from the sequence's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
     blocks are registered and thus shared, and nobody writes to a full block: sharing needs no copy-on-write.
 
     Attributes:
@@ -32,7 +32,7 @@ class BlockManager:
       pools: Each group's blocks.
       block_size: Tokens in a block (B).
       enable_prefix_caching: Whether blocks are registered and looked up.
-      prefix_cache_queries: Prompt tokens looked up, each request counted once, when first admitted.
+      prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
       prefix_cache_hits: How many of those were found.
     """
 
@@ -65,12 +65,12 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in all pools that no request holds, registered ones included."""
+        """Blocks in all pools that no sequence holds, registered ones included."""
         return sum(pool.num_free_blocks for pool in self.pools)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1, in the pool where it is the largest."""
+        """Share of the blocks that sequences hold, 0 to 1, in the pool where it is the largest."""
         return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self.pools)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -78,14 +78,14 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def shortage(self, num_tokens: int, max_step_tokens: int) -> tuple[int, int] | None:
-        """Whether a request that grows to `num_tokens` tokens, alone, could outgrow a pool.
+        """Whether a sequence that grows to `num_tokens` tokens, alone, could outgrow a pool.
 
         Args:
           num_tokens: Tokens to compute.
           max_step_tokens: Most tokens that a step computes.
 
         Returns:
-          The blocks that the request may need and those that there are, in the first pool that is too small; or None.
+          The blocks that the sequence may need and those that there are, in the first pool that is too small; or None.
         """
         for span, pool in zip(self.spans, self.pools, strict=True):
             num_needed = span.max_held_blocks(1, num_tokens, self.block_size, max_step_tokens)
@@ -93,32 +93,33 @@ class BlockManager:
                 return num_needed, pool.num_blocks
         return None
 
-    def get_cached_prefix(self, request: Request) -> list[BlockTable]:
-        """The longest known prefix of the request's tokens: a block table in each group, all ending at the same token.
+    def get_cached_prefix(self, sequence: Sequence) -> list[BlockTable]:
+        """The longest known prefix of the sequence's tokens: a block table in each group, all ending at the same token.
 
         With full context, every block of the prefix is known; with a window, those that the first token after it sees.
-        At least one token is left to compute, for its logits: a request found whole recomputes its last block, in a
-        block of its own. A request for prompt log-probabilities needs every position's logits and finds nothing.
+        At least one token is left to compute, for its logits: a sequence found whole recomputes its last block, in a
+        block of its own. A sequence for prompt log-probabilities needs every position's logits and finds nothing.
         """
-        if not self._uses_prefix_cache(request):
+        if not self._uses_prefix_cache(sequence):
             return [BlockTable() for _ in self.spans]
-        num_blocks = self._num_cached_blocks(request)
-        digests = request.block_digests
+        num_blocks = self._num_cached_blocks(sequence)
+        digests = sequence.block_digests
         tables = []
         for span, pool in zip(self.spans, self.pools, strict=True):
             first = self._first_block(span, num_blocks * self.block_size)
-            tables.append(BlockTable(array("i", map(pool.find, digests[first:num_blocks])), first))
+            block_ids = array("i", (pool.known_block(digest) for digest in digests[first:num_blocks]))
+            tables.append(BlockTable(block_ids, first))
         return tables
 
-    def admit(self, request: Request, prefix: list[BlockTable], num_tokens: int, max_step_tokens: int) -> bool:
-        """Gives a request that holds no blocks what it needs to be computed, or changes nothing.
+    def admit(self, sequence: Sequence, prefix: list[BlockTable], num_tokens: int, max_step_tokens: int) -> bool:
+        """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
 
-        With full context that is blocks for all its tokens, not for the first step only: a long prompt that is
-        admitted gets through, and is not preempted half-way for want of the rest. With a window it is blocks for the
-        first step, and there must be room for the most that it will hold at once on its way through its tokens.
+        With full context that means blocks for all its tokens, not just the first step's: an admitted long prompt runs
+        to its end instead of being preempted half-way. With a window it means blocks for the first step, provided
+        there is room for the most blocks that the sequence will hold at once.
 
         Args:
-          request: The request.
+          sequence: The sequence.
           prefix: What `get_cached_prefix` just returned; it leads the tables and counts as computed.
           num_tokens: Tokens that will be computed after the first step, counted from position 0.
           max_step_tokens: Most tokens that any step computes.
@@ -127,31 +128,31 @@ class BlockManager:
           Whether there were blocks enough.
         """
         num_cached_blocks = prefix[0].stop
-        num_request_blocks = self.num_blocks_for(request.num_tokens)
+        num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
         for span, pool, table in zip(self.spans, self.pools, prefix, strict=True):
             num_held = min(
-                num_request_blocks - table.first,
-                span.max_held_blocks(1, request.num_tokens, self.block_size, max_step_tokens),
+                num_needed_blocks - table.first,
+                span.max_held_blocks(1, sequence.num_tokens, self.block_size, max_step_tokens),
             )
             num_new = num_held - len(table.block_ids)
             if num_new > pool.num_free_blocks - pool.num_free_among(table.block_ids):
                 return False
         for span, pool, table in zip(self.spans, self.pools, prefix, strict=True):
             pool.hold(table.block_ids)
-            stop = num_request_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
+            stop = num_needed_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
             table.block_ids.extend(pool.take() for _ in range(stop - table.stop))
-        request.block_tables = prefix
-        request.num_registered_blocks = num_cached_blocks
-        request.num_computed_tokens = num_cached_blocks * self.block_size
-        # A preempted request finds its own blocks again; that is no saving to report.
-        if request.num_preemptions == 0 and self._uses_prefix_cache(request):
-            request.num_cached_tokens = request.num_computed_tokens
-            self.prefix_cache_queries += request.num_prompt_tokens
-            self.prefix_cache_hits += request.num_cached_tokens
+        sequence.block_tables = prefix
+        sequence.num_registered_blocks = num_cached_blocks
+        sequence.num_computed_tokens = num_cached_blocks * self.block_size
+        # A preempted sequence finds its own blocks again, which saves nothing worth reporting.
+        if sequence.num_preemptions == 0 and self._uses_prefix_cache(sequence):
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.prefix_cache_queries += sequence.num_prompt_tokens
+            self.prefix_cache_hits += sequence.num_cached_tokens
         return True
 
-    def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Makes the request's tables cover its first `num_tokens` tokens, of which `num_computed_tokens` are computed.
+    def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Makes the sequence's tables cover its first `num_tokens` tokens, of which `num_computed_tokens` are computed.
 
         With a window, blocks that no token from `num_computed_tokens` on sees are given back.
 
@@ -160,75 +161,63 @@ class BlockManager:
         """
         num_blocks = -(-num_tokens // self.block_size)
         # No table is shorter than the last.
-        if request.block_tables and request.block_tables[-1].stop >= num_blocks:
+        if sequence.block_tables and sequence.block_tables[-1].stop >= num_blocks:
             return True  # nearly every decode
-        if not request.block_tables:
-            request.block_tables = [BlockTable() for _ in self.spans]
-        self._give_back_unseen(request)
-        groups = list(zip(self.pools, request.block_tables, strict=True))
+        if not sequence.block_tables:
+            sequence.block_tables = [BlockTable() for _ in self.spans]
+        self._give_back_unseen(sequence)
+        groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
             return False
         for pool, table in groups:
             table.block_ids.extend(pool.take() for _ in range(num_blocks - table.stop))
         return True
 
-    def free(self, request: Request) -> None:
-        """Gives the request's blocks back and marks none of its tokens as computed."""
-        for pool, table in zip(self.pools, request.block_tables, strict=False):  # none while it waits
-            # Last block first: a prefix is of use without its tail, a tail without its prefix is not.
+    def free(self, sequence: Sequence) -> None:
+        """Gives the sequence's blocks back and marks none of its tokens as computed."""
+        for pool, table in zip(self.pools, sequence.block_tables, strict=False):  # no tables while it waits
+            # Last block first: a prefix is useful without its tail, but a tail is useless without its prefix.
             pool.give_back(reversed(table.block_ids))
-        request.block_tables = []
-        request.num_computed_tokens = 0
+        sequence.block_tables = []
+        sequence.num_computed_tokens = 0
 
-    def cache_full_blocks(self, request: Request) -> None:
-        """Registers the request's blocks that are full of computed tokens whose values are known.
+    def cache_full_blocks(self, sequence: Sequence) -> None:
+        """Registers the sequence's blocks that are full of computed tokens whose values are known.
 
-        Where an equal block is registered already (two requests computed the same prefix side by side), the first one
-        stays and this one remains the request's own.
+        Where an equal block is registered already (two sequences computed the same prefix side by side), the first one
+        stays and this one remains the sequence's own.
         """
-        if request.num_computed_tokens // self.block_size <= request.num_registered_blocks:
+        if sequence.num_computed_tokens // self.block_size <= sequence.num_registered_blocks:
             return  # nearly every decode
         if not self.enable_prefix_caching:
             return
-        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
-        if num_full <= request.num_registered_blocks:
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self.block_size
+        if num_full <= sequence.num_registered_blocks:
             return
-        digests = self._digests(request, num_full)
-        for pool, table in zip(self.pools, request.block_tables, strict=True):
+        digests = self._digests(sequence, num_full)
+        for pool, table in zip(self.pools, sequence.block_tables, strict=True):
             # With a narrow window a block may have been given back before the values of its tokens were known.
-            for index in range(max(request.num_registered_blocks, table.first), num_full):
+            for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
-        request.num_registered_blocks = num_full
+        sequence.num_registered_blocks = num_full
 
-    def forget_prefix(self, request: Request) -> None:
-        """Unregisters every block with a prefix of the request's tokens: nobody is to find what it computed."""
+    def forget_prefix(self, sequence: Sequence) -> None:
+        """Unregisters every block that holds a prefix of the sequence's tokens: no other sequence will find them."""
         for pool in self.pools:
-            for digest in request.block_digests:
+            for digest in sequence.block_digests:
                 pool.unregister(digest)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every registered block, as after a change of weights.
-
-        Returns:
-          Whether it was done: not while a request holds blocks, whose later ones would bring stale contents back.
-        """
-        if self.num_free_blocks != self.num_blocks:
-            return False
-        for pool in self.pools:
-            pool.unregister_all()
-        return True
-
-    def _uses_prefix_cache(self, request: Request) -> bool:
-        return self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None
+    def _uses_prefix_cache(self, sequence: Sequence) -> bool:
+        return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
 
     def _first_block(self, span: AttentionSpan, position: int) -> int:
         """The first block that a token at `position` or later sees."""
         return span.first_visible(position) // self.block_size
 
-    def _num_cached_blocks(self, request: Request) -> int:
+    def _num_cached_blocks(self, sequence: Sequence) -> int:
         """Blocks of the longest known prefix, as `get_cached_prefix` says; their digests are then computed."""
-        most = (request.num_tokens - 1) // self.block_size
-        digests = self._digests(request, most)
+        most = (sequence.num_tokens - 1) // self.block_size
+        digests = self._digests(sequence, most)
         num_blocks, groups = most, list(zip(self.spans, self.pools, strict=True))
         if self.spans[0] == FULL_CONTEXT:
             _, pool = groups.pop(0)
@@ -240,7 +229,7 @@ class BlockManager:
             if num_blocks == longest:
                 return num_blocks
 
-    def _known_end(self, span: AttentionSpan, pool: BlockPool, digests: Sequence[bytes], num_blocks: int) -> int:
+    def _known_end(self, span: AttentionSpan, pool: BlockPool, digests: list[bytes], num_blocks: int) -> int:
         """The longest prefix of at most `num_blocks` blocks such that the pool has what the token after it sees."""
         index = num_blocks
         while index > self._first_block(span, num_blocks * self.block_size):
@@ -250,21 +239,21 @@ class BlockManager:
                 num_blocks = index
         return num_blocks
 
-    def _digests(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Digests of the request's first `num_blocks` blocks; each is computed once in the request's life."""
-        digests = request.block_digests
+    def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
+        digests = sequence.block_digests
         for index in range(len(digests), num_blocks):
-            parent = digests[-1] if digests else _root_digest(request.cache_salt)
+            parent = digests[-1] if digests else _root_digest(sequence.cache_salt)
             start = index * self.block_size
-            token_ids = array("q", request.token_ids(start, start + self.block_size))
+            token_ids = array("q", sequence.token_ids(start, start + self.block_size))
             digests.append(hashlib.sha256(parent + token_ids.tobytes()).digest())
         return digests[:num_blocks]
 
-    def _give_back_unseen(self, request: Request) -> None:
-        for span, pool, table in zip(self.spans, self.pools, request.block_tables, strict=True):
-            num_unseen = self._first_block(span, request.num_computed_tokens) - table.first
+    def _give_back_unseen(self, sequence: Sequence) -> None:
+        for span, pool, table in zip(self.spans, self.pools, sequence.block_tables, strict=True):
+            num_unseen = self._first_block(span, sequence.num_computed_tokens) - table.first
             if num_unseen > 0:
-                pool.give_back(table.block_ids[:num_unseen], passed=True)
+                pool.give_back(table.block_ids[:num_unseen], out_of_window=True)
                 del table.block_ids[:num_unseen]
                 table.first += num_unseen
 

@@ -1,24 +1,25 @@
-"""A pool of KV cache blocks: who is free, who is held how often, and which known tokens a block holds."""
+"""A pool of KV cache blocks: which are free, how often each is referenced, and which known tokens each holds."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-# Share of a pool that blocks behind a window may keep from others before they are reused first.
-PASSED_SHARE = 0.25
+# Out-of-window blocks are reused first once they make up more than this share of a pool.
+OUT_OF_WINDOW_SHARE = 0.25
 
 
 class BlockPool:
     """Reference-counted blocks, some registered under the digest of what they hold.
 
-    A registered block that nobody holds any more stays findable until it is reused. Free blocks are reused in this
-    order: those without a registration, then the registered ones, least recently used first.
+    A registered block stays findable after its last reference is dropped, until it is reused. Free blocks are reused
+    in this order: unregistered ones, then registered ones, least recently used first.
 
-    Of the registered ones, those that a sequence passed (it goes on, but its window left them behind) come before those
-    of ended sequences if they are more than a share of the pool: a single long prompt would else drive out the windows
-    of all ended sequences, which those of a next turn find. Once found, a block no longer counts as passed. (This is
-    the policy 2Q: Johnson and Shasha, VLDB 1994.)
+    A registered block is out of window when the sequence that computed it still runs, but its window has moved past the
+    block. Once such blocks exceed a share of the pool they are reused before the blocks of ended sequences; otherwise a
+    single long prompt would evict the windows of all ended conversations, whose next turn would have found them. A
+    block that was found again no longer counts as out of window. (This is the 2Q policy: Johnson and Shasha, VLDB
+    1994.)
 
     Attributes:
       num_blocks: Block ids are 0 to num_blocks - 1.
@@ -26,18 +27,18 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._max_passed = int(num_blocks * PASSED_SHARE)
+        self._max_out_of_window = int(num_blocks * OUT_OF_WINDOW_SHARE)
         self._ref_counts = [0] * num_blocks
         self._was_found = [False] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._passed: OrderedDict[int, None] = OrderedDict()
+        self._out_of_window: OrderedDict[int, None] = OrderedDict()
         self._digest_of_block: list[bytes | None] = [None] * num_blocks
         self._block_of_digest: dict[bytes, int] = {}
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds, registered ones included."""
-        return len(self._free) + len(self._passed)
+        """Blocks that no sequence holds, registered ones included."""
+        return len(self._free) + len(self._out_of_window)
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks nobody holds."""
@@ -47,17 +48,21 @@ class BlockPool:
         """The block registered under the digest."""
         return self._block_of_digest.get(digest)
 
+    def known_block(self, digest: bytes) -> int:
+        """The block registered under the digest; raises KeyError if there is none."""
+        return self._block_of_digest[digest]
+
     def hold(self, block_ids: Iterable[int]) -> None:
-        """Counts one more reference to blocks that `find` gave."""
+        """Adds a reference to blocks that `find` returned."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del (self._passed if block_id in self._passed else self._free)[block_id]
+                del (self._out_of_window if block_id in self._out_of_window else self._free)[block_id]
             self._ref_counts[block_id] += 1
             self._was_found[block_id] = True
 
     def take(self) -> int:
         """A free block, for new contents; raises KeyError if there is none."""
-        block_id, _ = (self._passed if self._passed_first() else self._free).popitem(last=False)
+        block_id, _ = (self._out_of_window if self._out_of_window_first() else self._free).popitem(last=False)
         digest = self._digest_of_block[block_id]
         if digest is not None:
             del self._block_of_digest[digest]
@@ -66,29 +71,29 @@ class BlockPool:
         self._was_found[block_id] = False
         return block_id
 
-    def give_back(self, block_ids: Iterable[int], *, passed: bool = False) -> None:
-        """Counts one reference less to each; of those that become free, the first is reused first.
+    def give_back(self, block_ids: Iterable[int], *, out_of_window: bool = False) -> None:
+        """Drops one reference to each; of the blocks that become free, the first is reused first.
 
         Args:
           block_ids: Held blocks.
-          passed: Whether the sequence that gives them back goes on behind them.
+          out_of_window: Whether their sequence still runs and only its window has moved past them.
         """
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
                 is_registered = self._digest_of_block[block_id] is not None
-                if passed and is_registered and not self._was_found[block_id]:
-                    self._passed[block_id] = None
+                if out_of_window and is_registered and not self._was_found[block_id]:
+                    self._out_of_window[block_id] = None
                 else:
                     self._free[block_id] = None
                     self._free.move_to_end(block_id, last=is_registered)
 
-    def _passed_first(self) -> bool:
-        """Whether the next block to reuse is one that a sequence passed."""
-        if not self._passed or not self._free:
-            return bool(self._passed)
+    def _out_of_window_first(self) -> bool:
+        """Whether the next block to reuse is an out-of-window one."""
+        if not self._out_of_window or not self._free:
+            return bool(self._out_of_window)
         is_next_registered = self._digest_of_block[next(iter(self._free))] is not None
-        return is_next_registered and len(self._passed) > self._max_passed
+        return is_next_registered and len(self._out_of_window) > self._max_out_of_window
 
     def register(self, digest: bytes, block_id: int) -> None:
         """Makes a held block findable, unless an equal one is already."""
@@ -100,7 +105,3 @@ class BlockPool:
         block_id = self._block_of_digest.pop(digest, None)
         if block_id is not None:
             self._digest_of_block[block_id] = None
-
-    def unregister_all(self) -> None:
-        self._block_of_digest.clear()
-        self._digest_of_block = [None] * self.num_blocks

@@ -1,16 +1,29 @@
-"""A request as the scheduler sees it: token ids, counters and the blocks it holds. No arrays, no text."""
+"""A sequence as the scheduler sees it: token ids, counters and the blocks it holds. No arrays, no text."""
 
 from __future__ import annotations
 
 import enum
 from array import array
 from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
 
 from jaxis.sampling_params import SamplingParams
 
 
-class RequestStatus(enum.Enum):
-    """Where a request stands; the three FINISHED states are final.
+class SequenceId(NamedTuple):
+    """A sequence's name in the engine. Not a string, so that no request's own id can be mistaken for one.
+
+    Attributes:
+      request_id: Of the request that it belongs to.
+      index: Which of the request's `n` sequences it is.
+    """
+
+    request_id: str
+    index: int = 0
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence stands; the three FINISHED states are final.
 
     Attributes:
       finish_reason: One of "stop", "length" and "abort"; None while unfinished.
@@ -31,11 +44,11 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True)
 class BlockTable:
-    """A request's blocks in one pool.
+    """A sequence's blocks in one pool.
 
     Attributes:
       block_ids: Entry i is the block of tokens (first + i) * B to (first + i + 1) * B - 1.
-      first: Blocks before were given back: no token yet to be computed sees them.
+      first: Blocks before this one were given back: no token still to be computed sees them.
     """
 
     block_ids: array[int] = field(default_factory=lambda: array("i"))  # copied into a step's vector in one piece
@@ -48,32 +61,32 @@ class BlockTable:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One sequence to generate. Two requests are never equal, whatever they hold.
+class Sequence:
+    """One sequence to generate. Two sequences are never equal, whatever they hold.
 
     Attributes:
-      request_id: The engine's name for it, unique among unfinished requests.
+      seq_id: Unique among unfinished sequences.
       prompt_token_ids: The prompt, at least one token.
       sampling_params: Read here for the stopping rules and for `prompt_logprobs`.
       eos_token_ids: Tokens that end the sequence unless `ignore_eos`.
       max_total_tokens: Most tokens, prompt and output together.
-      arrival: Rises with every request; orders requests of equal priority.
+      arrival: Rises with every request; orders sequences of equal priority.
       priority: The lower value is served first.
-      cache_salt: Only requests with the same salt share prefix-cache blocks.
+      cache_salt: Only sequences with the same salt share prefix-cache blocks.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
       num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet.
-      block_tables: One for each group of layers (see `BlockManager`); empty while the request holds no blocks.
+      block_tables: One for each group of layers (see `BlockManager`); empty while the sequence holds no blocks.
       block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
-      num_cached_tokens: Prompt tokens that the prefix cache held when the request was first admitted.
+      num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
       num_preemptions: Times it lost its blocks and had to recompute.
       first_scheduled_time: When the first step took it in, as `time.monotonic` seconds; None while it waits for that.
       status: Where it stands.
-      stop_reason: The stop token id or stop text that ended it; None for end-of-sequence.
+      stop_reason: The stop token id or stop string that ended it; None for end-of-sequence.
     """
 
-    request_id: str
+    seq_id: SequenceId
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     eos_token_ids: frozenset[int]
@@ -91,11 +104,12 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
-    status: RequestStatus = RequestStatus.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     stop_reason: int | str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
         return len(self.prompt_token_ids)
 
     @property
@@ -109,13 +123,8 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_inflight_tokens
 
     @property
-    def all_token_ids(self) -> list[int]:
-        """A new list of the known tokens, prompt then output."""
-        return self.prompt_token_ids + self.output_token_ids
-
-    @property
     def service_order(self) -> tuple[int, int]:
-        """Sorts requests: the smallest is admitted first and preempted last."""
+        """Sorts sequences: the smallest is admitted first and preempted last."""
         return self.priority, self.arrival
 
     def token_id(self, position: int) -> int:
@@ -133,15 +142,15 @@ class Request:
         output = self.output_token_ids[max(start - num_prompt_tokens, 0) : stop - num_prompt_tokens]
         return self.prompt_token_ids[start:] + output
 
-    def ending(self) -> tuple[RequestStatus, int | None] | None:
-        """The status and stop reason with which the newest output token ends the request; None if it goes on."""
+    def ending(self) -> tuple[SequenceStatus, int | None] | None:
+        """The status and stop reason with which the newest output token ends the sequence; None if it goes on."""
         params = self.sampling_params
         token_id = self.output_token_ids[-1]
         if len(self.output_token_ids) > params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
-                return RequestStatus.FINISHED_STOPPED, None
+                return SequenceStatus.FINISHED_STOPPED, None
             if token_id in params.stop_token_ids:
-                return RequestStatus.FINISHED_STOPPED, token_id
+                return SequenceStatus.FINISHED_STOPPED, token_id
         if self.num_tokens >= self.max_total_tokens:
-            return RequestStatus.FINISHED_LENGTH, None
+            return SequenceStatus.FINISHED_LENGTH, None
         return None

@@ -38,9 +38,9 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     model = ServedModel.of(
         config.served_model_names,
         engine.tokenizer,
-        engine.default_sampling_params,
+        engine.info.default_sampling_params,
         engine.grammar_compiler,
-        model_type=engine.model_type,
+        model_type=engine.info.model_type,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )

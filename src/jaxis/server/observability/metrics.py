@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxis.engine.frontend.engine_thread import EngineStats
+from jaxis.engine.frontend.engine_client import EngineStats
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 

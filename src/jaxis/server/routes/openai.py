@@ -71,10 +71,10 @@ async def _respond(
 
 
 def _card(name: str, context: ServerContext) -> ModelCard:
-    defaults = context.engine.default_sampling_params
+    defaults = context.engine.info.default_sampling_params
     return ModelCard(
         id=name,
         root=context.model.name,
-        max_model_len=context.engine.max_model_len,
+        max_model_len=context.engine.info.max_model_len,
         default_parameters={parameter: getattr(defaults, parameter) for parameter in _SHOWN_DEFAULTS},
     )

@@ -28,7 +28,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
         token_ids = _encode(body, tokenizer)
         texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
         return TokenizeResponse(
-            count=len(token_ids), max_model_len=context.engine.max_model_len, tokens=token_ids, token_strs=texts
+            count=len(token_ids), max_model_len=context.engine.info.max_model_len, tokens=token_ids, token_strs=texts
         ).model_dump_json()
 
     return Response(await context.preprocess(answer), media_type="application/json")

@@ -1,13 +1,14 @@
-"""A request's sampling parameters made ready for its vocabulary and tokenizer, and followed through its output."""
+"""A sequence's sampling parameters, prepared for the model's vocabulary and updated as its output grows."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.engine.grammar.token_mask import pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 MIN_TEMPERATURE = 1e-5
 
 
-class RequestSampling:
-    """What the sampler must know of one request, kept from step to step.
+class SequenceSampling:
+    """What the sampler must know of one sequence, kept from step to step.
 
     Attributes:
-      params: The request's parameters.
-      output_token_ids: The request's own list, which grows as tokens are generated.
+      params: The sequence's parameters.
+      output_token_ids: The sequence's own list, which grows as tokens are generated.
       seed: 64-bit seed of its random numbers.
       allowed_ids: int32, the tokens it may generate; empty allows all.
-      grammar: Where the output stands in the form that it must have; None leaves it free.
-      takes_argmax: Whether every token is simply the most likely one, with nothing else asked for.
+      grammar: Where the output stands in the grammar that it must match; None allows any output.
+      takes_argmax: Whether every token is simply the most likely one, with no log-probabilities asked for.
     """
 
     def __init__(
@@ -43,17 +44,17 @@ class RequestSampling:
         bad_words_token_ids: Iterable[Sequence[int]] = (),
         grammar: GrammarMatcher | DelayedMatcher | None = None,
     ) -> None:
-        """Prepares a request.
+        """Prepares a sequence.
 
         Args:
           params: What was asked for.
           prompt_token_ids: The prompt.
-          output_token_ids: The request's live list of generated tokens.
+          output_token_ids: The sequence's live list of generated tokens.
           vocab_size: V.
-          seed: From `request_seed`.
+          seed: From `sequence_seed`.
           eos_token_ids: The model's end-of-sequence ids, which `min_tokens` holds back along with the stop token ids.
           bad_words_token_ids: From `tokenize_bad_words`.
-          grammar: Of a request with `structured_outputs`.
+          grammar: Follows the output, for `structured_outputs`.
 
         Raises:
           RequestError: A token id is not below V, or the parameters together leave no token to generate.
@@ -88,11 +89,11 @@ class RequestSampling:
 
     @property
     def needs_newest_token(self) -> bool:
-        """Whether the next token cannot be sampled before the last one is known here."""
+        """Whether the last token must be known on the host before the next one can be sampled."""
         return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
 
     def token_mask(self) -> np.ndarray | None:
-        """Tokens that the form permits next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None permits all."""
+        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None allows all."""
         if self.grammar is None:
             return None
         self.grammar.follow(self.output_token_ids)
@@ -100,18 +101,18 @@ class RequestSampling:
 
     @property
     def grammar_is_complete(self) -> bool:
-        """Whether the output has its form, and nothing can follow."""
+        """Whether the output matches the grammar and cannot be continued."""
         if self.grammar is None:
             return False
         self.grammar.follow(self.output_token_ids)
         return self.grammar.is_complete
 
     def fault(self) -> RequestError | None:
-        """Why no token can come next, where the request itself is to blame for that."""
-        if self.grammar is None:
+        """Why no token can come next, if that is the request's own fault; None if it is not."""
+        mask = self.token_mask()
+        if self.grammar is None or mask is None:
             return None
         where = "structured_outputs cannot be honoured"
-        mask = self.token_mask()
         if self.grammar.error is not None:
             return RequestError(f"{where}: after {len(self.output_token_ids)} tokens: {self.grammar.error}")
         if not mask.any():
@@ -123,8 +124,8 @@ class RequestSampling:
     def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """What to add to which tokens' logits for the next token: ids int32 [W] and float32 [W], -inf for a ban.
 
-        Bad words of several tokens give way where nothing else could be generated, and every ban where the form
-        permits nothing else.
+        Bad words of several tokens are allowed where no other token could be generated, and every banned token is
+        allowed where the grammar allows no other.
 
         Args:
           num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
@@ -157,7 +158,7 @@ class RequestSampling:
 
     def _check_satisfiable(self) -> None:
         if self.grammar is not None:
-            return  # bans give way to it
+            return  # it overrides bans
         where = "allowed_token_ids" if self.allowed_ids.size else "the vocabulary"
         if self._banned and self._all_banned(self._banned):
             raise RequestError(f"bad_words={self.params.bad_words!r} ban every token of {where}: allow another token")
@@ -169,7 +170,7 @@ class RequestSampling:
 
 
 class _TokenCounts:
-    """Distinct tokens and how often each was generated, updated in place: a step costs its new tokens, not all."""
+    """Distinct tokens and how often each was generated, updated in place: a step costs its new tokens only."""
 
     def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
         distinct = np.unique(np.asarray(token_ids, np.int32))
@@ -200,14 +201,6 @@ class _TokenCounts:
         self._num_followed = len(output_token_ids)
 
 
-def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
-    """A mask with the bits of these tokens set, bit i % 32 of word i / 32 for token i: int32 [ceil(V / 32)]."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    ids = np.fromiter(token_ids, np.int64, len(token_ids))
-    bits[ids[ids < vocab_size]] = 1
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-
-
 _NO_IDS = np.empty(0, np.int32)
 _NO_BIAS = np.empty(0, np.float32)
 
@@ -227,10 +220,10 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
 def tokenize_bad_words(
     bad_words: Sequence[str], encode: Callable[[str], Sequence[int]], vocab_size: int
 ) -> list[tuple[int, ...]]:
-    """The token sequences that spell the bad words, each as the start of a text and after a space.
+    """The token sequences that spell the bad words, each at the start of a text and after a space.
 
     Args:
-      bad_words: Non-empty texts.
+      bad_words: Non-empty strings.
       encode: Text to token ids without special tokens.
       vocab_size: V.
 
@@ -248,11 +241,11 @@ def tokenize_bad_words(
     return list(sequences)
 
 
-def request_seed(params: SamplingParams, *, engine_seed: int, request_number: int, completion_index: int = 0) -> int:
+def sequence_seed(params: SamplingParams, *, engine_seed: int, request_number: int, completion_index: int = 0) -> int:
     """The 64-bit seed of one completion.
 
-    A request's own seed is its first completion's; further completions, and requests without a seed, get one from a
-    hash, so that no two share their random numbers.
+    A request's own seed is its first completion's. Further completions, and requests without a seed, get one from a
+    hash, so that no two sequences share their random numbers.
 
     Args:
       params: The request's parameters.

@@ -1,0 +1,88 @@
+"""A model as a flat list of arrays, which is how compiled programs take it as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import jax
+from flax import nnx
+from jax.extend.core import Var
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule
+
+
+class GenerativeModel(Protocol):
+    """What the engine calls on a model."""
+
+    def __call__(
+        self, kv_caches: list[jax.Array] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata
+    ) -> tuple[list[jax.Array], jax.Array, Any]:
+        """Returns the updated caches, hidden states [T, E], and whatever else the model gives."""
+        ...
+
+    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
+        """Hidden states [R, E] to logits [R, V]."""
+        ...
+
+
+class ModelArrays:
+    """A model taken apart into its arrays, and put together again from them or from stand-ins for them.
+
+    Attributes:
+      arrays: All of the model's arrays.
+      head_arrays: Those of them that `compute_logits` reads. Calling a program takes longer with every array passed to
+        it, so the sampler's gets only these.
+    """
+
+    def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct) -> None:
+        """Takes a model apart, in the context of its mesh.
+
+        Args:
+          model: The model, its weights loaded.
+          hidden_states: What `compute_logits` takes.
+        """
+        self._graphdef, state = nnx.split(model)
+        leaves, self._treedef = jax.tree.flatten(state)
+        self.arrays: list[jax.Array] = leaves
+        self._head_indices = indices_read(
+            lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
+        )
+        self.head_arrays = [self.arrays[i] for i in self._head_indices]
+
+    @property
+    def model(self) -> JaxModule:
+        """The model again."""
+        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, self.arrays))
+
+    def merge(self, arrays: Sequence[Any]) -> GenerativeModel:
+        """The model over these arrays, in the order of `arrays`."""
+        return cast(GenerativeModel, nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, arrays)))
+
+    def merge_head(self, head_arrays: Sequence[Any]) -> GenerativeModel:
+        """The model over `head_arrays`; only its `compute_logits` can be called."""
+        given = dict(zip(self._head_indices, head_arrays, strict=True))
+        return self.merge([given.get(i) for i in range(self._treedef.num_leaves)])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays on all devices together."""
+        return sum(shard.data.nbytes for array in self.arrays for shard in array.addressable_shards)
+
+    def bytes_by_name(self) -> dict[str, int]:
+        """Bytes of each array, as it is in memory, by its dotted name."""
+        arrays, _ = jax.tree.flatten_with_path(jax.tree.unflatten(self._treedef, self.arrays))
+        return {jax.tree_util.keystr(path, simple=True, separator="."): array.nbytes for path, array in arrays}
+
+    def release(self) -> None:
+        """Drops the arrays."""
+        self.arrays, self.head_arrays = [], []
+
+
+def indices_read(function: Callable[..., Any], arrays: Sequence[Any], *operands: Any) -> list[int]:
+    """Which of `arrays` the result of `function(arrays, *operands)` depends on, or may depend on."""
+    jaxpr = jax.make_jaxpr(function)(list(arrays), *operands).jaxpr
+    used = {v for equation in jaxpr.eqns for v in equation.invars if isinstance(v, Var)}
+    used.update(v for v in jaxpr.outvars if isinstance(v, Var))
+    return [i for i, variable in enumerate(jaxpr.invars[: len(arrays)]) if variable in used]

@@ -1,0 +1,192 @@
+"""The programs that a step is made of: what each computes, and for which shapes it is compiled.
+
+Each program takes the flat list of the model's arrays and puts the model together inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxis.engine.execution.model_arrays import ModelArrays
+from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
+from jaxis.engine.execution.step_inputs import StepShape, unpack_step
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.sampling_params import MAX_LOGPROBS
+
+# Rows whose logits are in memory at once when the logits of many rows are wanted.
+LOGITS_CHUNK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class ForwardKey:
+    """Program: the model over a step.
+
+    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], each sequence's last
+    hidden state [R, E]). The caches are donated.
+    """
+
+    shape: StepShape
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """Program: logits and sampling for R sequences.
+
+    (head arrays, hidden states [R, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]).
+    """
+
+    num_seqs: int
+    features: SamplerFeatures
+
+
+@dataclass(frozen=True)
+class LogitsKey:
+    """Program: logits of a chunk of a step's rows (`targets` False), or their log-probabilities of given tokens.
+
+    (head arrays, hidden states [T, E], rows, [targets]) -> float32 [LOGITS_CHUNK_ROWS, V], or TokenLogprobs.
+    """
+
+    num_tokens: int
+    targets: bool
+
+
+@dataclass(frozen=True)
+class WholeKey:
+    """Program: hidden states of one whole sequence, without a cache.
+
+    (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E].
+    """
+
+    num_tokens: int
+
+
+class StepPrograms:
+    """Traces and compiles the programs of one model on one mesh.
+
+    Args:
+      model: The model.
+      mesh: Its devices.
+      caches: The KV caches' shapes and shardings.
+      max_num_seqs: Most sequences in a step (max R).
+      vocab_size: V.
+      hidden_states: One row, [1, E].
+    """
+
+    def __init__(
+        self,
+        model: ModelArrays,
+        mesh: jax.sharding.Mesh,
+        *,
+        caches: Sequence[jax.ShapeDtypeStruct],
+        max_num_seqs: int,
+        vocab_size: int,
+        hidden_states: jax.ShapeDtypeStruct,
+    ) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._caches = list(caches)
+        self._max_num_seqs = max_num_seqs
+        self._vocab_size = vocab_size
+        self._hidden_states = hidden_states
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+
+    def compile(self, key: Hashable) -> jax.stages.Compiled:
+        """The compiled program of a key. May be called from several threads."""
+        return self.lower(key).compile()
+
+    def lower(self, key: Hashable) -> jax.stages.Lowered:
+        """The program of a key, traced and lowered."""
+        with jax.set_mesh(self._mesh):
+            if isinstance(key, ForwardKey):
+                return self._lower_forward(key)
+            if isinstance(key, SampleKey):
+                return self._lower_sample(key)
+            if isinstance(key, LogitsKey):
+                return self._lower_logits(key)
+            if isinstance(key, WholeKey):
+                return self._lower_whole(key)
+        raise TypeError(f"{key!r} names no program")
+
+    def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
+        def forward(
+            arrays: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+            step = unpack_step(packed, key.shape, last_tokens)
+            caches, hidden, _ = self._model.merge(arrays)(caches, step.input_ids, step.attention_metadata)
+            return caches, hidden, hidden[step.logits_rows]
+
+        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
+        last_tokens = self._int32(self._max_num_seqs)
+        packed = self._int32(key.shape.packed_size)
+        jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
+        return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
+
+    def _lower_sample(self, key: SampleKey) -> jax.stages.Lowered:
+        num_seqs, features = key.num_seqs, key.features
+        parameters = None
+        if features != SamplerFeatures():
+            parameters = self._int32(SamplingArrays.packed_size(num_seqs, features))
+        greedy = SamplingArrays.greedy(num_seqs, self._vocab_size)
+
+        def run(
+            head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
+        ) -> tuple[SamplerOutput, jax.Array]:
+            logits = self._replicate(self._model.merge_head(head_arrays).compute_logits(rows))
+            if parameters is None:
+                arrays = jax.tree.map(jnp.asarray, greedy)
+            else:
+                arrays = SamplingArrays.unpack(parameters, num_seqs, features)
+            sampled = sample(logits, arrays, features=features)
+            last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[:num_seqs].set(sampled.token_ids)
+            return sampled, last_tokens
+
+        jitted = jax.jit(run, out_shardings=self._replicated)
+        return jitted.lower(self._model.head_arrays, self._hidden(num_seqs), parameters)
+
+    def _lower_logits(self, key: LogitsKey) -> jax.stages.Lowered:
+        def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
+            return self._replicate(self._model.merge_head(head_arrays).compute_logits(hidden[rows]))
+
+        def logprobs(
+            head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
+        ) -> TokenLogprobs[jax.Array]:
+            return token_logprobs(logits(head_arrays, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
+
+        rows = self._int32(LOGITS_CHUNK_ROWS)
+        operands = (self._model.head_arrays, self._hidden(key.num_tokens), rows)
+        if key.targets:
+            return jax.jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
+        return jax.jit(logits, out_shardings=self._replicated).lower(*operands)
+
+    def _lower_whole(self, key: WholeKey) -> jax.stages.Lowered:
+        def whole(arrays: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
+            metadata = AttentionMetadata(
+                input_positions=jnp.arange(key.num_tokens, dtype=jnp.int32),
+                block_tables=None,
+                seq_lens=num_tokens[None],
+                query_start_loc=jnp.stack([jnp.zeros_like(num_tokens), num_tokens]),
+                request_distribution=jnp.asarray([0, 1, 1], jnp.int32),
+            )
+            _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata)
+            return hidden
+
+        jitted = jax.jit(whole, out_shardings=self._replicated)
+        return jitted.lower(self._model.arrays, self._int32(key.num_tokens), self._int32())
+
+    def _replicate(self, logits: jax.Array) -> jax.Array:
+        """Whole rows of logits on every device, so that all devices sample the same tokens."""
+        return jax.lax.with_sharding_constraint(logits, self._replicated)
+
+    def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
+
+    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        one = self._hidden_states
+        return jax.ShapeDtypeStruct((num_tokens, *one.shape[1:]), one.dtype, sharding=one.sharding)

@@ -1,0 +1,170 @@
+"""What the event loop and an engine exchange, wherever the engine runs. No JAX here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from jaxis.outputs import RequestOutput
+from jaxis.prompts import TokenizedPrompt
+from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from jaxis.engine.grammar.compiler import GrammarCompiler
+    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.setup import BuiltEngine
+    from jaxis.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a server needs to know of an engine; it stays the same for the engine's life.
+
+    Attributes:
+      model_folder: The checkpoint's.
+      model_type: As in config.json.
+      default_sampling_params: What the checkpoint recommends.
+      max_model_len: Most tokens of a sequence, prompt and output together.
+      max_num_seqs: Most sequences that run at once.
+      num_cache_tokens: Tokens that the KV cache holds.
+      vocab_size: V.
+      eos_token_ids: Tokens that end a sequence.
+    """
+
+    model_folder: str
+    model_type: str | None
+    default_sampling_params: SamplingParams
+    max_model_len: int
+    max_num_seqs: int
+    num_cache_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, built: BuiltEngine) -> EngineInfo:
+        """Describes an engine."""
+        engine = built.engine
+        config, blocks = engine.vllm_config, engine.scheduler.block_manager
+        return cls(
+            model_folder=str(config.model_config.model),
+            model_type=config.model_config.hf_config.get("model_type"),
+            default_sampling_params=built.default_sampling_params,
+            max_model_len=engine.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            num_cache_tokens=blocks.num_blocks * blocks.block_size,
+            vocab_size=engine.runner.vocab_size,
+            eos_token_ids=engine.eos_token_ids,
+        )
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The engine after its last step; the queries, hits and preemptions count from its start.
+
+    Attributes:
+      num_requests_running: Sequences in the running batch.
+      num_requests_waiting: Sequences that wait to be admitted, including preempted ones.
+      kv_cache_usage: Share of the KV cache's blocks in use, 0 to 1.
+      prefix_cache_queries: Prompt tokens looked up in the prefix cache.
+      prefix_cache_hits: How many of those were found.
+      num_preemptions: Times that a sequence lost its blocks to another.
+      process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
+    """
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    process_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request on its way to the engine.
+
+    Attributes:
+      request_id: Never used before.
+      prompt: The prompt.
+      params: How to sample and when to stop.
+      priority: The lower value is served first.
+      final_only: Return everything in one output at the end.
+      grammar: `params.structured_outputs`, compiled.
+    """
+
+    request_id: str
+    prompt: TokenizedPrompt
+    params: SamplingParams
+    priority: int = 0
+    final_only: bool = False
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True)
+class EngineOutputs:
+    """What a step, or a command, brought.
+
+    Attributes:
+      outputs: What is new of each request that got further, without its prompt; see `DeltaTracker.take`.
+      errors: (request id, why it ended) of each request that failed.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    errors: list[tuple[str, Exception]] = field(default_factory=list)
+
+
+class EngineClient(Protocol):
+    """An engine as an event loop uses it, in this process or in another.
+
+    Attributes:
+      info: What is known of the engine.
+      tokenizer: The checkpoint's.
+      grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
+    """
+
+    info: EngineInfo
+    tokenizer: Tokenizer | None
+    grammar_compiler: GrammarCompiler
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine after a recent step."""
+        ...
+
+    def connect(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[EngineOutputs], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Starts passing on what the engine brings. What follows is for the loop's thread only.
+
+        Args:
+          loop: Running.
+          deliver: Called in the loop with what a step brought.
+          fail: Called in the loop with the error that ended the engine.
+        """
+        ...
+
+    def add(self, submission: Submission) -> None:
+        """Queues a request; if it cannot be honoured, its error is delivered."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
+        ...
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Ends every request, and the engine's thread or process; returns whether it ended in time.
+
+        May be called from another thread.
+        """
+        ...
+
+    def is_making_progress(self, stall_seconds: float) -> bool:
+        """Whether the engine is alive and, if it has work, has lately completed a step; see `EngineThread`."""
+        ...
