@@ -28,6 +28,7 @@ help:
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
 	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
+	@echo "make release-check  build the sdist and the wheel, and try the wheel in a fresh environment"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
 
 demo: $(VENV)/.installed
@@ -94,3 +95,19 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "Installing the engines to compare with into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	@touch $@
+
+# Releasing: builds the sdist, a wheel from the sdist, and tries the wheel in an environment that has nothing else. All of it
+# happens in a temporary folder. See CONTRIBUTING.md.
+.PHONY: release-check
+release-check:
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && set -e && \
+		$(PYTHON) -m venv "$$folder/build" && "$$folder/build/bin/python" -m pip install --quiet build && \
+		echo "Building the sdist, and the wheel from it" && \
+		"$$folder/build/bin/python" -m build --outdir "$$folder/dist" . > "$$folder/build.log" 2>&1 || \
+			{ tail -n 30 "$$folder/build.log" >&2; exit 1; } && \
+		ls "$$folder/dist" && \
+		echo "Installing the wheel into a fresh environment" && \
+		$(PYTHON) -m venv "$$folder/clean" && "$$folder/clean/bin/python" -m pip install --quiet "$$folder"/dist/*.whl && \
+		cd "$$folder" && unset PYTHONPATH && clean/bin/jaxis env && \
+		answer=$$(clean/bin/jaxis generate "What is the capital of France?" --temperature 0) && echo "$$answer" && \
+		case "$$answer" in *Paris*) ;; *) echo "release-check: the installed wheel does not answer Paris" >&2; exit 1;; esac

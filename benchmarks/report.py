@@ -75,7 +75,8 @@ def describe(results: dict[str, Any]) -> list[str]:
     reads = [limit["read_bytes_per_second"] / 1e9 for limit in results["limits"]]
     lines = [
         f"Model: {results['model']}. Machine: {machine['cpu']}, threads: {results['threads']}, {machine['platform']}; "
-        f"jaxis {machine['jaxis']}, jax {machine['jax']}. Medians over rounds: {results['rounds']}.",
+        f"jaxis {machine['jaxis']}, jax {machine['jax']}. "
+        + ("One round." if results["rounds"] == 1 else f"Medians over {results['rounds']} rounds."),
         f"Limits: reads {median['read_bytes_per_second']:.1f} GB/s ({min(reads):.1f} to {max(reads):.1f}), "
         f"copies {median['copy_bytes_per_second']:.1f} GB/s, {median['flops_per_second']:.0f} GFLOP/s in float32.",
     ]

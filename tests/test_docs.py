@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from jaxis import LLM, SamplingParams
 from jaxis.config.rope_config import ROPE_TYPES
 from jaxis.models.registry import built_in_models
+from jaxis.version import __version__
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -24,6 +26,7 @@ NOT_RUN = re.compile(r"<!-- not run: .+ -->")
 EXCERPT = re.compile(r"<!-- from (\S+) -->")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 PACKAGE = ROOT / "src" / "jaxis"
 FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
 
@@ -103,6 +106,12 @@ def test_relative_links_resolve(path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_images_exist(path):
+    for image in IMAGE.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+        assert re.match(r"https?:", image) or (path.parent / image).is_file(), f"{page_id(path)} shows {image}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_files_that_pages_name_exist(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
     for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text):
@@ -127,3 +136,53 @@ def test_page_of_models_names_every_architecture_and_no_other():
 
 def test_model_page_names_every_rope_type():
     assert set(ROPE_TYPES) <= names_in_code(ROOT / "docs" / "adding-a-model.md")
+
+
+def layout():
+    """The listing of folders and files in docs/architecture.md."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    return FENCE.search(text, text.index("## Layout"))[3]
+
+
+def test_modules_that_the_architecture_page_names_exist():
+    modules = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    for name in re.findall(r"[\w/]+\.py\b", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")):
+        name = name.removeprefix("src/jaxis/")
+        assert (ROOT / name).exists() or any(f"/{module}".endswith(f"/{name}") for module in modules), name
+
+
+def test_layout_names_every_module_or_its_folder():
+    folders = set(re.findall(r"(?:^|(?<=[\s(]))([\w/]+)/(?=[\s,;:.)]|$)", layout(), re.MULTILINE))
+    files = set(re.findall(r"\w+\.py\b", layout()))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        folder = path.parent.relative_to(PACKAGE)
+        named = path.name in files or folder.as_posix() in folders or folder.name in folders
+        assert named or path.name == "__init__.py", f"docs/architecture.md names neither {folder}/ nor {path.name}"
+
+
+def test_folders_that_the_layout_names_exist():
+    folders = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.is_dir()}
+    for name in re.findall(r"(?:^|(?<=[\s(]))([\w/]+)/(?=[\s,;:.)]|$)", layout(), re.MULTILINE):
+        assert (ROOT / name).is_dir() or any(f"/{folder}".endswith(f"/{name}") for folder in folders), name
+
+
+def test_api_reference_is_what_the_docstrings_say():
+    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "tools" / "api_reference.py")
+    api_reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(api_reference)
+    page = api_reference.PAGE.read_text(encoding="utf-8")
+    assert page == api_reference.render(), "out of date: run python tools/api_reference.py"
+
+
+def test_api_reference_has_every_public_name():
+    import jaxis
+    import jaxis.inference
+
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    for name in {*jaxis.__all__, *jaxis.inference.__all__} - {"__version__", "Role", "Type"}:
+        assert f"\n### {name}\n" in text, name
+
+
+def test_changelog_begins_with_this_version():
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert heading[1] == __version__

@@ -16,7 +16,7 @@ import jaxis
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "src" / "jaxis" / "assets"
-TOP_LEVEL = {"src", "native", "tests", "examples", "benchmarks", "docs"}
+TOP_LEVEL = {"src", "native", "tests", "tools", "examples", "benchmarks", "docs"}
 TOP_LEVEL |= {"Makefile", "README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
 TOP_LEVEL |= {"PKG-INFO", ".gitignore"}
 JUNK = (".pyc", ".log", ".tmp", "~")
