@@ -4,7 +4,8 @@ VENV := .venv
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 QUESTION ?= What is the capital of France?
-# Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker; each takes up to 2 GB.
+# Workers of pytest. Each compiles its own programs, so a file's tests stay on one worker; each takes up to 2 GB, and the
+# processes that it starts up to 1 GB more.
 PYTEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 # What an installation builds: changed, it is installed again.
@@ -51,7 +52,7 @@ test-sanitizers:
 	$(MAKE) test-native SANITIZE=thread
 
 test-slow: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+	$(VENV)/bin/python -m pytest -m slow -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -6,7 +6,9 @@ import os
 
 import pytest
 
-from leak_check import no_blocks_leaked
+from tests.support.leak_check import no_blocks_leaked
+from tests.support.signals import sigint_as_usual
+from tests.support.worker_memory import WorkerMemory
 
 
 def pytest_configure(config):
@@ -16,12 +18,30 @@ def pytest_configure(config):
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
     # Tiny programs take far longer to optimize than they could ever save.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    config.pluginmanager.register(WorkerMemory())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from tests.support.distribution import ByFileOrParameter
+
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return ByFileOrParameter(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.pluginmanager.hasplugin("xdist"):
+        from tests.support.distribution import rank
+
+        items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """Family name -> folder of its tiny checkpoint, made once."""
-    from tiny_checkpoints import write_checkpoint
+    from tests.support.tiny_checkpoints import write_checkpoint
 
     root = tmp_path_factory.mktemp("checkpoints")
 
@@ -57,6 +77,13 @@ def shared_batching_llm(start_llm):
     """The LLM of all tests that need several requests to run side by side. Take `batching_llm`."""
     with start_llm(max_num_seqs=8) as llm:
         yield llm
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT is Ctrl-C in this process and in those that the test starts, wherever pytest runs."""
+    with sigint_as_usual():
+        yield
 
 
 @pytest.fixture

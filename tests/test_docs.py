@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,13 @@ from jaxis import LLM, SamplingParams
 from jaxis.config.rope_config import ROPE_TYPES
 from jaxis.models.registry import built_in_models
 from jaxis.version import __version__
+from tests.support.places import REPOSITORY
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "src/jaxis/assets/**/*.md")
-    for path in ROOT.glob(pattern)
-    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    for path in REPOSITORY.glob(pattern)
+    if not any(part.startswith(".") for part in path.relative_to(REPOSITORY).parts)
 )
 # A Python block runs, unless one of these comments stands on the line before it. In an excerpt, `...` stands for lines.
 NOT_RUN = re.compile(r"<!-- not run: .+ -->")
@@ -27,12 +26,12 @@ EXCERPT = re.compile(r"<!-- from (\S+) -->")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
-PACKAGE = ROOT / "src" / "jaxis"
-FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+PACKAGE = REPOSITORY / "src" / "jaxis"
+FOLDERS = {path.name for folder in (REPOSITORY, PACKAGE) for path in folder.iterdir() if path.is_dir()}
 
 
 def page_id(path):
-    return path.relative_to(ROOT).as_posix()
+    return path.relative_to(REPOSITORY).as_posix()
 
 
 def python_blocks(path):
@@ -70,7 +69,7 @@ def test_there_are_pages():
 def test_python_blocks_are_valid_python_or_excerpts(path):
     for line, source, before in python_blocks(path):
         if excerpt := EXCERPT.fullmatch(before):
-            file = (ROOT / excerpt[1]).read_text(encoding="utf-8")
+            file = (REPOSITORY / excerpt[1]).read_text(encoding="utf-8")
             for part in re.split(r"^ *\.\.\.\n", source, flags=re.MULTILINE):
                 assert part in file, f"{page_id(path)}:{line}: not an excerpt of {excerpt[1]}"
             continue
@@ -85,7 +84,7 @@ def test_python_blocks_are_valid_python_or_excerpts(path):
 )
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples" / "external_model")
+    monkeypatch.syspath_prepend(REPOSITORY / "examples" / "external_model")
     namespace = {"__name__": "documentation"}
     for line, source, before in python_blocks(path):
         if runs(before):
@@ -100,7 +99,7 @@ def test_relative_links_resolve(path):
         file, _, anchor = link.partition("#")
         target = path if not file else (path.parent / file).resolve()
         assert target.exists(), f"{page_id(path)} links to {link}"
-        assert target.is_relative_to(ROOT), f"{page_id(path)} links to {link}, outside the project"
+        assert target.is_relative_to(REPOSITORY), f"{page_id(path)} links to {link}, outside the project"
         if anchor:
             assert anchor in anchors(target), f"{page_id(path)} links to {link}"
 
@@ -116,39 +115,39 @@ def test_files_that_pages_name_exist(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
     for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text):
         if name.split("/")[0] in FOLDERS:
-            assert any((folder / name).exists() for folder in (ROOT, PACKAGE)), f"{page_id(path)} names {name}"
+            assert any((folder / name).exists() for folder in (REPOSITORY, PACKAGE)), f"{page_id(path)} names {name}"
 
 
 def test_sampling_page_names_every_parameter():
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields <= names_in_code(ROOT / "docs" / "sampling.md")
+    assert fields <= names_in_code(REPOSITORY / "docs" / "sampling.md")
 
 
 def test_loading_page_names_every_argument_of_llm():
     arguments = set(inspect.signature(LLM.__init__).parameters) - {"self"}
-    assert arguments <= names_in_code(ROOT / "docs" / "loading.md")
+    assert arguments <= names_in_code(REPOSITORY / "docs" / "loading.md")
 
 
 def test_page_of_models_names_every_architecture_and_no_other():
-    named = set(re.findall(r"`(\w+For\w+)`", (ROOT / "docs/models.md").read_text()))
+    named = set(re.findall(r"`(\w+For\w+)`", (REPOSITORY / "docs/models.md").read_text()))
     assert named == set(built_in_models())
 
 
 def test_model_page_names_every_rope_type():
-    assert set(ROPE_TYPES) <= names_in_code(ROOT / "docs" / "adding-a-model.md")
+    assert set(ROPE_TYPES) <= names_in_code(REPOSITORY / "docs" / "adding-a-model.md")
 
 
 def layout():
     """The listing of folders and files in docs/architecture.md."""
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     return FENCE.search(text, text.index("## Layout"))[3]
 
 
 def test_modules_that_the_architecture_page_names_exist():
     modules = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    for name in re.findall(r"[\w/]+\.py\b", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")):
+    for name in re.findall(r"[\w/]+\.py\b", (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")):
         name = name.removeprefix("src/jaxis/")
-        assert (ROOT / name).exists() or any(f"/{module}".endswith(f"/{name}") for module in modules), name
+        assert (REPOSITORY / name).exists() or any(f"/{module}".endswith(f"/{name}") for module in modules), name
 
 
 def test_layout_names_every_module_or_its_folder():
@@ -163,11 +162,11 @@ def test_layout_names_every_module_or_its_folder():
 def test_folders_that_the_layout_names_exist():
     folders = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.is_dir()}
     for name in re.findall(r"(?:^|(?<=[\s(]))([\w/]+)/(?=[\s,;:.)]|$)", layout(), re.MULTILINE):
-        assert (ROOT / name).is_dir() or any(f"/{folder}".endswith(f"/{name}") for folder in folders), name
+        assert (REPOSITORY / name).is_dir() or any(f"/{folder}".endswith(f"/{name}") for folder in folders), name
 
 
 def test_api_reference_is_what_the_docstrings_say():
-    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "tools" / "api_reference.py")
+    spec = importlib.util.spec_from_file_location("api_reference", REPOSITORY / "tools" / "api_reference.py")
     api_reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(api_reference)
     page = api_reference.PAGE.read_text(encoding="utf-8")
@@ -178,11 +177,11 @@ def test_api_reference_has_every_public_name():
     import jaxis
     import jaxis.inference
 
-    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/api.md").read_text(encoding="utf-8")
     for name in {*jaxis.__all__, *jaxis.inference.__all__} - {"__version__", "Role", "Type"}:
         assert f"\n### {name}\n" in text, name
 
 
 def test_changelog_begins_with_this_version():
-    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    heading = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert heading[1] == __version__

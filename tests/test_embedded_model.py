@@ -1,20 +1,17 @@
 """The embedded model: its answers, its format, and the script that trains it."""
 
 import json
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import train_tiny
+from tiny.batches import batches
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-ASSET = ROOT / "src" / "jaxis" / "assets" / "tiny"
-sys.path.insert(0, str(ROOT / "examples"))
+from tests.support.places import REPOSITORY
 
-import train_tiny  # noqa: E402
-from tiny.batches import batches  # noqa: E402
+ASSET = REPOSITORY / "src" / "jaxis" / "assets" / "tiny"
 
 REQUIRED_EXACT_MATCH = 0.95
 

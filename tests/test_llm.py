@@ -7,7 +7,7 @@ import pytest
 
 from jaxis import LLM, RequestOutput, SamplingParams
 from jaxis.errors import EngineError, RequestError
-from tiny_checkpoints import variant
+from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 TEXT = "the cat reads"
@@ -113,7 +113,7 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(llm, prompts, message):
     with pytest.raises(RequestError, match=message) as caught:
         llm.generate(prompts, GREEDY)
     assert "\n" not in str(caught.value)
-    assert not llm._engine.has_unfinished
+    assert not llm.engine.has_unfinished
     check_usable(llm)
 
 
@@ -133,7 +133,7 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(llm, prompts, message):
 def test_wrong_arguments_are_refused(llm, arguments, message):
     with pytest.raises(RequestError, match=message):
         llm.generate([TEXT, TEXT], **{"sampling_params": GREEDY} | arguments)
-    assert not llm._engine.has_unfinished
+    assert not llm.engine.has_unfinished
 
 
 def test_more_tokens_than_the_context_end_there(llm):
@@ -145,17 +145,17 @@ def test_more_tokens_than_the_context_end_there(llm):
 def test_lower_priority_values_are_served_first(llm):
     """One runs at a time."""
     served = []
-    dispatch = llm._engine.runner.dispatch
+    dispatch = llm.engine.runner.dispatch
 
     def record(output, sampling):
         served.extend(entry.sequence.prompt_token_ids[0] for entry in output.scheduled)
         return dispatch(output, sampling)
 
-    llm._engine.runner.dispatch = record
+    llm.engine.runner.dispatch = record
     try:
         llm.generate([[1, 2], [3, 4], [5, 6]], GREEDY, priority=[2, 3, 1])
     finally:
-        llm._engine.runner.dispatch = dispatch
+        llm.engine.runner.dispatch = dispatch
     assert list(dict.fromkeys(served)) == [5, 1, 3]
 
 

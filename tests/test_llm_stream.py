@@ -81,9 +81,9 @@ def test_closing_early_aborts(llm, num_taken):
     stream = llm.stream(TEXT, PARAMS)
     for _ in range(num_taken):
         next(stream)
-    assert llm._engine.has_unfinished
+    assert llm.engine.has_unfinished
     stream.close()
-    assert not llm._engine.has_unfinished
+    assert not llm.engine.has_unfinished
     assert collect(llm.stream(TEXT, PARAMS)) == expected(llm, TEXT, PARAMS)
 
 
@@ -92,7 +92,7 @@ def test_dropping_the_iterator_aborts(llm):
         break
     llm.stream(TEXT, PARAMS)
     gc.collect()
-    assert not llm._engine.has_unfinished
+    assert not llm.engine.has_unfinished
 
 
 def test_two_streams_in_turns(batching_llm):

@@ -3,7 +3,6 @@
 import email
 import os
 import shutil
-import site
 import subprocess
 import sys
 import tarfile
@@ -13,9 +12,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import jaxis
+from tests.support.places import REPOSITORY
 
-ROOT = Path(__file__).parent.parent
-ASSETS = ROOT / "src" / "jaxis" / "assets"
+ASSETS = REPOSITORY / "src" / "jaxis" / "assets"
 TOP_LEVEL = {"src", "native", "tests", "tools", "examples", "benchmarks", "docs"}
 TOP_LEVEL |= {"Makefile", "README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
 TOP_LEVEL |= {"PKG-INFO", ".gitignore"}
@@ -29,11 +28,11 @@ needs_compiler = pytest.mark.skipif(
 def build(folder, *hooks, **environment):
     """Runs hooks of the build backend as pip does, without an environment of its own."""
     # Where an editable installation has compiled the library already.
-    settings = {"build-dir": str(ROOT / "build" / "native")} if not environment else {}
+    settings = {"build-dir": str(REPOSITORY / "build" / "native")} if not environment else {}
     calls = "; ".join(f"backend.{hook}({str(folder)!r}, {settings!r})" for hook in hooks)
     subprocess.run(
         [sys.executable, "-c", f"import scikit_build_core.build as backend; {calls}"],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | environment,
         check=True,
         capture_output=True,
@@ -49,15 +48,18 @@ def install(wheel, folder):
 
 def run_installed(folder, code, *arguments):
     """Runs code where jaxis is what is installed in `folder`; returns what it printed."""
+    required = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     # -S: the import hook of an editable installation would come first.
-    return subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", code, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *site.getsitepackages()])},
-        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *required])},
+        check=False,
         capture_output=True,
         text=True,
-    ).stdout
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="session")
@@ -93,13 +95,13 @@ def metadata(wheel, wheel_names):
 
 
 def test_the_wheel_holds_every_module_and_the_type_marker(wheel_names):
-    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    modules = {path.relative_to(REPOSITORY / "src").as_posix() for path in (REPOSITORY / "src").rglob("*.py")}
     assert modules <= wheel_names
     assert "jaxis/py.typed" in wheel_names
 
 
 def test_the_wheel_holds_the_embedded_model(wheel, wheel_names):
-    files = {path.relative_to(ROOT / "src").as_posix() for path in ASSETS.rglob("*") if path.is_file()}
+    files = {path.relative_to(REPOSITORY / "src").as_posix() for path in ASSETS.rglob("*") if path.is_file()}
     assert {"jaxis/assets/tiny/config.json", "jaxis/assets/tiny/model.safetensors"} <= files
     assert files <= wheel_names
     weights = ASSETS / "tiny" / "model.safetensors"
@@ -108,8 +110,8 @@ def test_the_wheel_holds_the_embedded_model(wheel, wheel_names):
 
 
 def test_the_wheel_holds_the_chat_page_and_its_libraries_licences(wheel_names):
-    page = ROOT / "src" / "jaxis" / "server" / "static"
-    files = {path.relative_to(ROOT / "src").as_posix() for path in page.rglob("*") if path.is_file()}
+    page = REPOSITORY / "src" / "jaxis" / "server" / "static"
+    files = {path.relative_to(REPOSITORY / "src").as_posix() for path in page.rglob("*") if path.is_file()}
     assert "jaxis/server/static/index.html" in files
     assert files <= wheel_names
     licences = {PurePosixPath(name).name for name in wheel_names if ".dist-info/licenses/" in name}

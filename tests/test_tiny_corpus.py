@@ -3,22 +3,19 @@
 import json
 import random
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from tiny import relations, skills, tables
+from tiny.batches import batches
+from tiny.corpus import Conversation, draw, evaluation_rows, vary
+from tiny.frames import framed_templates
+from tiny.tokenizer import VOCAB_SIZE, answer_mask, render, sample_text, train_tokenizer
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-ASSET = ROOT / "src" / "jaxis" / "assets" / "tiny"
-sys.path.insert(0, str(ROOT / "examples"))
+from tests.support.places import REPOSITORY
 
-from tiny import relations, skills, tables  # noqa: E402
-from tiny.batches import batches  # noqa: E402
-from tiny.corpus import Conversation, draw, evaluation_rows, vary  # noqa: E402
-from tiny.frames import framed_templates  # noqa: E402
-from tiny.tokenizer import VOCAB_SIZE, answer_mask, render, sample_text, train_tokenizer  # noqa: E402
+ASSET = REPOSITORY / "src" / "jaxis" / "assets" / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def evaluation_file():
-    lines = (ROOT / "tests" / "data" / "tiny_eval.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "tests" / "data" / "tiny_eval.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -2,13 +2,10 @@
 
 import asyncio
 import contextlib
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 from serving.stub_server import StubAnswer, StubServer
 
 

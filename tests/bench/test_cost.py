@@ -39,7 +39,7 @@ def test_the_flops_of_one_token_are_two_a_parameter_and_its_attention():
 
 
 def test_an_engine_s_costs_are_those_of_its_config(llm):
-    config = llm._engine.vllm_config.model_config.hf_config.to_dict()
+    config = llm.engine.vllm_config.model_config.hf_config.to_dict()
     hidden, ffn, layers = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     heads, kv_heads, head_dim = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     vocab = config["vocab_size"]
@@ -47,17 +47,17 @@ def test_an_engine_s_costs_are_those_of_its_config(llm):
     layer = projections + 3 * hidden * ffn
     norms = layers * (2 * hidden + 2 * head_dim) + hidden
 
-    cost = prefill_cost(llm._engine.vllm_config)
+    cost = prefill_cost(llm.engine.vllm_config)
     assert cost == PrefillCost(layers * layer, vocab * hidden, 4 * heads * head_dim * layers)
-    read = decode_cost(llm._engine)
+    read = decode_cost(llm.engine)
     # Of embedding table and output head, tied or not, one is read.
     assert read.weight_bytes == FLOAT32 * (layers * layer + norms + vocab * hidden)
     assert read.kv_bytes_per_token == FLOAT32 * layers * 2 * kv_heads * head_dim
 
 
 def test_weight_bytes_name_every_parameter(llm):
-    sizes = llm._engine.runner.bytes_by_weight()
-    config = llm._engine.vllm_config.model_config.hf_config
+    sizes = llm.engine.runner.bytes_by_weight()
+    config = llm.engine.vllm_config.model_config.hf_config
     embedding = np.dtype(np.float32).itemsize * config["vocab_size"] * config["hidden_size"]
     [name] = [name for name in sizes if "embed_tokens" in name]
     assert sizes[name] == embedding

@@ -49,7 +49,7 @@ def test_the_limit_is_the_copy_s_where_reading_was_not_measured():
 
 def test_a_measured_load_agrees_with_itself(llm):
     limits = Limits(1, 1e9, 1e9, 1e9)
-    result = measure_latency(llm._engine, Load(1, 10, 4), limits, repeats=2, rng=np.random.default_rng(0))
+    result = measure_latency(llm.engine, Load(1, 10, 4), limits, repeats=2, rng=np.random.default_rng(0))
     assert result.prefill_tokens_per_second == pytest.approx(10 / result.prefill_seconds)
     assert result.decode_steps_per_second == pytest.approx(1 / result.decode_step_seconds)
     num_bytes = result.decode_weight_bytes + result.decode_kv_bytes

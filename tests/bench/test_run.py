@@ -20,7 +20,7 @@ def test_random_prompts_have_the_lengths_asked_for_and_differ(rng):
 
 
 def test_a_lone_request_decodes_output_len_minus_one_steps_over_a_growing_context(llm, rng):
-    run = run_batch(llm._engine, Load(batch_size=1, input_len=10, output_len=4), rng)
+    run = run_batch(llm.engine, Load(batch_size=1, input_len=10, output_len=4), rng)
     assert len(run.step_seconds) == 3
     assert run.context_len == np.mean([11, 12, 13])
     assert len(run.first_token_seconds) == 1
@@ -30,7 +30,7 @@ def test_a_lone_request_decodes_output_len_minus_one_steps_over_a_growing_contex
 
 def test_steps_count_only_once_every_prompt_is_through(batching_llm, rng):
     # 4 * 40 tokens in chunks of 64: the first requests decode while the last are still in their prefill.
-    run = run_batch(batching_llm._engine, Load(batch_size=4, input_len=40, output_len=5), rng)
+    run = run_batch(batching_llm.engine, Load(batch_size=4, input_len=40, output_len=5), rng)
     assert len(run.step_seconds) == 4
     assert len(run.first_token_seconds) == 4
     assert len(set(run.first_token_seconds)) > 1
@@ -39,16 +39,16 @@ def test_steps_count_only_once_every_prompt_is_through(batching_llm, rng):
 
 
 def test_one_output_token_is_a_prefill_alone(llm, rng):
-    run = run_batch(llm._engine, Load(1, 10, 1), rng)
+    run = run_batch(llm.engine, Load(1, 10, 1), rng)
     assert run.step_seconds == []
     assert run.context_len == 0
     assert len(run.first_token_seconds) == 1
 
 
 def test_the_engine_is_idle_afterwards(llm, rng):
-    run_batch(llm._engine, Load(1, 10, 3), rng)
-    assert not llm._engine.has_unfinished
-    assert llm._engine.step() == []
+    run_batch(llm.engine, Load(1, 10, 3), rng)
+    assert not llm.engine.has_unfinished
+    assert llm.engine.step() == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_load_too_large_for_the_engine_is_one_clear_error(start_llm, load, wor
         if words == "kv_cache_memory":
             load = Load(8, llm.max_model_len - 60, 2)
         with pytest.raises(RequestError, match=words):
-            check_load(llm._engine, load)
+            check_load(llm.engine, load)
 
 
 def test_the_longest_sequence_leaves_room_for_decodes_beside_the_prefill():

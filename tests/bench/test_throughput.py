@@ -20,7 +20,7 @@ def test_the_same_seed_gives_the_same_mix():
 
 def test_every_token_is_counted(batching_llm):
     requests = [RequestShape(*lengths) for lengths in ((5, 3), (20, 1), (9, 6), (30, 2), (7, 7)) * 3]
-    result = measure_throughput(batching_llm._engine, requests, np.random.default_rng(0))
+    result = measure_throughput(batching_llm.engine, requests, np.random.default_rng(0))
     assert (result.num_requests, result.num_input_tokens, result.num_output_tokens) == (15, 3 * 71, 3 * 19)
     assert result.requests_per_second == pytest.approx(15 / result.elapsed_seconds)
     assert result.output_tokens_per_second == pytest.approx(57 / result.elapsed_seconds)
@@ -30,12 +30,12 @@ def test_every_token_is_counted(batching_llm):
 
 
 def test_single_tokens_have_no_time_per_output_token(llm):
-    result = measure_throughput(llm._engine, [RequestShape(5, 1)], np.random.default_rng(0))
+    result = measure_throughput(llm.engine, [RequestShape(5, 1)], np.random.default_rng(0))
     assert result.token_seconds_median is None
 
 
 def test_a_request_too_long_for_the_engine_is_refused_and_leaves_it_idle(llm):
     requests = [RequestShape(5, 1), RequestShape(llm.max_model_len, 1)]
     with pytest.raises(RequestError, match="max_model_len="):
-        measure_throughput(llm._engine, requests, np.random.default_rng(0))
-    assert not llm._engine.has_unfinished
+        measure_throughput(llm.engine, requests, np.random.default_rng(0))
+    assert not llm.engine.has_unfinished

@@ -13,9 +13,9 @@ import pytest
 from jaxis.bringup.new_model import new_model
 from jaxis.errors import ConfigError
 from jaxis.models.registry import built_in_models
+from tests.support.places import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
-CHANGED = ("src/jaxis/models/registry.py", "tests/models/parity.py", "docs/models.md")
+CHANGED = ("src/jaxis/models/registry.py", "tests/support/parity.py", "docs/models.md")
 # An editable installation's finder would put the installed package before the copy.
 RUN_PYTEST = """
 import sys
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     """The files that are changed, as in a checkout."""
     for name in CHANGED:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
     return tmp_path
 
 
@@ -44,7 +44,7 @@ def test_writes_the_file_the_registry_line_the_test_row_and_the_page_row(checkou
     assert "NewThing2ForCausalLM" in defined
     copied = {
         node.name
-        for node in ast.parse((ROOT / f"src/jaxis/models/{like}.py").read_text()).body
+        for node in ast.parse((REPOSITORY / f"src/jaxis/models/{like}.py").read_text()).body
         if isinstance(node, ast.ClassDef)
     }
     assert not copied & {name for name in defined if name.startswith("NewThing2")}
@@ -54,7 +54,7 @@ def test_writes_the_file_the_registry_line_the_test_row_and_the_page_row(checkou
     assert lines == sorted(lines)
     ast.parse((checkout / CHANGED[1]).read_text())
     for name in CHANGED:
-        before, after = (ROOT / name).read_text().splitlines(), (checkout / name).read_text().splitlines()
+        before, after = (REPOSITORY / name).read_text().splitlines(), (checkout / name).read_text().splitlines()
         added = [line for line in after if line not in before]
         assert any("NewThing2" in line for line in added)
         assert set(before) <= set(after)
@@ -64,15 +64,16 @@ def test_writes_the_file_the_registry_line_the_test_row_and_the_page_row(checkou
     "like", ["qwen3", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "qwen3")]
 )
 def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path, like: str):
-    for folder in ("src", "tests/models"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("src", "tests/models", "tests/support"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / CHANGED[2], tmp_path / CHANGED[2])
+    for file in ("pyproject.toml", CHANGED[2]):
+        shutil.copy(REPOSITORY / file, tmp_path / file)
     made = new_model("NewThing2", like, tmp_path)
     python, _, _, *arguments = made.check.replace("'", "").split()
     assert python == "python"
     command = [sys.executable, "-c", RUN_PYTEST, *arguments, "-q"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"\d+ passed", result.stdout)

@@ -5,11 +5,11 @@ import os
 import subprocess
 
 import pytest
-from cli_model import JAXIS, write_checkpoint
 from typer.testing import CliRunner
 
 from jaxis import LLM
 from jaxis.cli.main import app
+from tests.support.cli_model import JAXIS, write_checkpoint
 
 
 @pytest.fixture(scope="session")

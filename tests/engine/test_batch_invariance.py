@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
+from tests.support.tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
 
-pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+pytestmark = [
+    pytest.mark.production_xla,
+    pytest.mark.skipif(not native.usable(), reason="needs the native kernels"),
+]
 
 NUM_TOKENS = 12
 NUM_PROCESSORS = sorted({1, min(2, len(os.sched_getaffinity(0))), len(os.sched_getaffinity(0))})
@@ -29,7 +32,7 @@ class Recorder:
     def __init__(self, llm):
         from jaxis import SamplingParams
 
-        self.engine, self.llm = llm._engine, llm
+        self.engine, self.llm = llm.engine, llm
         self.params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20)
         self.states = defaultdict(lambda: defaultdict(set))
         forward = self.engine.runner._forward
@@ -90,7 +93,7 @@ def main(num_processors, model, quantization):
         show_progress=False,
     ) as llm:
         recorder = Recorder(llm)
-        engine = llm._engine
+        engine = llm.engine
         runs["alone"] = {}
         for prompt in PROMPTS:
             engine.reset()
@@ -111,11 +114,9 @@ def main(num_processors, model, quantization):
             num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
             num_blocks |= {FULL_CONTEXT: 16}
             engine.scheduler.block_manager = BlockManager(num_blocks, 16, enable_prefix_caching=False)
-            preempted = []
-            preempt = engine.scheduler._preempt
-            engine.scheduler._preempt = lambda request: (preempted.append(request), preempt(request))
+            num_before = engine.num_preemptions
             runs["preempted"] = recorder.run(PROMPTS)
-            assert preempted
+            assert engine.num_preemptions > num_before
     print(json.dumps(runs))
 
 
@@ -145,7 +146,7 @@ def runs(request, tmp_path_factory):
     found = {}
     for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
-        script += f"from test_batch_invariance import main; main({count}, {model!r}, {quantization!r})"
+        script += f"from tests.engine.test_batch_invariance import main; main({count}, {model!r}, {quantization!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
         process = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False

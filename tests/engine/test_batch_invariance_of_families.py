@@ -5,23 +5,24 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from jaxis.kernels import native
 
-pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
+pytestmark = [
+    pytest.mark.production_xla,
+    pytest.mark.skipif(not native.usable(), reason="needs the native kernels"),
+]
 
 NAMES = ("Gemma 3", "Command R+, norms on heads", "Phi-4")
 
 
 def main() -> None:
     """Prints, as JSON, each family's log-probabilities of requests alone and together."""
-    import parity
-    from parity import prompt
-
     from jaxis import LLM, SamplingParams
+    from tests.support import parity
+    from tests.support.parity import prompt
 
     prompts = [{"prompt_token_ids": prompt(length)} for length in (3, 40, 61)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=20)
@@ -44,9 +45,8 @@ def _logprobs(output: object) -> list[dict[int, str]]:
 
 
 def test_log_probabilities_are_equal_to_the_bit_alone_and_together():
-    helpers = str(Path(__file__).parents[1] / "models")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([helpers, *sys.path]), "XLA_FLAGS": ""}
-    script = "from test_batch_invariance_of_families import main; main()"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
+    script = "from tests.engine.test_batch_invariance_of_families import main; main()"
     process = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )

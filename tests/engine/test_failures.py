@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxis import SamplingParams
 from jaxis.errors import EngineError
-from leak_check import no_blocks_leaked
-from tiny_checkpoints import variant
+from tests.support.leak_check import no_blocks_leaked
+from tests.support.tiny_checkpoints import variant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 PROMPTS = [[i + 1, i + 2, i + 3] * 7 for i in range(6)]
@@ -60,7 +60,7 @@ def test_nan_fails_a_stream_and_a_request_of_several_completions(damaged_llm):
 
 def test_nan_does_not_come_back_from_the_cache(damaged_llm, llm):
     """Neither as a cached prefix nor as what is left in a reused block."""
-    engine = damaged_llm._engine
+    engine = damaged_llm.engine
     engine.reset()
     for i in range(6):
         with pytest.raises(EngineError):
@@ -76,7 +76,7 @@ def test_nan_does_not_come_back_from_the_cache(damaged_llm, llm):
 @contextlib.contextmanager
 def failing_dispatch(llm, when, error):
     """`Runner.dispatch` raises `error` in its call number `when`."""
-    runner = llm._engine.runner
+    runner = llm.engine.runner
     dispatch, calls = runner.dispatch, iter(range(1000))
 
     def failing(output, sampling):
@@ -120,7 +120,7 @@ def test_prefix_cache_counts_survive_a_failed_step(batching_llm):
 def test_step_that_took_the_caches_with_it(batching_llm):
     """The prefix cache must not name blocks whose contents are lost."""
     expected = tokens(batching_llm.generate(PROMPTS, GREEDY))
-    for cache in batching_llm._engine.runner._caches:
+    for cache in batching_llm.engine.runner._caches:
         cache.delete()
     with pytest.raises(EngineError, match="a step failed"):
         batching_llm.generate(PROMPTS, GREEDY)
@@ -131,15 +131,22 @@ def test_step_that_took_the_caches_with_it(batching_llm):
 
 def test_failing_logits(llm, monkeypatch):
     expected = llm.compute_logits([1, 2, 3], path="paged")
+    runner = llm.engine.runner
+    paged_logits = runner.paged_logits
+
+    def failing(output):
+        paged_logits(output)
+        raise ZeroDivisionError
+
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine.runner, "_logits", lambda *_: 1 / 0)
+        patch.setattr(runner, "paged_logits", failing)
         with pytest.raises(ZeroDivisionError):
             llm.compute_logits([1, 2, 3], path="paged")
     np.testing.assert_array_equal(llm.compute_logits([1, 2, 3], path="paged"), expected)
 
 
 @pytest.fixture
-def interrupting():
+def interrupting(ctrl_c):
     """`with interrupting(seconds):` sends this process a Ctrl-C; asserts that it arrives."""
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -12,14 +12,14 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine.execution import kv_cache
 from jaxis.engine.setup import EngineArgs, parse_bytes
 from jaxis.errors import CheckpointError, ConfigError, EngineError
-from tiny_checkpoints import variant, write_checkpoint
+from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 PROMPT = list(range(100))
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, 2 heads of 16, 2 layers, 16 tokens, float32
 
 
 def num_blocks(llm):
-    return llm._engine.scheduler.block_manager.num_blocks
+    return llm.engine.scheduler.block_manager.num_blocks
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_narrower_cache_entries_and_other_blocks(start_llm, dtype, block_size, b
         expected = llm.compute_logits(PROMPT, path="paged")
     with start_llm(kv_cache_memory=100 * BLOCK_BYTES, **settings) as llm:
         assert num_blocks(llm) == blocks
-        assert llm._engine.runner._caches[0].dtype == jnp.dtype(dtype)
+        assert llm.engine.runner._caches[0].dtype == jnp.dtype(dtype)
         logits = llm.compute_logits(PROMPT, path="paged")
         assert 0 < np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
         assert len(llm.generate([1, 2], SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
@@ -152,11 +152,11 @@ def test_wrong_arguments(start_llm, arguments, message):
 
 def test_what_is_not_given_follows_what_is(start_llm):
     with start_llm(max_num_seqs=None, max_num_batched_tokens=16) as llm:
-        assert llm._engine.scheduler.max_num_seqs == 16
+        assert llm.engine.scheduler.max_num_seqs == 16
     with start_llm(max_num_seqs=600, max_num_batched_tokens=None) as llm:
-        assert llm._engine.scheduler.max_num_batched_tokens == 600
+        assert llm.engine.scheduler.max_num_batched_tokens == 600
     with start_llm(max_num_seqs=None, max_num_batched_tokens=None) as llm:
-        assert (llm._engine.scheduler.max_num_seqs, llm._engine.scheduler.max_num_batched_tokens) == (64, 512)
+        assert (llm.engine.scheduler.max_num_seqs, llm.engine.scheduler.max_num_batched_tokens) == (64, 512)
 
 
 def test_arguments_are_those_of_llm():
@@ -253,7 +253,7 @@ def test_where_end_of_sequence_comes_from(start_llm, changed):
     ]
     for changes, expected in cases:
         with start_llm(changed(**changes)) as llm:
-            assert llm._engine.eos_token_ids == expected
+            assert llm.engine.eos_token_ids == expected
             for eos in expected:
                 params = SamplingParams(temperature=0, max_tokens=5, logit_bias={eos: 100.0})
                 assert llm.generate([1, 2], params)[0].outputs[0].token_ids == [eos]
@@ -264,7 +264,7 @@ def test_dynamic_rope_ends_where_its_frequencies_would_change(start_llm, tmp_pat
     folder = write_checkpoint(tmp_path / "dynamic", "llama", rope_parameters=rope, max_position_embeddings=64)
     with start_llm(folder) as llm:
         assert llm.max_model_len == 64
-        assert llm._engine.runner.max_model_len == 64
+        assert llm.engine.runner.max_model_len == 64
     with pytest.raises(ConfigError, match="max_model_len=65 is more than the 64 positions"):
         start_llm(folder, max_model_len=65)
 

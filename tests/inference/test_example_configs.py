@@ -1,15 +1,15 @@
 """The examples: every one is read without complaint, each family has one, and those of the embedded model run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.inference.sampling import to_llm_arguments
 from jaxis.models.registry import _BUILT_IN
+from tests.support.places import REPOSITORY
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
+EXAMPLES = REPOSITORY / "examples" / "configs"
 CONFIGS = sorted(EXAMPLES.rglob("*.yaml"))
 TASKS = {"chat", "completion", "guided_json", "quantized"}
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import enum
-from pathlib import Path
 
 import pytest
 
 from jaxis.errors import ConfigError
 from jaxis.inference import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
 from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sampling_params
+from tests.support.places import REPOSITORY
 
 
 def test_generation_fields_reach_the_sampler():
@@ -173,7 +173,7 @@ def test_templates_are_files_sources_or_names(tmp_path, llm):
 
 
 def test_the_page_names_every_field():
-    page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    page = (REPOSITORY / "docs" / "inference.md").read_text()
     for params in (ModelParams, GenerationParams, GuidedDecodingParams, InferenceConfig):
         for field in dataclasses.fields(params):
             assert f"`{field.name}`" in page or f"`{field.name}:`" in page, field.name

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quantized_products import expected_weight, quantized_product
 
 from jaxis.kernels.grouped_matmul import grouped_matmul, loop, reference
 from jaxis.kernels.quantized_matmul import QuantizedWeight, quantize
 from jaxis.kernels.quantized_matmul.reference import activation_tile
+from tests.support.quantized_products import expected_weight, quantized_product
 
 # Of 40 rows: some groups without any, one group with all, rows past the last group, one row each.
 GROUP_SIZES = [(7, 0, 20, 13, 0), (0, 0, 0, 40, 0), (3, 0, 0, 5, 1), (0, 0, 0, 0, 0), (1, 1, 1, 1, 36)]

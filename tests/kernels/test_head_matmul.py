@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 from jaxis.kernels.head_matmul import cpu, head_matmul
+from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 dtypes = pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = [(1, 16, 24, 64), (5, 3, 33, 16), (70, 4, 64, 24), (2, 128, 16, 8)]

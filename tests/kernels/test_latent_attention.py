@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_steps import BFLOAT16, MIX, Step
-from latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 from jaxis.kernels.latent_attention import latent_attention, layout, reference
+from tests.support.attention_steps import BFLOAT16, MIX, Step
+from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 VALUE_DIM = 32
 cache_types = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16, np.int8], ids=["float32", "bfloat16", "int8"])

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_steps import BFLOAT16, MIX, Step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
-from latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
+from tests.support.attention_steps import BFLOAT16, MIX, Step
+from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
+from tests.support.latent_steps import SCALE, Operands, cached, expected, make_latent_step
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 
@@ -188,7 +188,7 @@ class TestOneRequestsResultDependsOnNothingElse:
         np.testing.assert_array_equal(np.concatenate(rows), expected_rows)
 
     def test_on_any_number_of_threads(self):
-        script = "import test_latent_attention_cpu as t; print(t.digest())"
+        script = "from tests.kernels import test_latent_attention_cpu as t; print(t.digest())"
         for num_threads in (1, 3):
             environment = os.environ | {"NPROC": str(num_threads), "PYTHONPATH": os.pathsep.join(sys.path)}
             process = subprocess.run(

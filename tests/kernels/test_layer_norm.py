@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import PLAIN, each_path, path  # noqa: F401
 
 from jaxis.kernels.layer_norm import layer_norm, reference
+from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 EPSILON = 1e-5

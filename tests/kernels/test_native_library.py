@@ -9,10 +9,11 @@ import pytest
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native, native_constants
+from tests.support.places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 
-SOURCES = Path(__file__).parents[2] / "native" / "src"
+SOURCES = REPOSITORY / "native" / "src"
 
 
 @pytest.fixture

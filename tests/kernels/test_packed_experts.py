@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 from jaxis.kernels import native
 from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
 from jaxis.kernels.quantized_matmul import packed, quantize
 from jaxis.kernels.quantized_matmul.reference import activation_tile
+from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
-from quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 from jaxis.kernels import native
 from jaxis.kernels.quantized_matmul import (
@@ -20,6 +18,8 @@ from jaxis.kernels.quantized_matmul import (
     quantize,
     reference,
 )
+from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),

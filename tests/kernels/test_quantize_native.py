@@ -7,10 +7,10 @@ import importlib
 import ml_dtypes
 import numpy as np
 import pytest
-from isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 from jaxis.kernels.quantized_matmul import packed, quantize_native
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 # The package's own `quantize` hides the module of that name.
 definition = importlib.import_module("jaxis.kernels.quantized_matmul.quantize")

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from quantized_products import expected_weight, integers, quantized_product
 
 from jaxis.kernels.quantized_matmul import dequantize, quantize, quantized_matmul, reference
 from jaxis.kernels.quantized_matmul import quantize as quantize_function
+from tests.support.quantized_products import expected_weight, integers, quantized_product
 
 SCHEMES = [
     ("int8", None, "absmax"),

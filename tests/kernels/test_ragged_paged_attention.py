@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_steps import MIX, Step, make_step, with_cache_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as pallas_kernel
@@ -20,6 +19,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, reference, tpu
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
 from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
+from tests.support.attention_steps import MIX, Step, make_step, with_cache_type
 
 IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": blockwise.ragged_paged_attention}
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, quantize, with_cache_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.kernels import native
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
+from tests.support.attention_steps import BFLOAT16, MIX, Step, as_cached, make_step, quantize, with_cache_type
+from tests.support.isa import each_isa, isa, library_for  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 
@@ -277,7 +277,7 @@ class TestOneRequestsResultDependsOnNothingElse:
         np.testing.assert_array_equal(np.concatenate(rows), expected)
 
     def test_on_any_number_of_threads(self):
-        script = "import test_ragged_paged_attention_cpu as t; print(t.digest())"
+        script = "from tests.kernels import test_ragged_paged_attention_cpu as t; print(t.digest())"
         for num_threads in (1, 3):
             environment = os.environ | {"NPROC": str(num_threads), "PYTHONPATH": os.pathsep.join(sys.path)}
             process = subprocess.run(

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import PLAIN, each_path, path  # noqa: F401
 
 from jaxis.kernels.rotary_embedding import HeadNorms, reference, rotary_embedding
+from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from paths import PLAIN, each_path, path  # noqa: F401
 from scipy.special import logsumexp as scipy_logsumexp
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -15,6 +14,7 @@ from jaxis.kernels import native
 from jaxis.kernels.sampling import TokenFilters, argmax, cpu, logsumexp, mask_tokens, token_ranks, top_tokens
 from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.filters import weigh_tokens
+from tests.support.kernel_paths import PLAIN, each_path, path  # noqa: F401
 
 pytestmark = [each_path, pytest.mark.usefixtures("path")]
 

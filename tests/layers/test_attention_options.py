@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from layer_scopes import scope_of
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
@@ -25,6 +23,7 @@ from jaxis.layers.leaves import rms_norm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.models.llama4 import Llama4Attention
 from jaxis.parallel.mesh import make_mesh
+from tests.support.layer_scopes import scope_of
 
 LENGTHS = (37, 1, 22)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
@@ -119,12 +118,13 @@ def test_a_paged_cache_equals_dense_attention(option):
 
 
 @pytest.mark.multi_device
+@pytest.mark.production_xla
 def test_sharded_heads_equal_dense_attention():
     """Two kv heads on two devices, and on four that share them."""
-    script = "import test_attention_options as t; [t.check_paged(o, n) for o in ('plain', 'all') for n in (2, 4)]"
+    checks = "[check_paged(o, n) for o in ('plain', 'all') for n in (2, 4)]"
+    script = f"from tests.layers.test_attention_options import check_paged; {checks}"
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | devices | {"PYTHONPATH": path}
+    environment = os.environ | devices | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from layer_scopes import scope_of
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 from transformers.models.cohere import modeling_cohere
 from transformers.models.gemma2 import modeling_gemma2
@@ -25,6 +24,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
+from tests.support.layer_scopes import scope_of
 
 MLP_SIZES = {"hidden_size": 8, "intermediate_size": 12}
 

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from layer_scopes import scope_of
 
 from jaxis.kernels import native
 from jaxis.kernels.quantized_matmul import dequantize, quantize
@@ -19,6 +18,7 @@ from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.native import NativeQuantizationConfig
+from tests.support.layer_scopes import scope_of
 
 needs_native = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 SIZES = LatentAttentionSizes(

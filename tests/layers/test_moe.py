@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from layer_scopes import scope_of
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm4_moe import modeling_glm4_moe
@@ -25,6 +24,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
+from tests.support.layer_scopes import scope_of
 
 X, E, F, T = 8, 12, 20, 23
 PLAIN = {"dtype": jnp.float32, "quant_config": None, "prefix": ""}
@@ -144,7 +144,8 @@ def test_sparse_block_equals_transformers(name):
 
 @pytest.mark.parametrize("name", ["Qwen3 MoE", "Llama 4", "DeepSeek V3"])
 def test_a_token_gets_the_same_in_any_company(name):
-    _, ours = blocks(name)
+    _, block = blocks(name)
+    ours = jax.jit(block)
     x = random(T, E)
     together = ours(x)
     for rows in (slice(3, 4), slice(5, 12)):

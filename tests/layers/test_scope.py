@@ -4,9 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 import pytest
-from layer_scopes import scope_of
 
 from jaxis.layers.leaves import linear
+from tests.support.layer_scopes import scope_of
 
 
 def test_children_have_dotted_names():

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import HubClient, HubServer
 from safetensors.numpy import save
 
 from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.hub import resolve_model
+from tests.support.hub_server import HubClient, HubServer
 
 WEIGHTS = save({"w": np.arange(50_000, dtype=np.float32)})
 WANTED = {

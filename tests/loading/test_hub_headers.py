@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from hub_server import HubServer, client_environment
 from safetensors.numpy import save
+
+from tests.support.hub_server import HubServer, client_environment
 
 _CLIENT = """
 import json, sys

@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from parity import FAMILIES, checkpoint_folder
 from safetensors import safe_open
 
 from jaxis.bringup.analyze.analysis import analyze
+from tests.support.parity import FAMILIES, checkpoint_folder
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

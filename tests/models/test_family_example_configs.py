@@ -4,14 +4,15 @@ import dataclasses
 import functools
 from pathlib import Path
 
-import parity
 import pytest
 
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
 from jaxis.models.registry import get_model_class
-from tiny_checkpoints import VOCAB_SIZE, write_tokenizer
+from tests.support import parity
+from tests.support.places import REPOSITORY
+from tests.support.tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
+EXAMPLES = REPOSITORY / "examples" / "configs"
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.text_part import TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import built_in_models, get_model_class, register_model
+from tests.support.places import TESTS
 
-FOLDER = Path(__file__).parents[1] / "data" / "configs"
+FOLDER = TESTS / "data" / "configs"
 NUM_LAYERS = 4
 
 

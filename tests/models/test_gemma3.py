@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from parity import FAMILIES, reference_greedy_tokens, reference_model
 from safetensors.numpy import load_file
 
 from jaxis import LLM, SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.hf_defaults import CONFIG_DEFAULTS, with_defaults
+from tests.support.parity import FAMILIES, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")
 VISION = {

@@ -6,14 +6,11 @@ import copy
 import json
 import math
 import shutil
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import parity
 import pytest
 import torch
-from paged_sequences import PagedSequence, PagedSequences
 from safetensors.numpy import load_file, save_file
 
 from jaxis.bringup.verify.compare import kl_divergence, relative_error
@@ -22,8 +19,11 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
+from tests.support import parity
+from tests.support.paged_sequences import PagedSequence, PagedSequences
+from tests.support.places import TESTS
 
-CONFIGS = Path(__file__).parent.parent / "data" / "configs"
+CONFIGS = TESTS / "data" / "configs"
 
 
 def published(name):

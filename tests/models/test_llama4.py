@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from parity import FAMILIES, checkpoint_folder, reference_greedy_tokens, reference_model
 from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import CheckpointError, ConfigError
+from tests.support.parity import FAMILIES, checkpoint_folder, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Llama 4")
 VISION = {

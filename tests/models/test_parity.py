@@ -4,21 +4,23 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
-import parity
 import pytest
-from paged_sequences import PagedSequence, PagedSequences
-from parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, Family, prompt
 
 from jaxis.bringup.verify.compare import GATES, kl_divergence, relative_error
+from tests.support import parity
+from tests.support.paged_sequences import PagedSequence, PagedSequences
+from tests.support.parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, Family, prompt
 
 MAX_RELATIVE_ERROR = GATES["float32"].relative_error
 MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
 
-families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+# By module: all tests of a family run before those of the next, which share its model.
+families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, scope="module")
 some_families = pytest.mark.parametrize(
     "family",
     [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4")],
     ids=lambda family: family.name,
+    scope="module",
 )
 
 

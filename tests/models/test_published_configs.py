@@ -1,7 +1,6 @@
 """config.json files as published: every key is known, and parameters have the names and shapes of transformers'."""
 
 import json
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -11,8 +10,9 @@ import transformers
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.models.model_loader import construct_abstractly
+from tests.support.places import TESTS
 
-FOLDER = Path(__file__).parents[1] / "data" / "configs"
+FOLDER = TESTS / "data" / "configs"
 NAMES = (
     *("olmo-2-7b", "olmo-3-7b", "gemma-2-9b", "gemma-3-1b", "phi-3-mini-4k", "phi-4", "phi-4-mini", "glm-4-9b-0414"),
     *("granite-3.3-8b", "starcoder2-3b", "command-r", "command-r7b"),

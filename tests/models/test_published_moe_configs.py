@@ -12,7 +12,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.module import named_parameters
 from jaxis.models.model_loader import construct_abstractly
-from published_moe_configs import GPT_OSS_120B, LLAMA_4_MAVERICK, PUBLISHED_MOE_CONFIGS
+from tests.support.published_moe_configs import GPT_OSS_120B, LLAMA_4_MAVERICK, PUBLISHED_MOE_CONFIGS
 
 
 def model_of(folder, overrides=None):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,9 @@ from jaxis.models import registry
 from jaxis.models.llama import LlamaForCausalLM
 from jaxis.models.mistral import MistralForCausalLM
 from jaxis.models.registry import get_model_class, register_model, supported_architectures
+from tests.support.places import REPOSITORY
 
-EXTERNAL_MODEL = Path(__file__).parents[2] / "examples" / "external_model"
+EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
 
 
 @pytest.fixture(autouse=True)

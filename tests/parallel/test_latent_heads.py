@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 SCRIPT = """
 import jax
 import numpy as np
-import parity
-from paged_sequences import PagedSequence, PagedSequences
+from tests.support import parity
+from tests.support.paged_sequences import PagedSequence, PagedSequences
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.models.model_loader import load_model
@@ -38,14 +37,13 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
 @pytest.mark.multi_device
 @pytest.mark.slow
 def test_every_number_of_devices_gives_transformers_logits():
-    helpers = Path(__file__).parents[1] / "models"
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env=os.environ
         | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
             "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(helpers), *sys.path]),
+            "PYTHONPATH": os.pathsep.join(sys.path),
         },
         capture_output=True,
         text=True,

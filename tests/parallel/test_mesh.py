@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -49,8 +48,8 @@ SCRIPT = """
 import sys
 import jax
 import numpy as np
-import parity
-from paged_sequences import PagedSequence, PagedSequences
+from tests.support import parity
+from tests.support.paged_sequences import PagedSequence, PagedSequences
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.models.model_loader import load_model
@@ -83,17 +82,17 @@ for size in (1, 2, 4, 8):
 
 
 @pytest.mark.multi_device
+@pytest.mark.production_xla
 @pytest.mark.parametrize("family", ["Llama, biases", "Qwen3, tied"])
 def test_every_number_of_devices_gives_transformers_logits(family):
     """Two kv heads on one device, on one each, and on two and four that share one."""
-    helpers = Path(__file__).parents[1] / "models"
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, family],
         env=os.environ
         | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
             "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(helpers), *sys.path]),
+            "PYTHONPATH": os.pathsep.join(sys.path),
         },
         capture_output=True,
         text=True,

@@ -6,16 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from block_checkpoints import (
-    MXFP4,
-    quantize_mxfp4,
-    replace_tensors,
-    transformers_logits,
-    write_fp8,
-    write_model,
-    write_mxfp4,
-)
-from quantized_models import IDS, load, logits, values
 from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -26,7 +16,17 @@ from jaxis.kernels.quantized_matmul import BlockScaledWeight, dequantize
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from tiny_checkpoints import variant, write_tokenizer
+from tests.support.block_checkpoints import (
+    MXFP4,
+    quantize_mxfp4,
+    replace_tensors,
+    transformers_logits,
+    write_fp8,
+    write_model,
+    write_mxfp4,
+)
+from tests.support.quantized_models import IDS, load, logits, values
+from tests.support.tiny_checkpoints import variant, write_tokenizer
 
 _COMMON = {
     "vocab_size": 512,

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from block_checkpoints import write_fp8
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
-from quantized_models import IDS, assert_equal, load, logits
 from safetensors.numpy import load_file, save_file
 
 from jaxis.config.hf_config import HFConfig
@@ -23,7 +21,9 @@ from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.compressed_tensors import CompressedTensorsConfig
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from jaxis.quantization.methods import WeightScheme
-from tiny_checkpoints import variant, write_checkpoint
+from tests.support.block_checkpoints import write_fp8
+from tests.support.quantized_models import IDS, assert_equal, load, logits
+from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 HEAD_AND_EMBEDDINGS = {"module_path": ".*embed_tokens|lm_head"}
 RULES = {

@@ -6,8 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from block_checkpoints import FP8, quantize_fp8, replace_tensors, transformers_logits, write_fp8
-from quantized_models import IDS, assert_equal, load, logits, values
 from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -19,7 +17,9 @@ from jaxis.kernels.quantized_matmul import BlockScaledWeight, dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.unconverted import is_unconverted
-from tiny_checkpoints import variant, write_checkpoint
+from tests.support.block_checkpoints import FP8, quantize_fp8, replace_tensors, transformers_logits, write_fp8
+from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 # Several blocks, the last of them cut off, along either side.
 SIZES = {"hidden_size": 192, "intermediate_size": 320, "tie_word_embeddings": False}

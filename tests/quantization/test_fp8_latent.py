@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from block_checkpoints import write_fp8
-from quantized_models import IDS, load, logits
 from safetensors import safe_open
 
 from jaxis.kernels import native as native_kernels
 from jaxis.kernels.quantized_matmul import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
-from tiny_checkpoints import LATENT_SIZES, write_checkpoint
+from tests.support.block_checkpoints import write_fp8
+from tests.support.quantized_models import IDS, load, logits
+from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
 
 # Several blocks, the last of them cut off, along either side.
 SIZES = {"hidden_size": 192, "intermediate_size": 320, "moe_intermediate_size": 136, "kv_lora_rank": 144}

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from quantized_models import load, logits, values
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
@@ -18,6 +17,7 @@ from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
+from tests.support.quantized_models import load, logits, values
 
 SCHEMES = {
     "int8": {"weight_qtype": "int8"},

@@ -8,13 +8,13 @@ import textwrap
 
 import numpy as np
 import pytest
-from quantized_models import assert_equal, load
 from safetensors.numpy import load_file, save_file
 
 from jaxis.errors import CheckpointError, ConfigError, JaxisError
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from tiny_checkpoints import variant
+from tests.support.quantized_models import assert_equal, load
+from tests.support.tiny_checkpoints import variant
 
 
 def names(folder):
@@ -156,6 +156,7 @@ class TestMistakes:
         self.refuses(source, tmp_path / "q", "int8", "'model.norm.weight' is not in the checkpoint")
 
 
+@pytest.mark.production_xla
 def test_memory_stays_near_one_tensor(tmp_path):
     """A checkpoint of 350 MB, 175 quantized, whose largest tensor is 16; buffers and programs take 140."""
     script = """
@@ -164,8 +165,7 @@ def test_memory_stays_near_one_tensor(tmp_path):
     import ml_dtypes, numpy as np
     from jaxis.quantization.arguments import parse_quantization
     from jaxis.quantization.checkpoint import quantize_checkpoint
-    sys.path.insert(0, sys.argv[2])
-    from tiny_models import LLAMA
+    from tests.support.tiny_models import LLAMA
     root = Path(sys.argv[1])
     from safetensors.numpy import save_file
     def write(folder, layers, hidden, ffn, vocab):
@@ -184,7 +184,7 @@ def test_memory_stays_near_one_tensor(tmp_path):
         save_file({n: np.ones(s, ml_dtypes.bfloat16) for n, s in shapes.items()}, folder / "model.safetensors")
     def status(key):
         return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key)) * 1024
-    if len(sys.argv) > 3:
+    if len(sys.argv) > 2:
         write(root / "large", 12, 1024, 3072, 8000)
         write(root / "small", 1, 64, 64, 64)
         sys.exit()
@@ -193,8 +193,7 @@ def test_memory_stays_near_one_tensor(tmp_path):
     quantize_checkpoint(root / "large", root / "large-q", parse_quantization("int8"))
     print(status("VmHWM") - before)
     """
-    tests = str(next(path for path in map(str, sys.path) if path.endswith("tests/quantization")))
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), tests.replace("quantization", "loading")]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     environment = {"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}
     # Written by another process, whose memory does not count.
     subprocess.run([*command, "write"], env=environment, check=True)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from quantized_models import assert_equal, load, logits, values
 from safetensors.numpy import load_file, save_file
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from tiny_checkpoints import variant
+from tests.support.quantized_models import assert_equal, load, logits, values
+from tests.support.tiny_checkpoints import variant
 
 SIZES = {
     **{"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1, "head_dim": 16, "num_attention_heads": 4},

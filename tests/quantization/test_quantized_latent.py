@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from quantized_models import IDS, load, logits
 from safetensors.numpy import load_file, save_file
 
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from tiny_checkpoints import LATENT_SIZES, variant, write_checkpoint
+from tests.support.quantized_models import IDS, load, logits
+from tests.support.tiny_checkpoints import LATENT_SIZES, variant, write_checkpoint
 
 
 @pytest.fixture(scope="module")

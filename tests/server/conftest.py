@@ -10,7 +10,6 @@ import time
 import httpx
 import openai
 import pytest
-from chromium import EXECUTABLE, Chromium
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.local_engine import LocalEngine
@@ -18,6 +17,7 @@ from jaxis.engine.setup import EngineArgs, build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
 from jaxis.server.http.run import listen, make_server
+from tests.support.chromium import EXECUTABLE, Chromium
 
 
 @dataclasses.dataclass

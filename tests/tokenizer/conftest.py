@@ -1,8 +1,8 @@
 import pytest
-from tokenizer_families import FAMILIES
 from transformers import AutoTokenizer
 
 from jaxis.tokenizer import Tokenizer
+from tests.support.tokenizer_families import FAMILIES
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_families import BYTE_LEVEL_FAMILIES, FAMILIES, TEXTS
 
 from jaxis.tokenizer import IncrementalDetokenizer, Tokenizer
+from tests.support.tokenizer_families import BYTE_LEVEL_FAMILIES, FAMILIES, TEXTS
 
 # Text in which multi-byte characters, joined emoji, combining marks and white space are frequent.
 PIECES = [

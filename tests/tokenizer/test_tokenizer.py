@@ -6,11 +6,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_families import FAMILIES, LEADING_SPACE_OR_INNER_SPECIAL, METASPACE_FAMILIES, TEXTS
 from transformers import PreTrainedTokenizerFast
 
 from jaxis.errors import CheckpointError, RequestError
 from jaxis.tokenizer import Tokenizer
+from tests.support.tokenizer_families import FAMILIES, LEADING_SPACE_OR_INNER_SPECIAL, METASPACE_FAMILIES, TEXTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

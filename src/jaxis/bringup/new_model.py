@@ -22,7 +22,7 @@ from jaxis.models.registry import built_in_models, supported_architectures
 _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 _REGISTRY = Path("src/jaxis/models/registry.py")
-_PARITY = Path("tests/models/parity.py")
+_PARITY = Path("tests/support/parity.py")
 _MODELS_PAGE = Path("docs/models.md")
 
 

@@ -114,6 +114,11 @@ class EngineProcess(EngineClient):
         loop.add_reader(self._connection.fileno(), self._receive)
 
     @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
     def stats(self) -> EngineStats:
         """The engine at the last heartbeat."""
         return self._heartbeat.stats

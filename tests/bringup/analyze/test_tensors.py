@@ -1,0 +1,166 @@
+"""Tensors against parameters, told from headers: on checkpoints of transformers, damaged, and on one of 642 GB."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from jaxis.bringup.analyze.analysis import analyze
+from tests.support.places import TESTS
+from tests.support.sparse_checkpoints import deepseek_v3_tensors, gpt_oss_tensors, write_sparse_checkpoint
+
+CONFIGS = TESTS / "data" / "configs"
+
+
+@pytest.fixture(scope="module")
+def moe_checkpoint(tmp_path_factory):
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=131,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        pad_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("moe")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def damaged(folder, source, change):
+    """A copy of the checkpoint after `change(tensors)`."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def groups(analysis):
+    return {(problem.kind, problem.names, problem.count) for problem in analysis.tensor_problems}
+
+
+def test_a_checkpoint_that_matches(moe_checkpoint):
+    analysis = analyze(moe_checkpoint)
+    assert analysis.can_run
+    assert analysis.tensor_problems == ()
+    tensors = load_file(moe_checkpoint / "model.safetensors")
+    assert analysis.num_tensors == len(tensors)
+    assert analysis.bytes_by_dtype == {"float32": sum(4 * tensor.numel() for tensor in tensors.values())}
+
+
+def test_all_that_is_wrong_is_told_at_once_and_what_is_alike_in_one_line(moe_checkpoint, tmp_path):
+    def change(tensors):
+        for layer in range(3):
+            del tensors[f"model.layers.{layer}.self_attn.k_norm.weight"]
+        for layer, expert in ((1, 0), (1, 2), (1, 3)):
+            tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"] = torch.zeros(24, 31)
+        tensors["model.layers.0.self_attn.o_proj.bias"] = torch.zeros(32)
+        tensors["model.layers.2.input_layernorm.weight"] = torch.zeros(31)
+        tensors["vision_tower.patch.weight"] = torch.zeros(2, 2)
+
+    analysis = analyze(damaged(tmp_path / "damaged", moe_checkpoint, change))
+    assert not analysis.can_run
+    assert groups(analysis) == {
+        ("refused", "model.layers.1.mlp.experts.[0,2-3].up_proj.weight", 3),
+        ("refused", "model.layers.0.self_attn.o_proj.bias", 1),
+        ("refused", "model.layers.2.input_layernorm.weight", 1),
+        ("refused", "vision_tower.patch.weight", 1),
+        ("unfilled", "model.layers.[0-2].self_attn.k_norm.weight", 3),
+        ("unfilled", "model.layers.1.mlp.experts.up_proj of expert [0,2-3]", 3),
+        ("unfilled", "model.layers.2.input_layernorm.weight", 1),
+    }
+    reasons = {problem.names: problem.reason for problem in analysis.tensor_problems if problem.kind == "refused"}
+    assert "[31] in the checkpoint, [32] in the model" in reasons["model.layers.2.input_layernorm.weight"]
+    assert analysis.problems == ("6 tensors of the checkpoint are refused", "7 parameters stay unfilled")
+
+
+def test_a_dense_checkpoint_with_a_tied_head_of_its_own(checkpoint, tmp_path):
+    def change(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    folder = damaged(tmp_path / "tied", checkpoint(), change)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": True}))
+    assert analyze(folder).tensor_problems == ()
+
+
+def test_an_untied_checkpoint_without_its_head(checkpoint, tmp_path):
+    analysis = analyze(damaged(tmp_path / "headless", checkpoint(), lambda tensors: tensors.pop("lm_head.weight")))
+    assert groups(analysis) == {("unfilled", "lm_head.weight", 1)}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_path, quantization):
+    from jaxis.quantization.arguments import parse_quantization
+    from jaxis.quantization.checkpoint import quantize_checkpoint
+
+    folder = tmp_path / "quantized"
+    quantize_checkpoint(checkpoint(), folder, parse_quantization(quantization))
+    analysis = analyze(folder)
+    assert analysis.problems == ()
+    assert analysis.parameters.total == analyze(checkpoint()).parameters.total
+
+    def change(tensors):
+        del tensors["model.layers.1.mlp.up_proj.weight_scale"]
+
+    assert groups(analyze(damaged(tmp_path / "damaged", folder, change))) == {
+        ("unfilled", "model.layers.1.mlp.up_proj.weight_scale", 1)
+    }
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_orbax_checkpoint_is_checked_like_the_one_it_was_made_of(moe_checkpoint, tmp_path, scanned):
+    from jaxis.bringup.convert.convert import convert_checkpoint
+
+    convert_checkpoint(moe_checkpoint, tmp_path / "orbax", "orbax", scanned=scanned)
+    analysis, of_source = analyze(tmp_path / "orbax"), analyze(moe_checkpoint)
+    assert analysis.problems == analysis.tensor_problems == ()
+    assert analysis.num_tensors == of_source.num_tensors
+    assert analysis.bytes_by_dtype == of_source.bytes_by_dtype
+
+
+def test_without_weights_the_reason_is_told(moe_checkpoint):
+    analysis = analyze(moe_checkpoint / "config.json")
+    assert analysis.can_run
+    assert analysis.tensor_problems is None
+    assert analysis.no_tensors_reason == "config.json alone was given"
+    assert analysis.parameters == analyze(moe_checkpoint).parameters
+
+
+def test_gpt_oss_in_mxfp4_is_checked_in_its_published_layout(tmp_path):
+    values = json.loads((CONFIGS / "gpt-oss-20b.json").read_text())
+    tensors = gpt_oss_tensors(values)
+    analysis = analyze(write_sparse_checkpoint(tmp_path / "whole", values, tensors))
+    assert analysis.problems == analysis.tensor_problems == ()
+    assert sum(analysis.bytes_by_dtype.values()) == 13_761_264_768  # total_size of the published index
+    name = "model.layers.3.mlp.experts.down_proj_scales"
+    tensors[name] = ("U8", (32, 2880, 89))
+    analysis = analyze(write_sparse_checkpoint(tmp_path / "broken", values, tensors))
+    assert [problem.names for problem in analysis.tensor_problems if problem.kind == "refused"] == [name]
+
+
+def test_deepseek_v3_with_its_91991_tensors_takes_seconds(tmp_path):
+    values = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    tensors = deepseek_v3_tensors(values)
+    assert len(tensors) == 91_991
+    broken = "model.layers.60.mlp.experts.255.down_proj.weight"
+    tensors[broken] = ("F8_E4M3", (7168, 2047))
+    folder = write_sparse_checkpoint(tmp_path / "v3", values, tensors, num_shards=163)
+    start = time.process_time()  # of this process: what else the machine does takes none of it
+    analysis = analyze(folder)
+    seconds = time.process_time() - start
+    assert {names for kind, names, _ in groups(analysis) if kind == "refused"} == {broken}
+    [unfilled] = [problem for problem in analysis.tensor_problems if problem.kind == "unfilled"]
+    assert unfilled.names == "model.layers.60.mlp.experts.down_proj of expert 255"
+    assert analysis.bytes_by_dtype["float8_e4m3fn"] > 6e11
+    assert seconds < 60  # it takes 8

@@ -1,0 +1,74 @@
+"""A fault planted in a family is found, and the module that has it is named."""
+
+import pytest
+
+from tests.support import faulty_models as faults
+from tests.support.verified_models import layers_of
+
+# A published config, the layer and the fault in it, the module at fault and a part of what is said of it.
+PLANTED = [
+    ("LLAMA_3_2", 1, faults.other_rope_pairing, "self_attn", "what it gives o_proj after v_proj"),
+    ("LLAMA_3_2", 0, faults.rope_of_half_the_head, "self_attn", "what it gives o_proj"),
+    ("LLAMA_2", 1, faults.scale_of_the_hidden_size, "self_attn", "what it gives o_proj"),
+    ("LLAMA_2", 1, faults.norms_swapped, "", "what it gives post_attention_layernorm"),
+    ("LLAMA_2", 1, faults.norm_after_instead_of_before, "", "what it gives self_attn"),
+    ("LLAMA_2", 0, faults.no_residual_around_the_mlp, "", "its output"),
+    ("LLAMA_2", 1, faults.weight_transposed, "self_attn.o_proj", "its output"),
+    ("LLAMA_2", 1, faults.gate_and_up_exchanged, "mlp", "what it gives down_proj"),
+    ("LLAMA_2", 1, faults.other_activation, "mlp", "what it gives down_proj"),
+    ("LLAMA_2", 1, faults.norm_with_one_added_to_its_weight, "post_attention_layernorm", "its output"),
+    ("LLAMA_2", 1, faults.rounded_to_bfloat16, "mlp.down_proj", "its output"),
+    ("MISTRAL", 1, faults.window_one_too_long, "self_attn", "what it gives o_proj"),
+    ("QWEN_3", 1, faults.head_norms_forgotten, "self_attn", "not called: q_norm, k_norm"),
+    ("QWEN_2_5", 1, faults.bias_forgotten, "self_attn.k_proj", "its output"),
+    ("deepseek-v3", 0, faults.other_rope_pairing, "self_attn", "what it gives o_proj"),
+    ("deepseek-v3", 0, faults.scale_without_that_of_the_context_extension, "self_attn", "what it gives o_proj"),
+    ("deepseek-v3", 2, faults.selection_bias_forgotten, "mlp.gate", "its output"),
+    ("deepseek-v3", 2, faults.experts_of_all_groups, "mlp.gate", "its output"),
+    ("deepseek-v3", 2, faults.scaling_factor_forgotten, "mlp.gate", "its output"),
+    ("deepseek-v3", 2, faults.shared_experts_forgotten, "mlp", "not called: shared_experts"),
+    ("deepseek-v3", 2, faults.shared_experts_gate_and_up_exchanged, "mlp.shared_experts", "what it gives down_proj"),
+    ("deepseek-v3", 2, faults.expert_exchanged_with_its_neighbour, "mlp.experts", "its output"),
+    ("qwen3-30b-a3b", 0, faults.weights_not_renormalized, "mlp.gate", "its output"),
+    ("gpt-oss-20b", 1, faults.sinks_forgotten, "self_attn", "what it gives o_proj"),
+    ("gpt-oss-20b", 0, faults.window_one_too_long, "self_attn", "what it gives o_proj"),
+    ("llama-4-scout", 0, faults.chunk_one_too_long, "self_attn", "what it gives o_proj"),
+    ("llama-4-scout", 3, faults.temperature_forgotten, "self_attn", "what it gives o_proj"),
+]
+PUBLISHED = list(dict.fromkeys(row[0] for row in PLANTED))
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "plant", "module", "said"),
+    PLANTED,
+    ids=[f"{config}-{plant.__name__}" for config, _, plant, _, _ in PLANTED],
+)
+def test_the_module_at_fault_is_named(config, layer, plant, module, said):
+    check = layers_of(config, plant, layer)
+    assert not check.passed
+    assert check.divergence.module.endswith(f"model.layers.{layer}{module and '.'}{module}")
+    assert said in str(check.divergence)
+    assert check.divergence.own_error > 1e-4
+    # Everything before it is right in the chain too.
+    assert check.divergence.error_before is None or check.divergence.error_before < 1e-4
+    assert check.divergence.error_after is None or check.divergence.error_after > 1e-4
+
+
+@pytest.mark.parametrize("config", PUBLISHED)
+def test_without_a_fault_every_module_is_right(config):
+    check = layers_of(config)
+    assert check.passed, str(check.divergence)
+    assert check.unmatched == ()
+    # The projection that latent attention absorbs.
+    assert all(name.endswith("kv_b_proj") for name in check.not_called)
+    not_compared = [module.name for module in check.modules if module.own_error is None]
+    # Llama 4's reference repeats the experts' input; what it calls the language model gives logits.
+    assert all(name.endswith(("feed_forward.experts", "language_model")) for name in not_compared)
+    assert max(module.output_error for module in check.modules if module.output_error is not None) < 5e-5
+
+
+@pytest.mark.parametrize("fault", [faults.other_rope_pairing, faults.gate_and_up_exchanged])
+def test_in_bfloat16_too(fault):
+    assert layers_of("LLAMA_3_2", dtype="bfloat16").passed
+    check = layers_of("LLAMA_3_2", fault, dtype="bfloat16")
+    assert check.divergence.module in ("model.layers.1.self_attn", "model.layers.1.mlp")

@@ -1,0 +1,87 @@
+"""`jaxis analyze`: its text, its JSON, its exit codes."""
+
+import json
+
+import pytest
+
+from tests.support.places import TESTS
+
+CONFIGS = TESTS / "data" / "configs"
+
+
+def test_text_fits_80_columns_and_has_no_colours_where_it_is_piped(run_jaxis, cli_environment, monkeypatch, checkpoint):
+    monkeypatch.setitem(cli_environment, "COLUMNS", "80")
+    result = run_jaxis("analyze", checkpoint())
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any(line != line.rstrip() for line in lines)
+    assert "\x1b" not in result.stdout
+    assert lines[1] == "can run"
+    assert "each has its parameter, and each parameter its tensor" in result.stdout
+    for section in ("Axes", "Keys of config.json", "Weights", "KV cache in bfloat16"):
+        assert section in lines
+
+
+def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
+    result = invoke("analyze", checkpoint(), "--json", "--memory", "1GiB")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert list(facts) == [
+        *("schema", "can_run", "fits", "model", "architectures", "problems", "keys", "axes", "tensor_problems"),
+        *("no_tensors_reason", "num_tensors", "bytes_by_dtype", "parameters", "kv_cache_dtype", "kv_cache"),
+        *("max_context", "memory"),
+    ]
+    assert (facts["schema"], facts["can_run"], facts["fits"], facts["problems"]) == (1, True, True, [])
+    assert facts["architectures"] == ["Qwen3ForCausalLM"]
+    assert set(facts["keys"][0]) == {"key", "value", "status"}
+    assert set(facts["axes"][0]) == {"name", "features", "keys"}
+    assert set(facts["axes"][0]["features"][0]) == {"value", "provided", "files"}
+    assert set(facts["parameters"]) == {"total", "embedding", "experts", "active"}
+    assert set(facts["kv_cache"][0]) == {"kind", "layers", "bytes_per_token", "max_tokens"}
+    assert set(facts["memory"]) == {"name", "nbytes", "fits"}
+    assert set(facts["memory"]["fits"][0]) == {"weights", "weight_bytes", "fits", "context_tokens"}
+
+
+def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
+    result = invoke("analyze", CONFIGS / "nemotron-h-56b.json")
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    assert "cannot run" in result.stdout
+    assert "layers/mamba2.py" in result.stdout
+    facts = json.loads(invoke("analyze", CONFIGS / "nemotron-h-56b.json", "--json").stdout)
+    assert facts["can_run"] is False
+    [limit] = [key["value"] for key in facts["keys"] if key["key"] == "time_step_limit"]
+    assert limit == [0.0, "inf"], "JSON knows no infinity"
+    assert {"value": "54 x Mamba-2", "provided": False} in [
+        {name: feature[name] for name in ("value", "provided")}
+        for axis in facts["axes"]
+        for feature in axis["features"]
+    ]
+
+
+@pytest.mark.parametrize(("memory", "code"), [("1K", 1), ("1G", 0)])
+def test_a_given_memory_must_hold_it(invoke, checkpoint, memory, code):
+    assert invoke("analyze", checkpoint(), "--memory", memory).exit_code == code
+
+
+def test_the_cache_type_changes_its_figures(invoke, checkpoint):
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        result = invoke("analyze", checkpoint(), "--json", "--kv-cache-dtype", dtype)
+        sizes[dtype] = json.loads(result.stdout)["kv_cache"][0]["bytes_per_token"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+
+
+def test_verbose_names_neutral_keys(invoke, checkpoint):
+    assert "initializer_range" not in invoke("analyze", checkpoint()).stdout
+    assert "initializer_range" in invoke("analyze", checkpoint(), "--verbose").stdout
+
+
+def test_a_mistake_is_one_line(invoke, tmp_path):
+    result = invoke("analyze", tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("jaxis: error: there is no ")
+    assert result.stderr.count("\n") == 1

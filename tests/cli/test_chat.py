@@ -1,0 +1,174 @@
+"""`jaxis chat` where stdin is a pipe, and the session behind it."""
+
+import contextlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxis import LLM, SamplingParams
+from jaxis.cli.chat_session import ChatSession
+from jaxis.cli.main import app
+from tests.support.cli_model import write_checkpoint
+
+GREEDY = ("--temperature", "0", "--max-tokens", "6", "--repetition-penalty", "1.5")
+
+
+def answers_of(llm, questions, system=None):
+    """The conversation as the Python API has it."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, repetition_penalty=1.5, top_k=7)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        [output] = llm.chat(messages, params, progress=False)
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+    return messages
+
+
+def chat_and_save(invoke, tmp_path, lines, *options):
+    """Runs a chat that saves itself at the end; returns its result and the messages saved."""
+    path = tmp_path / "conversation.json"
+    result = invoke("chat", *options, *GREEDY, stdin="\n".join([*lines, f"/save {path}"]))
+    return result, json.loads(path.read_text())["messages"]
+
+
+def test_each_line_is_a_turn_that_sees_those_before(invoke, tmp_path, chat_llm):
+    expected = answers_of(chat_llm, ["one", "two"], "brief")
+    result, messages = chat_and_save(invoke, tmp_path, ["one", "", "two"], "--system", "brief")
+    assert result.exit_code == 0, result.stderr
+    assert messages == expected
+    assert result.stdout == "".join(m["content"] + "\n" for m in expected if m["role"] == "assistant")
+
+
+def test_the_model_is_opened_with_the_engine_options(invoke):
+    invoke("chat", "org/name", "--max-model-len", "64", stdin="")
+    [(model, arguments)] = invoke.opened
+    assert (model, arguments["max_model_len"]) == ("org/name", 64)
+
+
+@pytest.mark.parametrize(
+    ("lines", "questions", "system"),
+    [
+        (["one", "/clear", "two"], ["two"], None),
+        (["one", "two", "/undo", "three"], ["one", "three"], None),
+        (["one", "/retry", "two"], ["one", "two"], None),
+        (["/system brief", "one"], ["one"], "brief"),
+        (["/system brief", "/system", "one"], ["one"], None),
+        (["/system brief", "one", "/clear", "two"], ["two"], "brief"),
+        (["one", "/quit", "two"], None, None),
+    ],
+)
+def test_commands_change_the_conversation(invoke, tmp_path, chat_llm, lines, questions, system):
+    if questions is None:
+        result = invoke("chat", *GREEDY, stdin="\n".join(lines))
+        assert result.exit_code == 0
+        assert result.stdout == answers_of(chat_llm, ["one"])[-1]["content"] + "\n"
+        return
+    result, messages = chat_and_save(invoke, tmp_path, lines)
+    assert result.exit_code == 0, result.stderr
+    assert messages == answers_of(chat_llm, questions, system)
+
+
+def test_load_goes_on_with_what_save_wrote(invoke, tmp_path, chat_llm):
+    first = tmp_path / "first.json"
+    invoke("chat", *GREEDY, "--system", "brief", stdin=f"one\n/save {first}\n")
+    result, messages = chat_and_save(invoke, tmp_path, [f"/load {first}", "two"])
+    assert messages == answers_of(chat_llm, ["one", "two"], "brief")
+    assert f"(loaded 3 messages from {first})" in result.stderr
+
+
+def test_save_replaces_a_conversation_and_nothing_else(invoke, tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    result = invoke("chat", *GREEDY, stdin=f"/save {precious}\n")
+    assert (result.exit_code, precious.read_text()) == (1, "precious")
+    assert "holds no conversation" in result.stderr
+    path = tmp_path / "conversation.json"
+    result = invoke("chat", *GREEDY, stdin=f"/save {path}\none\n/save {path}\n")
+    assert result.exit_code == 0
+    assert len(json.loads(path.read_text())["messages"]) == 2
+
+
+def test_set_changes_the_sampling_of_later_answers(invoke):
+    lines = "/set max_tokens 3\n/stats on\none\n/set max_tokens none\n/set temperature 0.5\n/set stop é\n/set\n"
+    result = invoke("chat", *GREEDY, stdin=lines)
+    assert result.exit_code == 0, result.stderr
+    assert " 3 generated" in result.stderr
+    assert "(cut off: max_tokens=3 reached, /set max_tokens changes it)" in result.stderr
+    assert "temperature=0.5  top_k=7" in result.stderr
+    assert "max_tokens=None  min_tokens=0  stop=['é']" in result.stderr
+
+
+def test_help_lists_every_command_and_key(invoke):
+    result = invoke("chat", stdin="/help\n")
+    for expected in ("/system", "/set", "/stats", "/undo", "/retry", "/save", "/load", "/quit", "Alt-Enter", "Ctrl-C"):
+        assert expected in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/frobnicate", "there is no command /frobnicate: /help lists them"),
+        ("/set temperature -1", "temperature=-1 must be at least 0"),
+        ("/set temperature warm", "temperature='warm' must be a finite number"),
+        ("/set beams 4", "/set knows no 'beams'"),
+        ("/set seed", "needs a value"),
+        ("/stats", "/stats needs on or off"),
+        ("/save", "/save needs a file name"),
+        ("/load /nonexistent.json", "/nonexistent.json cannot be read: No such file or directory"),
+        ("/load /dev/null", "is not JSON"),
+        ("/undo", "there is nothing to take back"),
+        ("/retry", "there is no question to ask again"),
+        ("é" * 200, "does not fit the context of 256: /undo takes back the last turn, /clear starts anew"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_chat_goes_on(invoke, tmp_path, chat_llm, line, message):
+    result, messages = chat_and_save(invoke, tmp_path, [line, "one"])
+    assert result.exit_code == 1
+    [error] = [text for text in result.stderr.splitlines() if text.startswith("jaxis: error: ")]
+    assert message in error
+    assert messages == answers_of(chat_llm, ["one"])
+
+
+def test_an_answer_that_fills_the_context_says_so(invoke, chat_llm):
+    result = invoke("chat", "--temperature", "0", "--repetition-penalty", "1.5", stdin="one\n")
+    assert "(cut off: the context of 256 tokens is full, /clear starts anew)" in result.stderr
+
+
+def test_a_model_without_chat_template_is_refused(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "base-model", chat_template=False)
+    with LLM(folder, load_format="dummy", show_progress=False) as llm:
+        monkeypatch.setattr("jaxis.cli.chat.open_llm", lambda model, arguments: contextlib.nullcontext(llm))
+        result = CliRunner().invoke(app, ["chat", "base-model"], input="hello\n")
+    assert result.exit_code == 1
+    assert result.stderr == "jaxis: error: base-model has no chat template, so it cannot chat: use `jaxis generate`\n"
+
+
+class InterruptedStream:
+    """An LLM whose Ctrl-C comes after so many deltas of the real one's stream."""
+
+    def __init__(self, llm, after):
+        self.llm, self.after, self.closed = llm, after, False
+        self.tokenizer, self.max_model_len = llm.tokenizer, llm.max_model_len
+
+    def stream(self, prompt, params):
+        try:
+            for i, delta in enumerate(self.llm.stream(prompt, params)):
+                if i == self.after:
+                    raise KeyboardInterrupt
+                yield delta
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize(("after", "num_kept"), [(0, 0), (4, 2)])
+def test_an_interrupted_answer_is_kept_as_far_as_it_came(chat_llm, capsys, after, num_kept):
+    llm = InterruptedStream(chat_llm, after)
+    session = ChatSession(llm, SamplingParams(temperature=0.0, max_tokens=50, repetition_penalty=1.5))
+    with pytest.raises(KeyboardInterrupt):
+        session.ask("hello")
+    assert llm.closed
+    assert len(session.conversation.turns) == num_kept
+    if num_kept:
+        assert session.conversation.turns[1]["content"] == capsys.readouterr().out.removesuffix("\n")

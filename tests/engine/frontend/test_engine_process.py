@@ -1,0 +1,273 @@
+"""The engine in a process of its own: it gives what the same engine gives here, and its end is told to all who wait."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from jaxis import LLM, SamplingParams, StructuredOutputs
+from jaxis.engine.frontend import wire
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission
+from jaxis.engine.frontend.engine_process import EngineProcess
+from jaxis.engine.frontend.output_stream import merge_outputs
+from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
+from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
+from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxis.prompts import TokenizedPrompt
+from tests.support.waiting import eventually, wait_until
+
+ARGUMENTS = {"kv_cache_memory": "8MiB", "max_num_seqs": 8, "dtype": "float32"}
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=30, logprobs=3, prompt_logprobs=2),
+    SamplingParams(temperature=0.9, seed=7, n=3, max_tokens=20),
+    SamplingParams(temperature=0, max_tokens=60, stop=["is"], include_stop_str_in_output=True),
+    SamplingParams(temperature=0, max_tokens=20, logit_bias={40: 5.0}, bad_words=["the"], min_tokens=3),
+    SamplingParams(temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(regex="[0-9]{3}-[a-z]{4}")),
+]
+
+
+@contextlib.asynccontextmanager
+async def running(**settings):
+    """(AsyncLLMEngine, EngineProcess)"""
+    process = EngineProcess(ARGUMENTS, stall_seconds=settings.get("stall_seconds", 60.0))
+    engine = AsyncLLMEngine(process, **settings)
+    engine.start()
+    try:
+        async with asyncio.timeout(180):
+            yield engine, process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+        await engine.shutdown()
+        assert not psutil.pid_exists(process.pid)
+
+
+async def next_reports(process, number=2):
+    """Waits for reports of the engine's process on itself; the second was begun after this was called."""
+    for _ in range(number):
+        before = process.stats
+        await eventually(lambda: process.stats is not before)  # noqa: B023
+
+
+async def collect(engine, prompt, params, request_id, **more):
+    grammar = None
+    if params.structured_outputs is not None:
+        grammar = engine.grammar_compiler.compile(params.structured_outputs)
+    return merge_outputs([o async for o in engine.generate(prompt, params, request_id, grammar=grammar, **more)])
+
+
+def test_outputs_are_those_of_the_engine_in_this_process():
+    prompts = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Spain", "Peru")]
+    with LLM(show_progress=False, **ARGUMENTS) as llm:
+        expected = llm.generate(prompts, PARAMS)
+        defaults = llm.get_default_sampling_params()
+
+    async def scenario():
+        async with running() as (engine, process):
+            client: EngineClient = process
+            assert client.info.default_sampling_params == defaults
+            tokens = [TokenizedPrompt(text, engine.tokenizer.encode(text)) for text in prompts]
+            asks = [collect(engine, t, p, f"r{i}") for i, (t, p) in enumerate(zip(tokens, PARAMS, strict=True))]
+            whole = [
+                collect(engine, t, p, f"w{i}", final_only=True)
+                for i, (t, p) in enumerate(zip(tokens, PARAMS, strict=True))
+            ]
+            results = await asyncio.gather(*asks, *whole)
+            with pytest.raises(RequestError, match="max_model_len"):
+                await collect(engine, TokenizedPrompt(None, [5] * 300_000), PARAMS[1], "long")
+            with pytest.raises(RequestError, match="token 999999"):
+                await collect(engine, TokenizedPrompt(None, [999_999]), PARAMS[1], "odd")
+            assert engine.is_making_progress
+            await next_reports(process)
+            assert engine.stats().kv_cache_usage == 0
+        return results
+
+    results = asyncio.run(scenario())
+    for number, result in enumerate(results):
+        want = expected[number % len(PARAMS)]
+        assert result.outputs == want.outputs
+        assert (result.outputs[0].cumulative_logprob is not None) == (number % len(PARAMS) == 0)
+        assert result.prompt == want.prompt
+        assert result.prompt_token_ids == want.prompt_token_ids
+        assert result.prompt_logprobs == want.prompt_logprobs
+
+
+def test_a_request_that_is_left_is_aborted_there():
+    async def scenario():
+        async with running() as (engine, process):
+            endless = SamplingParams(max_tokens=1500, ignore_eos=True)
+            grammar = SamplingParams(max_tokens=1500, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+            for number, params in enumerate([endless, grammar, grammar]):
+                prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
+                task = asyncio.create_task(collect(engine, prompt, params, f"r{number}"))
+                if number == 2:
+                    await asyncio.sleep(0)  # before the form is compiled
+                else:
+                    await eventually(lambda: engine.stats().num_requests_running)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                # The id is free again, and the old request's last output is nobody's.
+                again = await collect(engine, prompt, SamplingParams(temperature=0, max_tokens=5), f"r{number}")
+                assert (again.request_id, again.outputs[0].finish_reason) == (f"r{number}", "length")
+            await next_reports(process)
+            await eventually(lambda: engine.stats().num_requests_running == engine.stats().kv_cache_usage == 0)
+
+    asyncio.run(scenario())
+
+
+def test_its_death_is_told_to_who_waits_and_who_comes():
+    async def scenario():
+        async with running() as (engine, process):
+            prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
+            params = SamplingParams(max_tokens=1500, ignore_eos=True)
+            waiting = [asyncio.create_task(collect(engine, prompt, params, f"r{i}")) for i in range(3)]
+            await eventually(lambda: engine.stats().num_requests_running == 3)
+            os.kill(process.pid, signal.SIGKILL)
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, UnavailableError)
+                assert "signal 9" in str(error)
+            assert not engine.is_making_progress
+            assert not engine.is_accepting
+            with pytest.raises(UnavailableError), engine.reserve():
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_silence_is_no_progress():
+    async def scenario():
+        async with running(stall_seconds=1.0) as (engine, process):
+            await next_reports(process, 4)  # for longer than `stall_seconds`
+            assert engine.is_making_progress
+            os.kill(process.pid, signal.SIGSTOP)
+            await eventually(lambda: not engine.is_making_progress)
+            os.kill(process.pid, signal.SIGCONT)
+            await eventually(lambda: engine.is_making_progress)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [({"model": "/no/such/folder"}, CheckpointError), ({"dtype": "int3"}, ConfigError)],
+)
+def test_what_building_raises_is_raised_here(arguments, kind):
+    with pytest.raises(kind):
+        EngineProcess(arguments, stall_seconds=60.0)
+
+
+def test_it_ends_with_the_process_that_started_it():
+    code = (
+        "from jaxis.engine.frontend.engine_process import EngineProcess\n"
+        "import time\n"
+        "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        assert psutil.pid_exists(worker)
+        parent.kill()
+    wait_until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_it_ends_with_the_process_that_started_it_while_it_loads():
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as worker:  # waits for settings
+        theirs.close()
+        ours.close()
+        assert worker.wait(60) == 1
+
+
+def test_the_server_leaves_the_devices_to_the_engine():
+    """A backend that starts here would take an accelerator's memory from it."""
+    code = (
+        "from jaxis.engine.frontend.engine_process import EngineProcess\n"
+        "from jaxis.engine.frontend.async_engine import AsyncLLMEngine\n"
+        "from jaxis.server.http.app import create_app\n"
+        "from jaxis.server.config import ServerConfig\n"
+        "from jaxis import StructuredOutputs\n"
+        "import jaxis.server.http.run\n"
+        "from jax._src import xla_bridge\n"
+        "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
+        "create_app(AsyncLLMEngine(process), ServerConfig())\n"
+        "process.grammar_compiler.compile(StructuredOutputs(json_object=True)).new_matcher().token_mask()\n"
+        "process.stop(10)\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def carried(message, decode):
+    [data] = wire.FrameReader().feed(wire.to_frame(message))
+    return decode(data)
+
+
+def test_every_parameter_is_carried():
+    values = {
+        **{"n": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "frequency_penalty": -1.5},
+        **{"presence_penalty": 1.25, "repetition_penalty": 1.5, "logit_bias": {3: -100.0, 2**20: 0.5}},
+        **{"allowed_token_ids": [1, 2, 3], "bad_words": ["é", "x y"], "seed": 2**64 - 1, "max_tokens": 9},
+        **{"min_tokens": 2, "stop": ["a\n", "\u2028"], "stop_token_ids": [4], "ignore_eos": True},
+        **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
+        **{"skip_special_tokens": False},
+    }
+    grammars = [
+        StructuredOutputs(json_schema={"type": "object", "properties": {"a": {"const": None}}}),
+        StructuredOutputs(json_object=True),
+        StructuredOutputs(regex="[a-z]+"),
+        StructuredOutputs(choice=["yes", "no"]),
+        StructuredOutputs(grammar='start: "a"'),
+    ]
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert names == {*values, "structured_outputs"}
+    alone = [{name: value} for name, value in values.items() if name not in ("min_tokens", "detokenize")]
+    together = {name: value for name, value in values.items() if name != "ignore_eos"}
+    settings = [*alone, together, *({"structured_outputs": grammar} for grammar in grammars), {"detokenize": False}]
+    for fields in settings:
+        params = SamplingParams(**fields)
+        prompt = TokenizedPrompt("text", [1, 2], "salt")
+        submission = Submission("r", prompt, params, -3, True)
+        assert carried(wire.AddRequest.of(submission), wire.decode_command).submission(None) == submission
+
+
+def test_what_comes_before_a_grammar_is_carried():
+    reasoning = ReasoningTokens(opened=True, opening=None, closings=[[5, 6], [7]], gap=[1])
+    grammar = DelayedGrammar(None, reasoning, [9, 8])
+    params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True))
+    command = wire.AddRequest.of(Submission("r", TokenizedPrompt(None, [1]), params, grammar=grammar))
+    back = carried(command, wire.decode_command).delay.apply(None)
+    assert back.alternatives == {8, 9}
+    assert dataclasses.asdict(back.reasoning) == dataclasses.asdict(reasoning)
+
+
+def test_an_output_is_carried_in_any_pieces():
+    logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
+    completion = CompletionOutput(1, "é", [5], -1.5, logprobs, "stop", 7)
+    output = RequestOutput("r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
+    error = RequestError("no")
+    frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [("x", error)])))
+    reader = wire.FrameReader()
+    frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
+    assert len(frames) == 2
+    for data in frames:
+        new = wire.decode_report(data).engine_outputs()
+        assert new.outputs == [output]
+        [(request_id, failure)] = new.errors
+        assert (request_id, type(failure), str(failure)) == ("x", RequestError, "no")
+    assert "ZeroDivisionError: x" in str(wire.EngineFailed.of(ZeroDivisionError("x")).error())
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, OverloadedError, UnavailableError])
+def test_an_error_keeps_its_type(kind):
+    assert type(carried(wire.EngineFailed.of(kind("x")), wire.decode_report).error()) is kind

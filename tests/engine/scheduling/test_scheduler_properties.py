@@ -1,0 +1,165 @@
+"""Random lives of many sequences: what must hold after every operation, whatever came before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.sequence import SequenceStatus
+from jaxis.errors import RequestError
+from tests.support.simulated_engine import VOCABULARY_SIZE, SimulatedEngine
+
+SHARED_PREFIXES = [[5] * 40, [7, 8] * 20, list(range(1, 21)) * 2]
+
+
+def add_if_it_fits(engine: SimulatedEngine, prompt: list[int], max_tokens: int, **arguments: object) -> None:
+    """Adds the sequence, or sees it refused exactly if it could never run."""
+    manager, max_model_len = engine.block_manager, engine.scheduler.max_model_len
+    num_computed = min(len(prompt) + max_tokens, max_model_len) - 1
+    fits = all(
+        span.max_held_blocks(1, num_computed, manager.block_size, engine.scheduler.max_num_batched_tokens)
+        <= pool.num_blocks
+        for span, pool in zip(manager.spans, manager.pools, strict=True)
+    )
+    if fits and len(prompt) < max_model_len:
+        engine.add(prompt, max_tokens=max_tokens, **arguments)
+    else:
+        with pytest.raises(RequestError):
+            engine.add(prompt, max_tokens=max_tokens, **arguments)
+
+
+spans = st.builds(
+    AttentionSpan, st.one_of(st.none(), st.integers(1, 20)), st.one_of(st.none(), st.none(), st.integers(1, 20))
+)
+
+
+def full_context_first(num_blocks: dict[AttentionSpan, int]) -> dict[AttentionSpan, int]:
+    return dict(sorted(num_blocks.items(), key=lambda item: item[0] != FULL_CONTEXT))
+
+
+# Full context alone, and every mix of windows and chunks with and without it.
+num_blocks = st.one_of(
+    st.integers(3, 24), st.dictionaries(spans, st.integers(3, 24), min_size=1, max_size=3).map(full_context_first)
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any interleaving that the engine's contract allows."""
+
+    @initialize(
+        num_blocks=num_blocks,
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 6),
+        spare_budget=st.integers(0, 12),
+        enable_prefix_caching=st.booleans(),
+        run_ahead=st.integers(0, 2),
+    )
+    def start(self, max_num_seqs: int, spare_budget: int, **arguments: object) -> None:
+        self.engine = SimulatedEngine(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare_budget, max_model_len=48, **arguments
+        )
+
+    @rule(
+        prefix=st.sampled_from(SHARED_PREFIXES),
+        prefix_length=st.integers(0, 24),
+        suffix=st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=4),
+        max_tokens=st.integers(1, 12),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        cache_salt=st.sampled_from([None, None, "", "a"]),
+        ignore_eos=st.booleans(),
+        min_tokens=st.integers(0, 3),
+        stop_token_ids=st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=2),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    )
+    def add(
+        self, prefix: list[int], prefix_length: int, suffix: list[int], max_tokens: int, min_tokens: int, **rest: object
+    ) -> None:
+        prompt = prefix[:prefix_length] + suffix
+        add_if_it_fits(self.engine, prompt, max_tokens, min_tokens=min(min_tokens, max_tokens), **rest)
+
+    @precondition(lambda self: len(self.engine.in_flight) <= self.engine.run_ahead)
+    @rule()
+    def schedule(self) -> None:
+        self.engine.schedule()
+
+    @precondition(lambda self: self.engine.in_flight)
+    @rule()
+    def update(self) -> None:
+        self.engine.update()
+
+    @rule(num_steps=st.integers(1, 10))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+
+    @precondition(lambda self: self.engine.unfinished)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.engine.finish(data.draw(st.sampled_from(self.engine.unfinished)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestScheduler = SchedulerMachine.TestCase
+
+
+@pytest.mark.slow
+class TestSchedulerLong(SchedulerMachine.TestCase):
+    settings = settings(SchedulerMachine.TestCase.settings, max_examples=2000)
+
+
+MIXES = {
+    "full": (),
+    "full, window": (AttentionSpan(7),),
+    "full, window, chunk": (AttentionSpan(3), AttentionSpan(None, 5)),
+}
+
+
+@pytest.mark.parametrize("local_spans", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
+    run_ahead: int, local_spans: tuple[AttentionSpan, ...]
+) -> None:
+    rng = random.Random(run_ahead)
+    num_sequences = num_preemptions = num_hits = 0
+    while num_sequences < 800:
+        engine = SimulatedEngine(
+            num_blocks={span: rng.randint(6, 16) for span in (FULL_CONTEXT, *local_spans)},
+            block_size=rng.choice([2, 4]),
+            max_num_seqs=6,
+            max_num_batched_tokens=rng.choice([6, 8, 20]),
+            max_model_len=24,
+            run_ahead=run_ahead,
+        )
+        for _ in range(60):
+            if rng.random() < 0.6:
+                prompt = [*rng.choice(SHARED_PREFIXES)[: rng.randint(0, 12)], rng.randrange(VOCABULARY_SIZE)]
+                add_if_it_fits(
+                    engine,
+                    prompt,
+                    rng.randint(1, 10),
+                    priority=rng.choice([0, 0, 1]),
+                    cache_salt=rng.choice([None, "a"]),
+                    ignore_eos=rng.random() < 0.5,
+                    prompt_logprobs=rng.choice([None, None, None, 0]),
+                )
+            if engine.unfinished and rng.random() < 0.1:
+                status = rng.choice([SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_STOPPED])
+                engine.finish(rng.choice(engine.unfinished), status)
+            engine.step()
+        engine.drain()
+        num_sequences += engine.num_sequences
+        num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
+        num_hits += engine.block_manager.prefix_cache_hits
+    assert num_preemptions > 80
+    assert num_hits > 80

@@ -1,0 +1,313 @@
+import json
+import os
+import random
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from jaxis.errors import ConfigError
+from jaxis.parsing.output_parser import OutputParser, parse_output
+from jaxis.parsing.parser_detection import detect_parsers
+from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
+from jaxis.parsing.reasoning_parsers import get_reasoning_parser
+from jaxis.parsing.tool_choice import template_messages
+from jaxis.parsing.tool_parsers import get_tool_parser
+from jaxis.parsing.tool_parsers.tools import FunctionTool
+from jaxis.tokenizer.chat_template import render_chat_template
+from tests.support.tool_call_formats import FORMATS
+
+WEATHER = FunctionTool(
+    "get_weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "code": {"type": "string"},
+            "days": {"type": "integer"},
+            "flags": {"type": "array"},
+            "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+    },
+)
+TIME = FunctionTool("now")
+JUMBLES = int(os.environ.get("JUMBLES", "40"))
+TOOLS = (WEATHER, TIME)
+ARGUMENTS = {
+    "city": 'Köln "a\\b"\n  <b>日本</b> 😀\n{"x": [',
+    "code": "007",
+    "days": -3,
+    "flags": [True, None, {"a": 1.5e-3, "b": []}],
+    "unit": None,
+}
+
+
+def make_parser(form, prompt=""):
+    reasoning = get_reasoning_parser(form.reasoning) if form.reasoning else None
+    return OutputParser(get_tool_parser(form.tool), reasoning, tools=TOOLS, prompt=prompt)
+
+
+def summary(output):
+    calls = [(call.name, call.arguments, call.status) for call in output.tool_calls]
+    return output.reasoning, output.content, calls
+
+
+def parse_cut(form, text, *cuts, prompt=""):
+    parser = make_parser(form, prompt)
+    events = []
+    for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
+        events += parser.feed(text[begin:end])
+    return [*events, *parser.finish()]
+
+
+def without_ids(events):
+    """The events, with deltas as long as they can be."""
+    return [replace(event, id="") if isinstance(event, ToolCallStart) else event for event in merge_deltas(events)]
+
+
+def assert_same_at_every_cut(form, text, prompt=""):
+    """Every position, every pair of positions of a short text, and one character at a time."""
+    whole = summary(parse_output(make_parser(form, prompt), text))
+    size = len(text)
+    cuts = [(i,) for i in range(size + 1)] + [tuple(range(1, size))]
+    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (25 if size < 120 else 2)))]
+    for cut in cuts:
+        assert summary(collect(parse_cut(form, text, *cut, prompt=prompt))) == whole, (text, cut)
+    return whole
+
+
+def rendered_turn(form, *, reasoning="", content="", num_calls=2):
+    calls = [
+        {"id": f"functions.{name}:{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(value)}}
+        for i, (name, value) in enumerate([("get_weather", ARGUMENTS), ("now", {})])
+    ]
+    turn = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls[:num_calls]}
+    messages = template_messages([{"role": "user", "content": "?"}, turn], form.template)
+    text = render_chat_template(form.template, messages, add_generation_prompt=False)
+    return text.removeprefix("USER")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_the_template_writes_is_read_back_at_any_cut(name):
+    form = FORMATS[name]
+    reasoning = "Which city?\n\nKöln." if form.reasoning else ""
+    content = "I'll look: a < b.\nSo <tool" if form.has_content else ""
+    text = rendered_turn(form, reasoning=reasoning, content=content, num_calls=form.num_calls)
+    got_reasoning, got_content, calls = assert_same_at_every_cut(form, text)
+    assert got_reasoning == reasoning
+    assert got_content == content
+    assert [(call, json.loads(arguments), status) for call, arguments, status in calls] == [
+        ("get_weather", ARGUMENTS, "complete"),
+        ("now", {}, "complete"),
+    ][: form.num_calls]
+
+
+@pytest.mark.parametrize("name", ["HERMES", "LLAMA", "GPT_OSS", "GLM", "QWEN3_CODER"])
+def test_arguments_are_passed_on_as_they_come(name):
+    form = FORMATS[name.lower()]
+    text = rendered_turn(form, num_calls=1)
+    events = parse_cut(form, text, *range(1, len(text)))
+    pieces = [event.text for event in events if isinstance(event, ToolCallArgumentsDelta)]
+    assert len(pieces) > 40
+    assert json.loads("".join(pieces)) == ARGUMENTS
+
+
+def fragments(form):
+    """The pieces of a turn's text: markers, JSON, text, and halves of them."""
+    text = rendered_turn(form, reasoning="Hm." if form.reasoning else "", content="Well:", num_calls=form.num_calls)
+    pieces = re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|[\w.]+|\s+|.", text, re.DOTALL)
+    openers = get_tool_parser(form.tool).openers * 5
+    return [*pieces, *openers, '{"', "{", '"}', "}", "now", '{"name": "now", "arguments": {']
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_jumbled_text_is_the_same_at_any_cut(name):
+    form = FORMATS[name]
+    rng = random.Random(name)
+    pieces = fragments(form)
+    for _ in range(JUMBLES):
+        begin = rng.randrange(len(pieces))
+        text = "".join(pieces[begin : begin + rng.randrange(30)] + rng.choices(pieces, k=rng.randrange(20)))
+        whole = parse_cut(form, text)
+        for cut in (range(1, len(text)), sorted(rng.choices(range(len(text) + 1), k=3))):
+            assert without_ids(parse_cut(form, text, *cut)) == without_ids(whole), (text, cut)
+        for _, arguments, status in summary(collect(whole))[2]:
+            assert status == "unfinished" or isinstance(json.loads(arguments), dict)
+
+
+# What only looks like a call, or is one that is wrong: (format, text, content, calls).
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+NOW = ("now", "{}", "complete")
+ODD = [
+    ("hermes", "The tag <tool_call> opens a call, {name} says which.", None, []),
+    ("hermes", "if a <tool_call", None, []),
+    ("hermes", "a <tool_call>[1]</tool_call> b", None, []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1,}}</tool_call> b', None, []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ' + '{"a":' * 102, None, []),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}}</tool_call>', None, []),
+    ("hermes", "a <tool_call>b " + CALL, "a <tool_call>b", [NOW]),
+    ("hermes", "a\n" + CALL + "\n b\n" + CALL + "\n", "ab", [NOW, NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}}', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}</tool_call> b', "b", [NOW]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"arguments": "{\\"a\\": 1}", "name": "now"}', "", [("now", '{"a": 1}', "complete")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": "x\n\ty"}}',
+        "",
+        [("now", '{"a": "x\\n\\ty"}', "complete")],
+    ),
+    ("hermes", 'a <tool_call>{"name": "now", "argum', None, []),
+    ("hermes", 'a <tool_call>{"name": "now", "arguments": {"a": "b', "a", [("now", '{"a": "b', "unfinished")]),
+    ("hermes", "", None, []),
+    ("hermes", " \n", None, []),
+    ("llama", '{"name": "Ann", "age": 3}<|eot_id|>', '{"name": "Ann", "age": 3}', []),
+    ("llama", '{"name": "nobody", "parameters": {}}', None, []),
+    ("llama", 'Say {"name": "now", "parameters": {}}', None, []),
+    ("llama", " {now}", None, []),
+    ("llama", '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}<|eom_id|>', "", [NOW, NOW]),
+    ("llama", 'Well,<|python_tag|>{"name": "now", "parameters": {}}<|eom_id|>', "Well,", [NOW]),
+    ("llama", "<|python_tag|>print(1)<|eom_id|>", "print(1)", []),
+    ("llama", '{"type": "function", "name": "now", "parameters": {}} then', "then", [NOW]),
+    ("mistral", "[TOOL_CALLS] [] is none</s>", "[TOOL_CALLS] [] is none", []),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"nam', '{"nam', [NOW]),
+    ("mistral", "[TOOL_CALLS]now{}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}</s>", "", [NOW, NOW]),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}", "", [NOW]),  # noqa: RUF001
+    ("deepseek_v3", "a <｜tool▁call▁begin｜>b<｜tool▁call▁end｜>", None, []),  # noqa: RUF001
+    ("kimi", "<|tool_call_begin|>now:12<|tool_call_argument_begin|>{}", "", [NOW]),
+    ("gpt_oss", "<|channel|>final<|message|>Hi <b>.<|return|>", "Hi <b>.", []),
+    ("gpt_oss", "Hi.", None, []),
+    ("gpt_oss", "<|channel|>final<|message|>Hi", "Hi", []),
+    ("gpt_oss", "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>", "", [NOW]),
+    ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>now()", None, []),
+    ("gpt_oss", "<|channel|>ana", None, []),
+    ("glm", "a <tool_call> b", None, []),
+    ("glm", "<tool_call>now</tool_call><|observation|>", "", [NOW]),
+    ("glm", "<tool_call>now\n<arg_key>a</arg_key> b", None, []),
+    ("glm", "<tool_call>now\n<arg_key>a</arg_key>\n<arg_value>1", "", [("now", '{"a": ', "unfinished")]),
+    ("qwen3_coder", "<function=now></function>", "", [NOW]),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n</funct", "", [("now", "", "unfinished")]),
+    ("qwen3_coder", "if a<function=b c", None, []),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"), ODD, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(ODD)]
+)
+def test_odd_text_is_content_or_said_to_be_unfinished(name, text, content, calls):
+    got_reasoning, got_content, got_calls = assert_same_at_every_cut(FORMATS[name], text)
+    assert got_reasoning == ""
+    assert got_content == (text if content is None else content)
+    assert got_calls == calls
+
+
+# (format, prompt, text, reasoning, content)
+REASONING = [
+    ("hermes", "<think>\n", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("hermes", "", "<think>\nHm. <b>\n", "Hm. <b>", ""),
+    ("hermes", "<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+    ("hermes", "What is <think>?", "Open <think> and </think>.", "", "Open <think> and </think>."),
+    ("hermes", "", "<think></think>" + CALL, "", ""),
+    ("hermes", "", "<think>Shall I " + CALL + "?</think>No.", "Shall I " + CALL + "?", "No."),
+    ("kimi", "", "<think>Hm.<|im_end|>", "Hm.", ""),
+    ("mistral_new", "", "[THINK]Hm.[/THINK]Yes.</s>", "Hm.", "Yes."),
+    (
+        "gpt_oss",
+        "",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis<|message|>So.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "Hm.\nSo.",
+        "Yes.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "prompt", "text", "reasoning", "content"), REASONING)
+def test_reasoning_is_parted_from_the_answer_at_any_cut(name, prompt, text, reasoning, content):
+    got_reasoning, got_content, _ = assert_same_at_every_cut(FORMATS[name], text, prompt)
+    assert (got_reasoning, got_content) == (reasoning, content)
+
+
+def test_a_malformed_call_that_began_is_taken_back():
+    form = FORMATS["hermes"]
+    text = '<tool_call>{"name": "now", "arguments": {"a": tru}}</tool_call>' + CALL
+    events = parse_cut(form, text)
+    ends = [(event.index, event.status) for event in events if hasattr(event, "status")]
+    assert ends == [(0, "malformed"), (1, "complete")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_template_tells_the_parsers(name):
+    form = FORMATS[name]
+    tool, reasoning = detect_parsers(form.template)
+    assert get_tool_parser(tool) is get_tool_parser(form.tool)
+    assert (reasoning and get_reasoning_parser(reasoning)) == (form.reasoning and get_reasoning_parser(form.reasoning))
+
+
+@pytest.mark.parametrize(
+    ("template", "model_type", "parsers"),
+    [
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary of argument name',
+            "llama",
+            ("llama3_json", None),
+        ),
+        ("<|tool|>{{ m.tools }}<|/tool|>", "phi3", ("phi4_mini_json", None)),
+        ("{{ '<tool_call>' }}{{ '</think>' }}", "qwen3", ("hermes", "qwen3")),
+        ("{{ '<think></think>' }}", "phi3", (None, "deepseek_r1")),
+        ("{{ m.content }}", "kimi_k2", ("kimi_k2", None)),
+    ],
+)
+def test_templates_that_show_less_still_tell(template, model_type, parsers):
+    assert detect_parsers(template, model_type) == parsers
+
+
+def test_special_tokens_are_in_no_answer_when_calls_are_not_read():
+    parser = OutputParser(None, get_reasoning_parser("mistral"))
+    output = parse_output(parser, "[THINK]Hm.</s>[/THINK]Yes.</s>")
+    assert (output.reasoning, output.content) == ("Hm.", "Yes.")
+
+
+def test_no_template_means_no_parsers():
+    assert detect_parsers(None, "gpt_oss") == (None, None)
+    assert detect_parsers("{{ messages }}", "llama") == (None, None)
+
+
+def test_unknown_parsers_are_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"tool_call_parser='x' is unknown; choose one of .*hermes"):
+        get_tool_parser("x")
+    with pytest.raises(ConfigError, match=r"reasoning_parser='x' is unknown; choose one of .*qwen3"):
+        get_reasoning_parser("x")
+
+
+def test_ids_are_their_own_and_in_the_form_the_model_needs():
+    def ids(name, text):
+        return [call.id for call in parse_output(make_parser(FORMATS[name]), text).tool_calls]
+
+    first, second = ids("hermes", CALL + CALL)
+    assert first != second
+    assert all(call_id.startswith("call_") for call_id in (first, second))
+    assert ids("kimi", "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}") == ["functions.now:3"]
+    (mistral,) = ids("mistral", "[TOOL_CALLS]now[ARGS]{}")
+    assert len(mistral) == 9
+    assert mistral.isalnum()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<function=now><parameter=a>" * 20_000 + "</parameter>z"),
+        ("hermes", '<tool_call>{"' * 20_000),
+        ("kimi", "<|tool_call_begin|>" * 20_000 + "<|tool_call_end|>"),
+    ],
+)
+def test_time_grows_with_the_text_and_not_with_its_square(name, text):
+    begin = time.process_time()
+    parse_output(make_parser(FORMATS[name]), text)
+    assert time.process_time() - begin < 8  # about 1; read again after every opener, it is over 30

@@ -1,0 +1,214 @@
+"""Clients that mean harm, or are broken: refused in time, and nobody else notices."""
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from jaxis.server.http.json_body import MAX_NESTING, parse_json
+from jaxis.server.http.run import allow_many_connections
+
+JSON = {"Content-Type": "application/json"}
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+MESSAGES = b'{"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}], '
+
+
+def connect(server, payload=b"", receive_buffer=None):
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    connection.sendall(payload)
+    return connection
+
+
+def seconds_until_closed(connection):
+    """How long the server holds a connection on which nothing more is sent; what it says is read."""
+    start = time.monotonic()
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - start
+
+
+def test_json_is_read_as_the_standard_library_reads_it():
+    for value in ({"a": [1, 2.5, None, True, "\U0001f600\n"], "b": {"a": {}}}, [], "x", 0):
+        for escaped in (True, False):
+            assert parse_json(json.dumps(value, ensure_ascii=escaped).encode()) == value
+    deepest = b"[" * MAX_NESTING + b"]" * MAX_NESTING
+    assert parse_json(deepest) == json.loads(deepest)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"prompt": "x", "max_tokens": 1, "max_tokens": 2}', "'max_tokens' twice"),
+        (b'{"prompt": "x", "metadata": {"a": {"b": 1, "b": 1}}}', "'b' twice"),
+        (MESSAGES + b'"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", "nested deeper"),
+        (b'{"prompt": ' + b"[" * 500_000, "nested deeper"),
+        (b'{"prompt": "x", "metadata": {"a": NaN}}', "NaN"),
+        (b'{"prompt": "x", "metadata": {"a": "\\ud800"}}', "lone surrogate"),
+        (b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", "digits"),
+        ('{"prompt": "x"}'.encode("utf-16"), "UTF-8"),
+        (b'{"prompt": "x",}', "line 1, column 16"),
+    ],
+)
+def test_json_that_readers_disagree_on_is_refused(http, body, message):
+    path = "/v1/chat/completions" if body.startswith(MESSAGES) else "/v1/completions"
+    response = http.post(path, content=body, headers=JSON)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"n": 129}, "n"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty"),
+        ({"repetition_penalty": 1e308}, "repetition_penalty"),
+        ({"logit_bias": {str(i): 1 for i in range(10_000)}}, "logit_bias"),
+        ({"logit_bias": {"7": 1, "07": -1}}, "logit_bias"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": "a" * 2000}, "stop"),
+        ({"stop": [["a"]]}, "stop"),
+        ({"prompt": ["a"] * 4097}, "prompt"),
+        ({"prompt": "hello " * 100_000}, None),
+    ],
+)
+def test_too_much_of_anything_is_a_bad_request(http, more, param):
+    response = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1} | more)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_the_fault_of_a_union_is_that_of_the_branch_that_fits(http):
+    response = http.post("/v1/completions", json={"prompt": ["a"] * 4097})
+    assert "at most 4096" in response.json()["error"]["message"]
+
+
+def test_long_texts_hold_up_nobody(server, http):
+    """Neither the tokenizer nor the answer of a million tokens keeps Python's lock or the event loop."""
+    text = "a " * 400_000
+    answers = []
+
+    def ask():
+        paths = ("/tokenize", "/v1/completions")
+        answers.extend(httpx.post(server.url + path, json={"prompt": text}, timeout=60) for path in paths)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    num_answers = 0
+    while thread.is_alive():
+        num_answers += http.get("/version").status_code == 200
+    assert answers[0].json()["count"] > 350_000
+    assert answers[1].status_code == 400
+    assert num_answers > 20  # a loop that is held up answers between the two at most
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"".join(b"X-%d: y\r\n" % i for i in range(10_000)), b"431"),
+        (b"Content-Length: -5\r\n", b"400"),
+        (b"Content-Length: 5\r\nContent-Length: 6\r\n", b"400"),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", b"400"),
+        (b"Transfer-Encoding: chunked, gzip\r\n", b"400"),
+    ],
+)
+def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
+    body = b'18\r\n{"prompt": "x", "n": 1   }\r\n0\r\n\r\n'
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with connect(server, head + headers + b"\r\n" + body) as connection:
+        assert connection.recv(65536).split()[1] == status
+    with connect(server, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
+        assert connection.recv(65536).split()[1] == b"431"
+
+
+@pytest.mark.parametrize("sent", [b"", HEALTH[:25], HEALTH + HEALTH[:9]])
+def test_half_open_connections_are_closed(serve, sent):
+    server = serve(idle_timeout_seconds=0.4)
+    with connect(server, sent) as connection:
+        assert 0.2 < seconds_until_closed(connection) < 25
+
+
+def test_headers_that_drip_in_are_cut_off(serve):
+    server = serve(idle_timeout_seconds=0.4)
+    with connect(server, b"GET /health HTTP/1.1\r\n") as connection:
+        for _ in range(600):
+            try:
+                connection.sendall(b"X: y\r\n")
+            except (BrokenPipeError, ConnectionResetError):
+                return
+            time.sleep(0.05)
+    pytest.fail("headers that never end are read on and on")
+
+
+def test_connections_in_use_are_kept(serve):
+    server = serve(idle_timeout_seconds=0.4)
+    with httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=1)) as http:
+        start = time.monotonic()
+        while time.monotonic() - start < 1.0:
+            stream = http.get("/version").extensions["network_stream"]
+            address = stream.get_extra_info("client_addr")
+            time.sleep(0.05)
+        body = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "n": 2}
+        assert http.post("/v1/completions", json=body, timeout=60).elapsed.total_seconds() > 0.4
+        assert http.get("/version").extensions["network_stream"].get_extra_info("client_addr") == address
+
+
+def test_more_connections_than_open_files_are_closed_and_the_server_recovers(serve):
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+    try:
+        allow_many_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024 or most == 1024
+        server = serve()
+        httpx.get(f"{server.url}/health")
+        num_open = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 40, most))
+        with contextlib.ExitStack() as connections:
+            connect_often = (connections.enter_context(connect(server)) for _ in range(100))
+            with pytest.raises(OSError, match="Too many open files"):
+                list(connect_often)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
+def test_a_body_that_drips_in_is_given_up(serve):
+    server = serve(body_timeout_seconds=0.3)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    with connect(server, head) as connection:
+        connection.settimeout(0.02)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            connection.sendall(b" ")
+            try:
+                answer = connection.recv(65536)
+                break
+            except TimeoutError:
+                pass
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_that_is_not_read_is_dropped(serve, built_engine):
+    """A large plain answer waits in the server's memory: not for ever."""
+    server = serve(idle_timeout_seconds=0.4)
+    body = json.dumps({"prompt": "a " * 400_000}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with connect(server, head % len(body) + body, receive_buffer=4096) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        connections = server.uvicorn.server_state.connections
+        deadline = time.monotonic() + 10
+        while connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

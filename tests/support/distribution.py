@@ -1,0 +1,46 @@
+"""Which tests a worker of pytest-xdist gets together, and which come first.
+
+A file's tests share fixtures and compiled programs, so they stay on one worker. The families of the parity tests share
+nothing with each other: each is a unit of its own, or one worker would still be at them when the others have ended.
+What takes longest comes first, for the same reason.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+
+# Files whose tests stay together by their parameter: `test_x[A]` and `test_y[A]`.
+BY_PARAMETER = {"tests/models/test_parity.py", "tests/models/test_parity_of_llm.py"}
+FIRST = (
+    "tests/bringup/report/test_report.py",
+    "tests/test_package.py",
+    "tests/engine/test_batch_invariance.py",
+    "tests/test_embedded_model.py",
+    "tests/inference/test_resume.py",
+    "tests/bringup/verify/test_verify.py",
+    "tests/kernels/test_packed_matmul.py",
+    "tests/kernels/test_ragged_paged_attention.py",
+    "tests/bringup/test_new_model.py",
+    "tests/engine/test_same_answer.py",
+    "tests/models/test_parity.py",
+    "tests/models/test_parity_of_llm.py",
+)
+
+
+class ByFileOrParameter(LoadScopeScheduling):
+    """`--dist loadfile` with the units above."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
+
+
+def unit(nodeid: str) -> str:
+    """What the test is run together with."""
+    file = nodeid.partition("::")[0]
+    return file + nodeid[nodeid.find("[") :] if file in BY_PARAMETER and "[" in nodeid else file
+
+
+def rank(nodeid: str) -> int:
+    """Smaller for tests that are to begin earlier."""
+    file = nodeid.partition("::")[0]
+    return FIRST.index(file) if file in FIRST else len(FIRST)

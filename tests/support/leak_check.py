@@ -1,0 +1,15 @@
+"""The KV cache's blocks after a test."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_blocks_leaked(llm):
+    """After the block, no request is left and every KV cache block is free again."""
+    yield llm
+    engine = llm.engine
+    assert not engine.has_unfinished
+    assert not engine.scheduler.has_unfinished
+    assert engine.scheduler.block_manager.num_free_blocks == engine.scheduler.block_manager.num_blocks

@@ -1,0 +1,479 @@
+"""Every supported family against transformers: what is compared, and how far apart it is.
+
+`test_parity.py` holds the figures to their limits; `python tests/support/parity.py` prints them as a Markdown table.
+To add a family, add a row to FAMILIES.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from flax import nnx
+
+from jaxis.bringup.verify.compare import relative_error
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from tests.support.paged_sequences import PagedSequence, PagedSequences
+
+# Threads cost more than they gain on models this small.
+torch.set_num_threads(1)
+
+PROMPT_LENGTHS = (1, 17, 500)
+PAGED_LENGTH = 150  # crosses many blocks and stays within every family's `max_position_embeddings`
+GREEDY_TOKENS = 40
+NUM_KEPT = 2  # families whose models, programs and figures are kept for the next test; tests go family by family
+
+_SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table: `config` holds what it changes of the common tiny sizes.
+
+    `architecture` is the one that jaxis is to run it by, where that is not the reference's.
+    """
+
+    name: str
+    config_class: str
+    config: dict[str, Any] = field(default_factory=dict, hash=False)
+    architecture: str | None = None
+
+
+def _rope(rope_type: str = "default", theta: float = 10_000.0, **settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **settings}}
+
+
+_YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=256)
+_LLAMA31 = _rope(
+    "llama3", 500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
+)
+_GLM_MOE = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.6},
+    **_rope(theta=1_000_000.0, partial_rotary_factor=0.5),
+}
+_LLAMA4 = {
+    **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
+}
+
+_LATENT = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    # Not that of the latents' norms.
+    "rms_norm_eps": 1e-3,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+_NO_GROUPS = {"n_group": 1, "topk_group": 1}
+
+
+def _rope_by_layer_type(full: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default"}}}
+
+
+def _longrope(pairs: int, **settings: Any) -> dict[str, Any]:
+    """Long frequencies for every prompt but that of one token: a paged engine cannot change sets in mid-sequence."""
+    factors = {
+        "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.5 * i for i in range(pairs)],
+    }
+    return {"original_max_position_embeddings": 16, **_rope("longrope", factor=64.0, **factors, **settings)}
+
+
+FAMILIES = (
+    Family("Llama 2", "LlamaConfig", {"num_key_value_heads": 4, **_rope()}),
+    Family("Llama 3", "LlamaConfig", _rope(theta=500_000.0)),
+    Family("Llama 3.1", "LlamaConfig", {"tie_word_embeddings": True, **_LLAMA31}),
+    Family("Llama, biases", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    Family("Llama, head_dim, one kv head", "LlamaConfig", {"head_dim": 24, "num_key_value_heads": 1}),
+    Family("Llama, linear rope", "LlamaConfig", _rope("linear", factor=3.0)),
+    Family("Llama, dynamic rope", "LlamaConfig", {"max_position_embeddings": 200, **_rope("dynamic", factor=2.0)}),
+    Family("Llama, yarn rope", "LlamaConfig", _rope("yarn", factor=8.0, original_max_position_embeddings=64)),
+    Family("Qwen2", "Qwen2Config", _rope(theta=1_000_000.0)),
+    Family("Qwen2, tied", "Qwen2Config", {"tie_word_embeddings": True}),
+    Family("Qwen2.5, yarn rope", "Qwen2Config", _YARN),
+    Family(
+        "Qwen2, window layers",
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    ),
+    Family("Qwen3", "Qwen3Config", {"head_dim": 32, **_rope(theta=1_000_000.0)}),
+    Family("Qwen3, tied", "Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    Family("Qwen3, biases, yarn rope", "Qwen3Config", {"head_dim": 8, "attention_bias": True, **_YARN}),
+    Family("Mistral, window", "MistralConfig", {"sliding_window": 13}),
+    Family("Mistral", "MistralConfig", {"sliding_window": None, "head_dim": 24, **_rope(theta=1_000_000.0)}),
+    Family("OLMo 2", "Olmo2Config", {"attention_bias": True, **_rope(theta=500_000.0)}),
+    Family(
+        "OLMo 3, yarn on full layers",
+        "Olmo3Config",
+        {"num_hidden_layers": 4, "sliding_window": 11, **_rope_by_layer_type(_YARN["rope_parameters"])},
+    ),
+    Family(
+        "Gemma 2",
+        "Gemma2Config",
+        {
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attention_bias": True},
+        },
+    ),
+    Family(
+        "Gemma 3",
+        "Gemma3TextConfig",
+        {
+            **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
+            **{"sliding_window_pattern": 3, "attention_bias": True, "final_logit_softcapping": 5.0},
+            **_rope_by_layer_type({"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}),
+        },
+    ),
+    Family("Phi-3, longrope", "Phi3Config", {"sliding_window": 40, **_longrope(pairs=8)}),
+    Family(
+        "Phi-4-mini, partial longrope, tied",
+        "Phi3Config",
+        {"tie_word_embeddings": True, **_longrope(pairs=6, partial_rotary_factor=0.75)},
+    ),
+    Family("Phi-4", "Phi3Config", _rope(theta=250_000.0)),
+    Family(
+        "GLM-4-0414",
+        "Glm4Config",
+        {"head_dim": 32, "attention_bias": True, **_rope(partial_rotary_factor=0.5)},
+    ),
+    Family(
+        "Granite",
+        "GraniteConfig",
+        {
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        },
+    ),
+    Family("StarCoder2, window", "Starcoder2Config", {"sliding_window": 13, **_rope(theta=100_000.0)}),
+    Family("Command R", "CohereConfig", {"attention_bias": True, **_rope(theta=8_000_000.0)}),
+    Family("Command R+, norms on heads", "CohereConfig", {"use_qk_norm": True, "logit_scale": 0.8}),
+    Family("Cohere 2", "Cohere2Config", {"num_hidden_layers": 4, "sliding_window": 11, "logit_scale": 0.25}),
+    Family("Mixtral", "MixtralConfig", {"num_local_experts": 6, "sliding_window": 13, **_rope(theta=1_000_000.0)}),
+    Family(
+        "Qwen3 MoE",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+            **{"head_dim": 32, **_rope(theta=1_000_000.0)},
+        },
+    ),
+    Family(
+        "Qwen3 MoE, dense layers between, biases",
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4},
+            **{"decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True, "tie_word_embeddings": True},
+            **{"use_sliding_window": True, "sliding_window": 19},
+        },
+    ),
+    Family(
+        "GPT-OSS",
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 21},
+            **{"num_hidden_layers": 4, "swiglu_limit": 1.5, "swiglu_alpha": 1.3},
+            **_rope("yarn", 150_000.0, factor=32.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    Family("Llama 4", "Llama4TextConfig", {**_LLAMA4, **_LLAMA31}),
+    Family(
+        "Llama 4, dense layers between, no norms",
+        "Llama4TextConfig",
+        {
+            **_LLAMA4,
+            **{"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
+            **{"num_experts_per_tok": 2, "attention_bias": True, "no_rope_layers": [0, 1, 1, 0]},
+        },
+    ),
+    Family(
+        "GLM-4.5 MoE",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "use_qk_norm": True, "attention_bias": True, "head_dim": 24},
+    ),
+    Family(
+        "GLM-4.5 MoE, groups, two dense layers",
+        "Glm4MoeConfig",
+        {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
+    ),
+    Family(
+        "DeepSeek V2 Lite",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707),
+        },
+    ),
+    Family(
+        "DeepSeek V2, biases",
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    Family(
+        "DeepSeek V3",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_GROUPS,
+            **_rope("yarn", factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    Family(
+        "DeepSeek V3, half-split rope, biases",
+        "DeepseekV3Config",
+        {**_LATENT, **_GROUPS, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    Family(
+        "Kimi K2",
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_NO_GROUPS,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            **_rope(
+                "yarn",
+                50_000.0,
+                factor=32.0,
+                original_max_position_embeddings=64,
+                beta_fast=1.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    Family(
+        "GLM-4.7 Flash",
+        "Glm4MoeLiteConfig",
+        {
+            **{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"},
+            **_NO_GROUPS,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            **_rope(theta=1_000_000.0),
+        },
+    ),
+)
+
+
+@lru_cache(NUM_KEPT)
+def reference_model(family: Family) -> transformers.PreTrainedModel:
+    """A tiny transformers model whose every parameter, norms and biases included, is random."""
+    config = getattr(transformers, family.config_class)(**_SIZES | family.config, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms around 1, so that a missing one shows and activations keep their size.
+            center = 1.0 if "norm" in name else 0.0
+            parameter.copy_(center + 0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
+    return model
+
+
+@functools.cache  # small, and asked for by tests of several files
+def checkpoint_folder(family: Family) -> str:
+    """The model saved as transformers saves it. The folder goes when the process does."""
+    folder = tempfile.TemporaryDirectory(prefix="jaxis_parity_")
+    _folders.append(folder)
+    reference_model(family).save_pretrained(folder.name)
+    if family.architecture is not None:
+        path = Path(folder.name, "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [family.architecture]}))
+    return folder.name
+
+
+_folders: list[tempfile.TemporaryDirectory] = []
+
+
+@lru_cache(2 * NUM_KEPT)
+def loaded_model(family: Family, dtype: Any = jnp.float32) -> nnx.Module:
+    """The checkpoint as jaxis loads it."""
+    folder = checkpoint_folder(family)
+    model_config = ModelConfig(folder, HFConfig.from_folder(folder), dtype=dtype, max_model_len=1024)
+    return load_model(VllmConfig(model_config), make_mesh())
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, length]).integers(1, _SIZES["vocab_size"], length).tolist()
+
+
+@lru_cache(8 * NUM_KEPT)
+def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """transformers' logits [T, V] and hidden states (entering each layer, and after the final norm), each [T, E]."""
+    with torch.no_grad():
+        result = reference_model(family)(torch.tensor([prompt(length)]), output_hidden_states=True, use_cache=False)
+    return result.logits[0].numpy(), [states[0].numpy() for states in result.hidden_states]
+
+
+def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
+    """transformers' logits [T, V] with everything in bfloat16."""
+    model = copy.deepcopy(reference_model(family)).to(torch.bfloat16)
+    with torch.no_grad():
+        return model(torch.tensor([prompt(length)]), use_cache=False).logits[0].float().numpy()
+
+
+@lru_cache(4 * NUM_KEPT)
+def whole_run(
+    family: Family, lengths: tuple[int, ...] = PROMPT_LENGTHS, dtype: Any = jnp.float32
+) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
+    """As `reference_run`, for prompts of these lengths in one flat batch without a cache."""
+    model = loaded_model(family, dtype)
+    model.model.aux_hidden_state_layers = tuple(range(len(model.model.layers)))
+    graph, state = nnx.split(model)
+    model.model.aux_hidden_state_layers = ()
+
+    @jax.jit
+    def forward(state: nnx.State, input_ids: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, list]:
+        merged = nnx.merge(graph, state)
+        _, hidden, aux = merged(None, input_ids, metadata)
+        return merged.compute_logits(hidden), [*aux, hidden]
+
+    input_ids = jnp.asarray(np.concatenate([prompt(length) for length in lengths]), jnp.int32)
+    logits, states = forward(state, input_ids, AttentionMetadata.for_whole_sequences(lengths))
+    ends = np.cumsum(lengths)
+    return {
+        length: (np.asarray(logits)[end - length : end], [np.asarray(s)[end - length : end] for s in states])
+        for length, end in zip(lengths, ends, strict=True)
+    }
+
+
+@lru_cache(2 * NUM_KEPT)
+def paged_sequences(family: Family, dtype: Any = jnp.float32) -> PagedSequences:
+    return PagedSequences(loaded_model(family, dtype), dtype=dtype)
+
+
+# One size for every step, since compiling costs more than the padding.
+PADDING = {"pad_tokens": PAGED_LENGTH + 10, "pad_requests": 4}
+
+
+def prefill(family: Family, tokens: Sequence[int]) -> np.ndarray:
+    """Logits of a whole prompt run in one step, padded."""
+    (logits,) = paged_sequences(family).step([(PagedSequence(), tokens)], **PADDING)
+    return logits
+
+
+def chunked(family: Family, tokens: Sequence[int], chunk: int) -> np.ndarray:
+    """Logits of a prompt run in chunks, each beside a decode of another sequence."""
+    paged, sequence, other = paged_sequences(family), PagedSequence(), PagedSequence()
+    parts = [
+        paged.step([(sequence, tokens[i : i + chunk]), (other, [5])], **PADDING)[0]
+        for i in range(0, len(tokens), chunk)
+    ]
+    return np.concatenate(parts)
+
+
+def prefix_shared(family: Family, tokens: Sequence[int], shared: int) -> np.ndarray:
+    """Logits after a prefix whose blocks another sequence filled, while that one goes on beside it."""
+    paged, owner = paged_sequences(family), PagedSequence()
+    paged.step([(owner, tokens[:shared])], **PADDING)
+    sequence = paged.fork(owner, shared)
+    (logits, _) = paged.step([(sequence, tokens[shared:]), (owner, [7])], **PADDING)
+    return logits
+
+
+PATHS = {
+    "prefill": lambda family, tokens: prefill(family, tokens),
+    "chunks of 7": lambda family, tokens: chunked(family, tokens, 7),
+    "token by token": lambda family, tokens: chunked(family, tokens, 1),
+    "shared prefix": lambda family, tokens: prefix_shared(family, tokens, 64),
+}
+
+
+def path_error(family: Family, path: str) -> float:
+    """Relative error of a paged path's logits against transformers' (its last rows, where a path gives no others)."""
+    logits = PATHS[path](family, prompt(PAGED_LENGTH))
+    return relative_error(logits, reference_run(family, PAGED_LENGTH)[0][-len(logits) :])
+
+
+def greedy_tokens(family: Family, tokens: Sequence[int]) -> list[int]:
+    """GREEDY_TOKENS most likely continuations, decoded through the cache."""
+    paged, sequence = paged_sequences(family), PagedSequence()
+    (logits,) = paged.step([(sequence, tokens)], **PADDING)
+    produced = [int(logits[-1].argmax())]
+    while len(produced) < GREEDY_TOKENS:
+        (logits,) = paged.step([(sequence, produced[-1:])], **PADDING)
+        produced.append(int(logits[-1].argmax()))
+    return produced
+
+
+def reference_greedy_tokens(family: Family, tokens: Sequence[int]) -> list[int]:
+    with torch.no_grad():
+        output = reference_model(family).generate(
+            torch.tensor([tokens]), max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None
+        )
+    return output[0, len(tokens) :].tolist()
+
+
+def layer_error(family: Family, length: int) -> float:
+    """Largest relative error of any layer's hidden states."""
+    states, expected = whole_run(family)[length][1], reference_run(family, length)[1]
+    return max(relative_error(a, e) for a, e in zip(states, expected, strict=True))
+
+
+def logits_error(family: Family, length: int) -> float:
+    return relative_error(whole_run(family)[length][0], reference_run(family, length)[0])
+
+
+def main() -> None:
+    lengths = " | ".join(f"logits, {length} tokens" for length in PROMPT_LENGTHS)
+    print(f"| family | {lengths} | layers | greedy | {' | '.join(PATHS)} |")
+    print("|---" * (4 + len(PROMPT_LENGTHS) + len(PATHS) - 1) + "|")
+    for family in FAMILIES:
+        figures = [f"{logits_error(family, length):.1e}" for length in PROMPT_LENGTHS]
+        figures.append(f"{max(layer_error(family, length) for length in PROMPT_LENGTHS):.1e}")
+        produced, expected = greedy_tokens(family, prompt(17)), reference_greedy_tokens(family, prompt(17))
+        figures.append(f"{sum(p == e for p, e in zip(produced, expected, strict=True))}/{GREEDY_TOKENS}")
+        figures += [f"{path_error(family, path):.1e}" for path in PATHS]
+        print(f"| {family.name} | {' | '.join(figures)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

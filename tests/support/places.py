@@ -1,0 +1,6 @@
+"""Where things are in the checkout."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+REPOSITORY = TESTS.parent
