@@ -84,7 +84,7 @@ $(VENV)/.installed: $(BUILT_FROM)
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], 'cmake', 'ninja', sep='\n')" > $(VENV)/build-requirements.txt
 	@$(VENV)/bin/python -m pip install --quiet --requirement $(VENV)/build-requirements.txt
-	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable .
+	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[all]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -46,3 +46,26 @@ from jaxis import SamplingParams
 print([name for name in ("jax", "flax", "numpy", "tokenizers", "rich") if name in sys.modules])
 """
     assert run(script) == "[]\n"
+
+
+def test_the_servers_process_imports_no_jax(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("- {module_path: '.*', weight_qtype: int8}\n")
+    script = """
+import sys
+import jaxis.cli.serve
+import jaxis.server.http.app
+import jaxis.server.http.run
+from jaxis.cli.options import EngineOptions
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_process import EngineProcess
+from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.host.logs import set_up_logs
+from jaxis.tokenizer import Tokenizer
+
+options = EngineOptions(quantization=sys.argv[1], kv_cache_memory="8MiB")
+print(EngineArgs(**options.llm_arguments()).requested_quantization.rules[0].weight_qtype)
+print(sorted(name for name in sys.modules if name.partition(".")[0] in ("jax", "jaxlib", "flax")))
+"""
+    assert run(script, rules) == "int8\n[]\n"

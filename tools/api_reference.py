@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "api.md"
 
 # Headings of the page, and the public names under each, by the path from which users import them.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Generating text": ("jaxis.LLM",),
+    "Generating text": ("jaxis.LLM", "jaxis.engine.arguments.EngineArgs"),
     "Request parameters": ("jaxis.SamplingParams", "jaxis.StructuredOutputs"),
     "Outputs": ("jaxis.RequestOutput", "jaxis.CompletionOutput", "jaxis.Logprob", "jaxis.StreamOutput"),
     "Model families": ("jaxis.register_model",),

@@ -8,14 +8,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
+from jaxis.engine.arguments import EngineArgs, EngineKwargs, shows_engine_arguments
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.output_processor import Request
-from jaxis.engine.setup import EngineArgs, build_engine
+from jaxis.engine.setup import build_engine
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
@@ -67,26 +68,8 @@ class LLM:
 
     Args:
       model: Folder of a checkpoint in Hugging Face format, or a hub id; None is the embedded demonstration model.
-      dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
-        narrower types are slower.
-      max_model_len: Most tokens of a request; None is the checkpoint's. Shortened, with a note, to what the KV cache
-        can hold.
-      max_num_seqs: Most requests that run at once.
-      max_num_batched_tokens: Most tokens of a step; long prompts are taken in chunks of it.
-      kv_cache_memory: Bytes for the KV cache, or a text such as "2GiB"; None sizes it from the memory there is.
-      enable_prefix_caching: Compute equal prompt prefixes once.
-      block_size: Tokens of a KV cache block.
-      kv_cache_dtype: Type of the cached keys and values: "float32", "bfloat16", "float16", "int8" (with a float32 scale
-        for each token and head), or "auto", which is `dtype`.
-      tensor_parallel_size: Devices to spread the model over.
-      load_format: "auto", or "dummy" for random weights.
-      seed: For requests that bring none, and for random weights.
-      revision, token, cache_dir: Of the hub.
-      hf_overrides: Keys of config.json to set; None as a value removes the key.
-      quantization: Narrower weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or JSON
-        file with rules; or "dequantize": a quantized checkpoint's weights, widened. See docs/quantization.md.
-      additional_config: The same as vLLM's TPU backend takes it: {"quantization": {"qwix": {"rules": [...]}}}.
       show_progress: Show loading, compiling and generating on stderr.
+      **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`.
 
     Raises:
       ConfigError: An argument or a config key that cannot be honoured.
@@ -94,53 +77,17 @@ class LLM:
       EngineError: Not enough memory.
     """
 
+    @shows_engine_arguments
     def __init__(
         self,
         model: str | Path | None = None,
         *,
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        kv_cache_memory: int | str | None = None,
-        enable_prefix_caching: bool = True,
-        block_size: int = 16,
-        kv_cache_dtype: str = "auto",
-        tensor_parallel_size: int = 1,
-        load_format: str = "auto",
-        seed: int = 0,
-        revision: str | None = None,
-        token: str | None = None,
-        cache_dir: str | Path | None = None,
-        hf_overrides: Mapping[str, Any] | None = None,
-        quantization: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
-        additional_config: Mapping[str, Any] | None = None,
         show_progress: bool = True,
+        **arguments: Unpack[EngineKwargs],
     ) -> None:
+        args = EngineArgs(model=None if model is None else str(model), **arguments)
         self._progress = ProgressDisplay(show_progress)
-        self._built = build_engine(
-            EngineArgs(
-                model=None if model is None else str(model),
-                dtype=dtype,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                kv_cache_memory=kv_cache_memory,
-                enable_prefix_caching=enable_prefix_caching,
-                block_size=block_size,
-                kv_cache_dtype=kv_cache_dtype,
-                tensor_parallel_size=tensor_parallel_size,
-                load_format=load_format,
-                seed=seed,
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                hf_overrides=hf_overrides or {},
-                quantization=quantization,
-                additional_config=additional_config,
-            ),
-            self._progress,
-        )
+        self._built = build_engine(args, self._progress)
         self._engine = self._built.engine
         self._num_calls = 0
         self._closed = False

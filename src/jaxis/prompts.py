@@ -12,6 +12,7 @@ from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Messages = Sequence[Message]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
@@ -84,7 +85,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
     return TokenizedPrompt(prompt, tokenizer.encode(prompt), cache_salt)
 
 
-def as_conversation_list(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """One conversation as a list of one, many as a list.
 
     Raises:
@@ -99,7 +100,7 @@ def as_conversation_list(messages: Sequence[Message] | Sequence[Sequence[Message
     return [items] if items and isinstance(items[0], Mapping) else items
 
 
-def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+def is_conversation(prompt: Prompt | Messages) -> TypeGuard[Messages]:
     """Whether it is a list of messages rather than a prompt."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 

@@ -9,9 +9,56 @@ from jaxis.errors import RequestError
 from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
-MAX_N = 128
-# Beyond them a logit of float32 may become infinite, or 0 times infinity.
-REPETITION_PENALTY_BOUNDS = (0.01, 100.0)
+# A temperature below this is greedy, as in vLLM: logits divided by it would only overflow.
+MIN_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a numeric parameter.
+
+    Attributes:
+      low, high: Both inclusive; None is unbounded.
+      excludes_low: `low` itself is not allowed.
+    """
+
+    low: float
+    high: float | None = None
+    excludes_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.excludes_low else value >= self.low
+        return above and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"at least {self.low}"
+        return (
+            f"more than {self.low} and at most {self.high}" if self.excludes_low else f"from {self.low} to {self.high}"
+        )
+
+
+# What SamplingParams, the server's requests and the command line accept.
+INTEGER_BOUNDS = {
+    "n": Bounds(1, 128),
+    "max_tokens": Bounds(1),
+    "min_tokens": Bounds(0),
+    "top_k": Bounds(-1),
+    "seed": Bounds(-(2**63), 2**64 - 1),
+    "logprobs": Bounds(0, MAX_LOGPROBS),
+    "prompt_logprobs": Bounds(0, MAX_LOGPROBS),
+}
+_OPTIONAL_INTEGERS = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+NUMBER_BOUNDS = {
+    "temperature": Bounds(0),
+    "top_p": Bounds(0, 1, excludes_low=True),
+    "min_p": Bounds(0, 1),
+    "frequency_penalty": Bounds(-2, 2),
+    "presence_penalty": Bounds(-2, 2),
+    # Beyond these a float32 logit may become infinite, or 0 times infinity.
+    "repetition_penalty": Bounds(0.01, 100),
+}
+LOGIT_BIAS_BOUNDS = Bounds(-100, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +67,7 @@ class SamplingParams:
 
     Attributes:
       n: Completions to return for the prompt, each sampled independently.
-      temperature: 0 is greedy; otherwise logits are divided by it before the filters below.
+      temperature: Logits are divided by it before the filters below; 0, or less than MIN_TEMPERATURE, is greedy.
       top_k: Keep the k most likely tokens; 0 or -1 keeps all.
       top_p: Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
       min_p: Drop tokens less likely than this share of the most likely one; 0 keeps all.
@@ -30,15 +77,15 @@ class SamplingParams:
         was generated; 1 does nothing.
       logit_bias: Added to the logits of these token ids, before everything else.
       allowed_token_ids: Only these ids can be sampled.
-      bad_words: Texts that must not be generated.
+      bad_words: Strings that must not be generated.
       seed: Makes the request's sampling reproducible, whatever else is in the batch.
       max_tokens: Most tokens to generate; None generates until the context is full.
-      min_tokens: Tokens to generate before an end-of-sequence or stop token can be sampled; stop texts are looked for
+      min_tokens: Tokens to generate before an end-of-sequence or stop token can be sampled; stop strings are looked for
         in what follows them.
-      stop: Texts that end the completion.
+      stop: Strings that end the completion.
       stop_token_ids: Token ids that end the completion.
       ignore_eos: Go on after the model's end-of-sequence token.
-      include_stop_str_in_output: Leave the stop text (or stop token's text) at the end of the output text.
+      include_stop_str_in_output: Leave the stop string (or stop token's text) at the end of the output text.
       logprobs: Also return this many most likely tokens' log-probabilities for each generated token (0: only the
         sampled one's), of the distribution before any parameter here changed it; None returns none.
       prompt_logprobs: The same for each prompt token.
@@ -77,19 +124,10 @@ class SamplingParams:
             if isinstance(value, str):
                 value = [value]
             object.__setattr__(self, name, list(value or []))
-        self._check_int("n", 1, MAX_N)
-        self._check_int("max_tokens", 1, optional=True)
-        self._check_int("min_tokens", 0)
-        self._check_int("top_k", -1)
-        self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
-        self._check_int("logprobs", 0, MAX_LOGPROBS, optional=True)
-        self._check_int("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
-        self._check_float("temperature", 0.0)
-        self._check_float("top_p", 0.0, 1.0, low_open=True)
-        self._check_float("min_p", 0.0, 1.0)
-        self._check_float("frequency_penalty", -2.0, 2.0)
-        self._check_float("presence_penalty", -2.0, 2.0)
-        self._check_float("repetition_penalty", *REPETITION_PENALTY_BOUNDS)
+        for name in INTEGER_BOUNDS:
+            self._check_integer(name)
+        for name in NUMBER_BOUNDS:
+            self._check_number(name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
         for name in ("stop", "bad_words"):
@@ -106,36 +144,34 @@ class SamplingParams:
         if self.logit_bias is not None:
             self._check_token_ids("logit_bias", list(self.logit_bias))
             for token_id, bias in self.logit_bias.items():
-                if not _is_number(bias) or not math.isfinite(bias) or abs(bias) > 100:
-                    raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number from -100 to 100")
+                if not _is_number(bias) or bias not in LOGIT_BIAS_BOUNDS:
+                    raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number {LOGIT_BIAS_BOUNDS}")
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens seen so far."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
-    def _check_int(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
+    def _check_integer(self, name: str) -> None:
         value = getattr(self, name)
-        if value is None and optional:
+        if value is None and name in _OPTIONAL_INTEGERS:
             return
         if isinstance(value, bool) or not isinstance(value, int):
             raise RequestError(f"{name}={value!r} must be an integer")
-        if value < low or (high is not None and value > high):
-            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        if value not in (bounds := INTEGER_BOUNDS[name]):
             raise RequestError(f"{name}={value} must be {bounds}")
 
-    def _check_float(self, name: str, low: float, high: float | None = None, *, low_open: bool = False) -> None:
+    def _check_number(self, name: str) -> None:
         value = getattr(self, name)
         if not _is_number(value) or not math.isfinite(value):
             raise RequestError(f"{name}={value!r} must be a finite number")
-        if value < low or (low_open and value == low) or (high is not None and value > high):
-            bounds = ("more than " if low_open else "at least ") + f"{low:g}"
-            raise RequestError(f"{name}={value} must be {bounds}" + (f" and at most {high:g}" if high else ""))
+        if value not in (bounds := NUMBER_BOUNDS[name]):
+            raise RequestError(f"{name}={value} must be {bounds}")
 
     def _check_structured_outputs(self) -> None:
         if self.structured_outputs is None:

@@ -1,4 +1,4 @@
-"""What a completion must match: a JSON schema, a regular expression, one of several texts, or a grammar."""
+"""What a completion must match: a JSON schema, a regular expression, one of several strings, or a grammar."""
 
 from __future__ import annotations
 

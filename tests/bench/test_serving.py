@@ -165,7 +165,7 @@ def test_mistakes_are_told_in_one_line(arguments, message):
     [
         ('{"text": "x"}', "line 1 has neither"),
         ('{"prompt": "x", "output_tokens": 0}', "output_tokens=0"),
-        ("not json", "line 1 is no JSON"),
+        ("not json", "line 1 is not JSON"),
         ("", "holds no prompt"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "/v1/chat/completions"),
     ],

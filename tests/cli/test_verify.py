@@ -79,8 +79,8 @@ def test_json_has_every_figure(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--prompt-lens", "1,x"], "'1,x' is no list of lengths"),
-        (["--prompt-lens", "0"], "no list of lengths"),
+        (["--prompt-lens", "1,x"], "'1,x' is not a list of lengths"),
+        (["--prompt-lens", "0"], "not a list of lengths"),
         (["--golden", "a", "--save-golden", "b"], "give it alone"),
         (["--golden", "a", "--prompt-lens", "5"], "give it alone"),
         (["--dtype", "int8"], "int8"),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jaxis import LLM, SamplingParams
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution import kv_cache
-from jaxis.engine.setup import EngineArgs, parse_bytes
 from jaxis.errors import CheckpointError, ConfigError, EngineError
+from jaxis.host.byte_size import parse_bytes
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 PROMPT = list(range(100))
@@ -43,13 +44,13 @@ def changed(checkpoint, tmp_path):
     ],
 )
 def test_sizes(size, expected):
-    assert parse_bytes(size) == expected
+    assert parse_bytes(size, "kv_cache_memory") == expected
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GiB", "-2GiB", "2 GiBs", "two", None])
 def test_wrong_sizes(size):
     with pytest.raises(ConfigError, match=r"kv_cache_memory=.* must be"):
-        parse_bytes(size)
+        parse_bytes(size, "kv_cache_memory")
 
 
 @pytest.mark.parametrize("memory", [100 * BLOCK_BYTES + 5, "800KiB"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxis.inference import InferenceConfig, JAXInferenceEngine
-from jaxis.inference.sampling import to_llm_arguments
+from jaxis.inference.model_params import to_llm_arguments
 from jaxis.models.registry import _BUILT_IN
 from tests.support.places import REPOSITORY
 

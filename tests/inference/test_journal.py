@@ -111,7 +111,7 @@ def test_a_second_process_at_the_same_run_is_refused(tmp_path):
 
 
 def test_outputs_that_cannot_be_files_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         Journal(tmp_path, "key", 1)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):

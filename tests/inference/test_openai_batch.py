@@ -11,6 +11,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, RESPONSES_URL, BatchTask
 from jaxis.inference.run import MemorySink, run
 from jaxis.inference.source import ListSource, Row
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.endpoints.served_model import ServedModel
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -27,7 +28,13 @@ def prepared(served, url=COMPLETIONS_URL, **body):
 def model():
     """One without a tokenizer."""
     defaults = SamplingParams(temperature=0.3, top_k=7, max_tokens=None)
-    return ServedModel.of(["model"], None, defaults, GrammarCompiler(None, 8, ()))
+    return ServedModel(
+        names=("model",),
+        tokenizer=None,
+        default_sampling_params=defaults,
+        grammar_compiler=GrammarCompiler(None, 8, ()),
+        parsers=ModelParsers.select(None, None),
+    )
 
 
 def responses(llm, *lines, names=("model",)):
@@ -35,7 +42,13 @@ def responses(llm, *lines, names=("model",)):
         [{CUSTOM_ID: f"r{i}", "url": COMPLETIONS_URL, **line} for i, line in enumerate(lines)], CUSTOM_ID
     )
     sink = MemorySink(source.num_rows)
-    model = ServedModel.of(names, llm.tokenizer, llm.get_default_sampling_params(), llm.engine.grammar_compiler)
+    model = ServedModel(
+        names=names,
+        tokenizer=llm.tokenizer,
+        default_sampling_params=llm.get_default_sampling_params(),
+        grammar_compiler=llm.engine.grammar_compiler,
+        parsers=ModelParsers.select(llm.tokenizer, None),
+    )
     task = BatchTask(model, "key")
     run(llm.engine, source, task, sink, display=ProgressDisplay(False))
     return json.loads(json.dumps(sink.values))

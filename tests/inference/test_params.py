@@ -7,7 +7,9 @@ import pytest
 
 from jaxis.errors import ConfigError
 from jaxis.inference import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
-from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sampling_params
+from jaxis.inference.generation_params import to_sampling_params
+from jaxis.inference.model_params import to_llm_arguments
+from jaxis.inference.template_arguments import template_arguments
 from tests.support.places import REPOSITORY
 
 
@@ -164,7 +166,7 @@ def test_templates_are_files_sources_or_names(tmp_path, llm):
         "reasoning_effort": "low",
         "enable_thinking": False,
     }
-    with pytest.raises(ConfigError, match="no variable of a template"):
+    with pytest.raises(ConfigError, match="must not set 'tools'"):
         template_arguments(ModelParams(chat_template_kwargs={"tools": []}), GenerationParams(), llm.tokenizer)
     with pytest.raises(ConfigError, match="reasoning_effort"):
         template_arguments(ModelParams(chat_template="{{ messages }}"), generation, llm.tokenizer)

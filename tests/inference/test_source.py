@@ -28,7 +28,7 @@ def test_rows_are_numbered_without_blank_lines_and_errors_name_the_line(tmp_path
     errors = [str(row.error) if row.error else None for row in found]
     assert errors[0] is None
     assert errors[1].startswith("line 3: the row is not JSON")
-    assert errors[2] == "line 4: the row is no JSON object but list"
+    assert errors[2] == "line 4: the row is not a JSON object but list"
     assert errors[3] == "line 5: the row is not UTF-8 text"
     assert "NaN" in errors[4]
     assert found[5].value == {"b": 1}

@@ -6,8 +6,9 @@ import pytest
 
 from jaxis.errors import RequestError
 from jaxis.parsing.output_parser import OutputParser, parse_output
-from jaxis.parsing.tool_choice import plan_tools, required_tools_schema, template_messages
+from jaxis.parsing.tool_choice import plan_tools, required_tools_schema
 from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
+from jaxis.tokenizer.chat_messages import with_template_arguments
 
 TREE = FunctionTool(
     "tree",
@@ -158,11 +159,11 @@ END = "{% endfor %}{% endfor %}"
     [("{{ c.function.arguments | tojson }}", {"a": "é"}), ("{{ '#' + c.function.arguments }}", '{"a": "é"}')],
 )
 def test_templates_get_arguments_in_the_form_they_write(written, arguments):
-    _, turn = template_messages(called('{"a": "é"}'), LOOP + written + END)
+    _, turn = with_template_arguments(called('{"a": "é"}'), LOOP + written + END)
     assert turn["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", '"a"', "[" * 100_000])
 def test_arguments_sent_back_must_be_an_object(arguments):
     with pytest.raises(RequestError, match=r"messages\[1\].tool_calls\[0\].function.arguments must be"):
-        template_messages(called(arguments), "")
+        with_template_arguments(called(arguments), "")

@@ -12,9 +12,9 @@ from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.parser_detection import detect_parsers
 from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
-from jaxis.parsing.tool_choice import template_messages
 from jaxis.parsing.tool_parsers import get_tool_parser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
+from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
 from tests.support.tool_call_formats import FORMATS
 
@@ -83,7 +83,7 @@ def rendered_turn(form, *, reasoning="", content="", num_calls=2):
         for i, (name, value) in enumerate([("get_weather", ARGUMENTS), ("now", {})])
     ]
     turn = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls[:num_calls]}
-    messages = template_messages([{"role": "user", "content": "?"}, turn], form.template)
+    messages = with_template_arguments([{"role": "user", "content": "?"}, turn], form.template)
     text = render_chat_template(form.template, messages, add_generation_prompt=False)
     return text.removeprefix("USER")
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from jaxis.errors import ConfigError
-from jaxis.quantization.arguments import parse_quantization, read_mapping
-from jaxis.quantization.rules import QuantizationRule, RuleQuantizationConfig, rules_from, rules_to_dict
+from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import QuantizationRule, read_mapping, rules_from, rules_to_dict
 
 RULES = [
     {"module_path": ".*lm_head"},

@@ -11,9 +11,10 @@ import httpx
 import openai
 import pytest
 
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.local_engine import LocalEngine
-from jaxis.engine.setup import EngineArgs, build_engine
+from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.config import ServerConfig
 from jaxis.server.http.run import listen, make_server

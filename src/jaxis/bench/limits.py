@@ -16,14 +16,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxis.errors import EngineError
-
-if TYPE_CHECKING:
-    import jax
 
 # Of all threads together; far more than any cache holds.
 ARRAY_BYTES = 1 << 30
@@ -74,20 +71,20 @@ def measure_limits(num_threads: int) -> Limits:
     return Limits(**json.loads(child.stdout))
 
 
-def measure_device_limits(device: jax.Device) -> Limits:
-    """Measures an accelerator's limits, through JAX."""
+def measure_device_limits() -> Limits:
+    """Measures the limits of JAX's first device, an accelerator."""
     import jax
     import jax.numpy as jnp
 
     # In place: fresh memory would first have to be mapped.
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    array = add(jnp.zeros(ARRAY_BYTES // 4, jnp.float32, device=device))
+    array = add(jnp.zeros(ARRAY_BYTES // 4, jnp.float32))
 
     def copy() -> None:
         nonlocal array
         array = add(array).block_until_ready()
 
-    matrix = jnp.ones((4 * MATRIX_SIZE, 4 * MATRIX_SIZE), jnp.bfloat16, device=device)
+    matrix = jnp.ones((4 * MATRIX_SIZE, 4 * MATRIX_SIZE), jnp.bfloat16)
     multiply = jax.jit(jnp.matmul)
     return Limits(
         num_threads=None,

@@ -63,9 +63,9 @@ def compile_stats() -> Iterator[CompileStats]:
 
     stats = CompileStats()
 
-    def on_duration(event: str, seconds: float, **_: Any) -> None:
+    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE_EVENT:
-            stats.seconds += seconds
+            stats.seconds += duration_secs
             stats.num_programs += 1
 
     def on_event(event: str, **_: Any) -> None:

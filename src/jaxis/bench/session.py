@@ -14,8 +14,9 @@ import psutil
 from jaxis.bench.limits import Limits, measure_device_limits, measure_limits
 from jaxis.bench.process import CompileStats, compile_stats, describe_machine, peak_memory_bytes, seconds_since_start
 from jaxis.bench.run import Load, run_batch
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.setup import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineArgs, build_engine
+from jaxis.engine.setup import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, build_engine
 from jaxis.host.machine import usable_cores
 from jaxis.host.progress import ProgressDisplay
 
@@ -119,5 +120,6 @@ def longest_sequence(loads: Sequence[Load], arguments: dict[str, Any]) -> int:
 
 def limits_of_device() -> Limits:
     """The limits of what JAX runs on."""
-    device = jax.local_devices()[0]
-    return measure_limits(usable_cores()) if device.platform == "cpu" else measure_device_limits(device)
+    if jax.local_devices()[0].platform == "cpu":
+        return measure_limits(usable_cores())
+    return measure_device_limits()

@@ -161,7 +161,7 @@ def _parse_numbers(text: str, option: str) -> list[int]:
     """The numbers of a list such as "1,16".
 
     Raises:
-      typer.BadParameter: If it is no such list.
+      typer.BadParameter: If it is not such a list.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
@@ -170,7 +170,7 @@ def _parse_numbers(text: str, option: str) -> list[int]:
 
 
 def _check_writable(file: Path | None) -> None:
-    """Raises RequestError now, and not after minutes of measuring."""
+    """Raises RequestError before measuring if the file cannot be written."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise RequestError(f"--json: {file} cannot be written: give a file in a folder that exists")
 

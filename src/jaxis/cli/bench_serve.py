@@ -14,7 +14,8 @@ import typer
 
 from jaxis.cli.console import report_errors
 from jaxis.cli.options import OUTPUT_PANEL, Debug, expand_options, parse_json_object
-from jaxis.errors import EngineError, RequestError
+from jaxis.errors import ConfigError, EngineError
+from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.bench.serving.client import ServingClient
@@ -87,7 +88,7 @@ class PromptOptions:
 
     dataset_name: Annotated[
         Literal["random", "custom", "sharegpt"],
-        _prompts('random; custom: lines of {"prompt": ...} or {"messages": ...}; sharegpt: a JSON file of that form.'),
+        _prompts('random; custom: lines of {"prompt": ...} or {"messages": ...}; sharegpt: its JSON file.'),
     ] = "random"
     dataset_path: Annotated[Path | None, _prompts("File of custom or sharegpt.", metavar="FILE")] = None
     output_len: Annotated[int, _prompts("Tokens to generate for prompts of a file.", min=1, metavar="TOKENS")] = 128
@@ -162,7 +163,8 @@ def serve(
     metrics, percentiles, limits = result.metrics(), result.percentiles(), result.limits()
     extra_body = parse_json_object(target.extra_body, "--extra-body") or {}
     with report_errors(debug=debug):
-        file = _result_file(result)
+        check_extra("server", "jaxis bench serve")
+        folder = _result_folder(result)
         requests, arrivals = _requests(target, load, prompts)
         from jaxis.bench.serving.report import details, format_report, summarize
 
@@ -179,9 +181,9 @@ def serve(
             **summarize(measured, percentiles, limits),
         }
         print(format_report(report, metrics, percentiles))
-        if file is not None:
+        if folder is not None:
             name = result.result_filename or f"serve-{Path(model).name}-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
-            _write(file / name, report | (details(measured) if result.save_detailed else {}))
+            _write(folder / name, report | (details(measured) if result.save_detailed else {}))
         if not report["completed"]:
             raise EngineError(f"all {report['failed']} requests failed")
 
@@ -197,7 +199,7 @@ def _requests(
     rng = np.random.default_rng(load.seed)
     num, chat = load.num_warmups + load.num_prompts, target.endpoint == "/v1/chat/completions"
     if (prompts.dataset_path is None) != (prompts.dataset_name == "random"):
-        raise RequestError("--dataset-path belongs to --dataset-name custom or sharegpt: give both, or neither")
+        raise ConfigError("--dataset-path belongs to --dataset-name custom or sharegpt: give both, or neither")
     if prompts.dataset_path is None:
         requests = random_requests(
             rng,
@@ -259,16 +261,20 @@ def _number(text: str, option: str, most: float = float("inf")) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:
-        raise typer.BadParameter(f"{text!r} is no number of at least 0", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a number from 0 to {most:g}", param_hint=option)
     return value
 
 
-def _result_file(result: ResultOptions) -> Path | None:
-    """The folder to write to; raises RequestError now, and not after minutes of measuring."""
+def _result_folder(result: ResultOptions) -> Path | None:
+    """The folder to write to, if any.
+
+    Raises:
+      ConfigError: It does not exist, which is better said before measuring than after.
+    """
     if not result.save_result:
         return None
     if not result.result_dir.is_dir():
-        raise RequestError(f"--result-dir: there is no folder {result.result_dir}")
+        raise ConfigError(f"--result-dir={result.result_dir} is not a folder: make it first, or give another")
     return result.result_dir
 
 
@@ -276,5 +282,5 @@ def _write(file: Path, report: dict[str, Any]) -> None:
     try:
         file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"{file} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
     print(f"\nwritten to {file}")

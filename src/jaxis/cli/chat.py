@@ -24,6 +24,7 @@ from jaxis.cli.options import (
     parse_json_object,
 )
 from jaxis.errors import JaxisError, RequestError
+from jaxis.host.extras import check_extra
 
 
 @expand_options
@@ -60,7 +61,7 @@ def chat(
     Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D quits.
     /help lists the commands. The up key recalls lines, also those of earlier chats.
 
-    Where stdin is no terminal, each of its lines is a turn.
+    If stdin is not a terminal, each of its lines is a turn.
     Answers go to stdout, everything else to stderr.
 
     \b
@@ -72,13 +73,25 @@ def chat(
     overrides = sampling.overrides(max_tokens=max_tokens)
     arguments = engine.llm_arguments()
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs")
-    with report_errors(debug=debug), open_llm(model, arguments) as llm:
-        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-            name = model or "the embedded model"
-            raise RequestError(f"{name} has no chat template, so it cannot chat: use `jaxis generate`")
-        params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
-        session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
-        converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
+    with report_errors(debug=debug):
+        check_terminal("jaxis chat")
+        with open_llm(model, arguments) as llm:
+            if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+                name = model or "the embedded model"
+                raise RequestError(f"{name} has no chat template, so it cannot chat: use `jaxis generate`")
+            params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
+            session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
+            converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")
+
+
+def check_terminal(command: str) -> None:
+    """Raises ConfigError if a chat would be on a terminal and the extra that edits its lines is missing."""
+    if _on_terminal():
+        check_extra("chat", f"{command} on a terminal")
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def converse(session: ChatSession, title: str) -> None:
@@ -87,7 +100,7 @@ def converse(session: ChatSession, title: str) -> None:
     Raises:
       typer.Exit: A line of stdin failed.
     """
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if _on_terminal():
         note(f"{title}. /help lists commands and keys.")
         _run_on_terminal(session)
     elif not _run_on_lines(session):

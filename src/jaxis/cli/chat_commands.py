@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxis.cli.chat_history import ChatHistory
 from jaxis.cli.chat_session import ChatSession
 from jaxis.cli.console import note
-from jaxis.cli.conversation import Conversation
 from jaxis.errors import RequestError
 
 SETTABLE = (
@@ -62,7 +62,7 @@ def _set(session: ChatSession, argument: str) -> None:
 
 
 def _parse_value(text: str) -> object:
-    """A JSON value or "none"; anything else is a text as it stands."""
+    """A JSON value or "none"; anything else is a string as it stands."""
     if text.lower() == "none":
         return None
     try:
@@ -86,7 +86,7 @@ def _save(session: ChatSession, argument: str) -> None:
 
 def _load(session: ChatSession, argument: str) -> None:
     path = _path(argument, "/load")
-    session.conversation = Conversation.load(path)
+    session.conversation = ChatHistory.load(path)
     note(f"(loaded {len(session.conversation.messages)} messages from {path})")
 
 

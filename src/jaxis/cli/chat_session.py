@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from jaxis.cli.chat_history import ChatHistory
 from jaxis.cli.console import AnswerStats, note, write_answer
-from jaxis.cli.conversation import Conversation
 from jaxis.errors import RequestError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ChatSession:
         template_kwargs: Mapping[str, Any] | None = None,
         show_stats: bool = False,
     ) -> None:
-        self.conversation = Conversation(system)
+        self.conversation = ChatHistory(system)
         self.params = params
         self.show_stats = show_stats
         self._llm = llm
@@ -55,19 +55,20 @@ class ChatSession:
           KeyboardInterrupt: On Ctrl-C, once the request is aborted and the conversation is in order.
         """
         self.conversation.add("user", text)
-        answer: list[str] = []
+        parts: list[str] = []
         try:
-            self._answer(answer)
+            self._answer(parts)
         except KeyboardInterrupt:
             write_answer("\n")
             raise
         finally:
-            if answer := "".join(answer):
+            if answer := "".join(parts):
                 self.conversation.add("assistant", answer)
             else:
                 self.conversation.take_back()
 
     def _answer(self, parts: list[str]) -> None:
+        assert self._llm.tokenizer is not None, "a model with a chat template"
         token_ids = self._llm.tokenizer.encode_chat(self.conversation.messages, **self._template_kwargs)
         context = self._llm.max_model_len
         if len(token_ids) >= context:

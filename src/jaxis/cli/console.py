@@ -31,15 +31,15 @@ def print_error(message: object) -> None:
 
 
 def note(message: str) -> None:
-    """Prints a line that is no part of the answer on stderr."""
+    """Prints a line that is not part of the answer on stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
 def write_answer(text: str, stream: TextIO | None = None) -> None:
     """Writes a model's text to stdout at once; to a terminal, without control characters."""
-    stream = stream or sys.stdout
-    stream.write(text.translate(_CONTROL_CHARACTERS) if stream.isatty() else text)
-    stream.flush()
+    output = sys.stdout if stream is None else stream
+    output.write(text.translate(_CONTROL_CHARACTERS) if output.isatty() else text)
+    output.flush()
 
 
 def read_stdin() -> str:
@@ -56,7 +56,7 @@ def read_stdin() -> str:
 
 @contextmanager
 def report_errors(*, debug: bool) -> Iterator[None]:
-    """Turns what may end a command into its line and exit code.
+    """Turns exceptions that end a command into one line and an exit code.
 
     A JaxisError is printed as one line and exits with 1, Ctrl-C exits with 130, a closed stdout with 141.
 
@@ -82,7 +82,7 @@ def report_errors(*, debug: bool) -> Iterator[None]:
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Makes Ctrl-C end the process at once, with exit code 130, while there is nothing yet to put in order.
+    """Makes Ctrl-C end the process at once, with exit code 130, while there is nothing to clean up yet.
 
     A KeyboardInterrupt can get lost meanwhile: raised in a library's callback, it is reported and ignored.
     """

@@ -64,7 +64,7 @@ def convert(
                 resolve_model(source, revision=revision),
                 destination,
                 to.value,
-                scanned=scanned,
+                scanned=bool(scanned),
                 on_progress=on_progress,
             )
         resumed = f", {done.resumed_bytes / 1e6:.1f} MB of them by an earlier run" if done.resumed_bytes else ""

@@ -20,6 +20,9 @@ from jaxis.version import __version__
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "huggingface_hub")
 # Extra -> distributions of which one shows that the extra is installed.
 _EXTRAS = {
+    "server": ("fastapi",),
+    "orbax": ("orbax-checkpoint",),
+    "chat": ("prompt_toolkit",),
     "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
     "tpu": ("libtpu",),
     "test": ("pytest",),
@@ -99,7 +102,7 @@ def _program_cache() -> dict[str, Any]:
 
     from jaxis.engine.execution.programs import default_cache_dir
 
-    folder = Path(jax.config.jax_compilation_cache_dir or default_cache_dir())
+    folder = Path(jax.config.values["jax_compilation_cache_dir"] or default_cache_dir())
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     return {"folder": str(folder), "files": len(files), "size_bytes": sum(path.stat().st_size for path in files)}
 

@@ -21,13 +21,14 @@ from jaxis.cli.options import (
     EngineOptions,
     SamplingOptions,
     TemplateKwargs,
+    bounded,
     expand_options,
     open_llm,
     parse_json_object,
 )
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput
-from jaxis.sampling_params import MAX_LOGPROBS, MAX_N
+from jaxis.sampling_params import INTEGER_BOUNDS
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -70,13 +71,13 @@ def generate(
     ] = False,
     chat_template_kwargs: TemplateKwargs = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Most tokens to generate.", rich_help_panel=SAMPLING_PANEL)
+        int,
+        bounded(
+            INTEGER_BOUNDS["max_tokens"], "Most tokens to generate.", metavar="TOKENS", rich_help_panel=SAMPLING_PANEL
+        ),
     ] = 256,
     n: Annotated[
-        int,
-        typer.Option(
-            "--n", min=1, max=MAX_N, metavar="NUMBER", help="Completions to generate.", rich_help_panel=SAMPLING_PANEL
-        ),
+        int, bounded(INTEGER_BOUNDS["n"], "Completions to generate.", metavar="NUMBER", rich_help_panel=SAMPLING_PANEL)
     ] = 1,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008 (frozen; only its type is used)
     stats: Annotated[
@@ -87,11 +88,10 @@ def generate(
     ] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=MAX_LOGPROBS,
+        bounded(
+            INTEGER_BOUNDS["logprobs"],
+            "With --json: log-probabilities of each token and the K most likely.",
             metavar="K",
-            help="With --json: log-probabilities of each token and the K most likely.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -124,7 +124,7 @@ def generate(
     with report_errors(debug=debug):
         text = read_stdin() if prompt is None else prompt
         if not text:
-            raise RequestError("the prompt is empty: give a text")
+            raise RequestError("the prompt is empty")
         request: str | list[int] = _parse_token_ids(text) if token_ids else text
         with open_llm(model, arguments) as llm:
             params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
@@ -176,7 +176,7 @@ def _parse_token_ids(text: str) -> list[int]:
     ids = text.replace(",", " ").split()
     for token_id in ids:
         if not token_id.isdecimal():
-            raise RequestError(f"--token-ids: {token_id!r} is no token id; give integers such as 1,2,3")
+            raise RequestError(f"--token-ids: {token_id!r} is not a token id; give integers such as 1,2,3")
     return [int(token_id) for token_id in ids]
 
 

@@ -15,7 +15,7 @@ from jaxis.cli.options import Debug
 from jaxis.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxis.inference.params import InferenceConfig
+    from jaxis.inference.inference_config import InferenceConfig
     from jaxis.inference.run import RunSummary
 
 STANDARD_STREAM = "-"
@@ -47,7 +47,7 @@ def infer(
       jaxis infer -c config.yaml -i
     """
     with report_errors(debug=debug):
-        from jaxis.inference.params import InferenceConfig, read_yaml_mapping
+        from jaxis.inference.inference_config import InferenceConfig, read_yaml_mapping
 
         values = {} if config is None else read_yaml_mapping(config)
         apply_overrides(values, context.args)
@@ -64,13 +64,13 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
     Raises:
       typer.BadParameter: An argument is something else.
     """
-    from jaxis.inference.params import parse_yaml
+    from jaxis.inference.inference_config import parse_yaml
 
     words = iter(arguments)
     for word in words:
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name:
-            raise typer.BadParameter(f"{word!r} is no option: give --config FILE, or fields as --generation.seed 7")
+            raise typer.BadParameter(f"{word!r} is not an option: give --config FILE, or fields as --generation.seed 7")
         if not equals:
             text = next(words, None)
             if text is None:
@@ -88,7 +88,7 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
 
 @contextmanager
 def input_file(path: str | None) -> Iterator[Path]:
-    """The input, which is stdin where it is not named.
+    """The input; stdin if none is named.
 
     Raises:
       ConfigError: It is stdin, and that is a terminal.
@@ -97,7 +97,7 @@ def input_file(path: str | None) -> Iterator[Path]:
         yield Path(path)
         return
     if sys.stdin.isatty():
-        raise ConfigError("there is no input: give --input_path FILE, or pipe one in")
+        raise ConfigError("no input: give --input_path FILE, or pipe one in")
     from jaxis.inference.source import spooled_stdin
 
     with spooled_stdin() as spooled:
@@ -105,12 +105,12 @@ def input_file(path: str | None) -> Iterator[Path]:
 
 
 def output_of(path: str | None) -> Path | BinaryIO:
-    """The output, which is stdout where it is not named."""
+    """The output; stdout if none is named."""
     return sys.stdout.buffer if path is None or path == STANDARD_STREAM else Path(path)
 
 
 def summary_line(summary: RunSummary) -> str:
-    """What is said at the end, on stderr."""
+    """The last line on stderr."""
     failed = f", {summary.failed} failed" if summary.failed else ""
     return f"{summary.completed} of {summary.total} rows answered{failed}"
 
@@ -135,11 +135,14 @@ def _converse(config: InferenceConfig) -> None:
         note("jaxis: the paths of the configuration have no effect with --interactive")
     if config.model.tool_call_parser is not None:
         note("jaxis: model.tool_call_parser has no effect with --interactive: calls are shown as the model writes them")
+    from jaxis.cli.chat import check_terminal, converse
+
+    check_terminal("jaxis infer --interactive")
     with exit_on_interrupt():
-        from jaxis.cli.chat import converse
         from jaxis.cli.chat_session import ChatSession
         from jaxis.inference.engine import JAXInferenceEngine
-        from jaxis.inference.sampling import template_arguments, to_sampling_params
+        from jaxis.inference.generation_params import to_sampling_params
+        from jaxis.inference.template_arguments import template_arguments
 
         engine = JAXInferenceEngine(config.model, generation_params=config.generation)
     with engine:

@@ -1,4 +1,4 @@
-"""`jaxis new-model`: starts a model family from one that is there."""
+"""`jaxis new-model`: starts a model family from an existing one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_model(
     ],
     debug: Debug = False,
 ) -> None:
-    """Start a model family from one that is there.
+    """Start a model family from an existing one.
 
     To be run in a checkout of jaxis.
     Writes the family's file, its line in the registry, a row of its tests and one of the page of models.

@@ -7,13 +7,15 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import typer
 
 from jaxis.cli.console import exit_on_interrupt
+from jaxis.engine.arguments import EngineArgs, argument_infos, argument_types
 from jaxis.errors import ConfigError, RequestError
-from jaxis.sampling_params import SamplingParams
+from jaxis.quantization_rules import read_mapping
+from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS, Bounds, SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.llm import LLM
@@ -22,6 +24,8 @@ SAMPLING_PANEL = "Sampling (defaults: the checkpoint's generation_config.json)"
 ENGINE_PANEL = "Engine"
 OUTPUT_PANEL = "Output"
 PROMPT_PANEL = "Prompt"
+_PLAIN_TYPES = (bool, int, int | None, str, str | None)
+Group = TypeVar("Group")
 
 
 def parse_json_object(text: str | None, option: str) -> dict[str, Any] | None:
@@ -37,7 +41,7 @@ def parse_json_object(text: str | None, option: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"""{text!r} is no JSON object such as '{{"key": 1}}'""", param_hint=option)
+        raise typer.BadParameter(f"""{text!r} is not a JSON object such as '{{"key": 1}}'""", param_hint=option)
     return value
 
 
@@ -54,70 +58,49 @@ Debug = Annotated[
 ]
 
 
-def _engine(help: str, **settings: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=ENGINE_PANEL, **settings)
+def _engine_option(name: str) -> tuple[str, Any, Any] | None:
+    """An argument of `EngineArgs` as the field of a group of options; None if it has no option."""
+    argument, info, hint = EngineArgs.__dataclass_fields__[name], argument_infos()[name], argument_types()[name]
+    if info.help is None:
+        return None
+    plain = hint in _PLAIN_TYPES or get_origin(hint) is Literal
+    option = typer.Option(
+        help=info.help,
+        min=info.minimum,
+        metavar=info.metavar,
+        rich_help_panel=ENGINE_PANEL,
+        show_default=hint is not bool,
+    )
+    return info.option or name, Annotated[hint if plain else str | None, option], argument.default
 
 
+def _with_engine_options(group: type[Group]) -> type[Group]:
+    options = [option for name in argument_infos() if (option := _engine_option(name)) is not None]
+    fields = [(name, annotation, dataclasses.field(default=default)) for name, annotation, default in options]
+    namespace = {"__doc__": group.__doc__, "__module__": group.__module__}
+    return dataclasses.make_dataclass(
+        group.__name__, fields, bases=(group,), namespace=namespace, frozen=True, kw_only=True
+    )
+
+
+@_with_engine_options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the model is loaded and run; the fields are arguments of `jaxis.LLM`, None leaving its default."""
-
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _engine("Type of weights and activations.")] = (
-        "auto"
-    )
-    max_model_len: Annotated[
-        int | None,
-        _engine("Most tokens of prompt and output together (default: the checkpoint's).", min=1, metavar="TOKENS"),
-    ] = None
-    max_num_seqs: Annotated[int | None, _engine("Most completions that run at once.", min=1, metavar="NUMBER")] = None
-    max_num_batched_tokens: Annotated[
-        int | None, _engine("Most tokens of a step; longer prompts go in chunks.", min=1, metavar="TOKENS")
-    ] = None
-    kv_cache_memory: Annotated[
-        str | None,
-        _engine("Memory for the KV cache, in bytes or as 2GiB (default: from what is free).", metavar="SIZE"),
-    ] = None
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"], _engine("Type of cached keys and values.")
-    ] = "auto"
-    prefix_caching: Annotated[bool, _engine("Compute equal beginnings of prompts once.", show_default=False)] = True
-    tensor_parallel_size: Annotated[int, _engine("Devices to spread the model over.", min=1, metavar="NUMBER")] = 1
-    load_format: Annotated[Literal["auto", "dummy"], _engine("Where weights come from; dummy makes random ones.")] = (
-        "auto"
-    )
-    revision: Annotated[str | None, _engine("Branch, tag or commit on the hub (default: main).", metavar="NAME")] = None
-    hf_overrides: Annotated[
-        str | None,
-        _engine("Keys of config.json to set, such as '{\"rope_theta\": 1e6}'.", metavar="JSON"),
-    ] = None
-
-    quantization: Annotated[
-        str | None,
-        _engine(
-            "Narrower weights: int8, int4, or a YAML or JSON file with rules; dequantize: widen a quantized model.",
-            metavar="NAME|FILE",
-        ),
-    ] = None
-    additional_config: Annotated[
-        str | None,
-        _engine(
-            'Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.',
-            metavar="JSON|FILE",
-        ),
-    ] = None
+    """How the model is loaded and run: an option for each argument of `EngineArgs` that has one."""
 
     def llm_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `jaxis.LLM`.
+        """Keyword arguments for `jaxis.LLM`, checked.
 
         Raises:
-          typer.BadParameter: If a text cannot be parsed.
+          typer.BadParameter: A value cannot be parsed.
         """
-        arguments = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        arguments["enable_prefix_caching"] = arguments.pop("prefix_caching")
-        if self.hf_overrides is not None:
-            arguments["hf_overrides"] = parse_json_object(self.hf_overrides, "--hf-overrides")
-        if self.additional_config is not None:
-            arguments["additional_config"] = parse_additional_config(self.additional_config)
+        given = dataclasses.asdict(self)
+        names = {info.option or name: name for name, info in argument_infos().items()}
+        arguments = {names[option]: value for option, value in given.items() if value is not None}
+        if "hf_overrides" in arguments:
+            arguments["hf_overrides"] = parse_json_object(arguments["hf_overrides"], "--hf-overrides")
+        if "additional_config" in arguments:
+            arguments["additional_config"] = parse_additional_config(arguments["additional_config"])
         return arguments
 
 
@@ -127,16 +110,21 @@ def parse_additional_config(text: str) -> dict[str, Any]:
     Raises:
       typer.BadParameter: If it is neither.
     """
-    from jaxis.quantization.arguments import read_mapping
-
     try:
         return read_mapping(text, "additional_config")
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--additional-config") from None
 
 
-def _sampling(help: str, **settings: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=SAMPLING_PANEL, **settings)
+def bounded(bounds: Bounds, help: str, **settings: Any) -> Any:
+    """An option with a parameter's bounds. Typer has no open ones: SamplingParams checks those."""
+    low = None if bounds.excludes_low else bounds.low
+    return typer.Option(help=help, min=low, max=bounds.high if low is not None else None, **settings)
+
+
+def _sampling(name: str, help: str, **settings: Any) -> Any:
+    bounds = (INTEGER_BOUNDS | NUMBER_BOUNDS)[name]
+    return bounded(bounds, help, rich_help_panel=SAMPLING_PANEL, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,22 +132,30 @@ class SamplingOptions:
     """What overrides the checkpoint's sampling defaults; the fields are those of SamplingParams."""
 
     temperature: Annotated[
-        float | None, _sampling("0 always takes the most likely token.", min=0.0, metavar="NUMBER")
+        float | None, _sampling("temperature", "0 always takes the most likely token.", metavar="NUMBER")
     ] = None
-    top_k: Annotated[int | None, _sampling("Keep the K most likely tokens; 0 keeps all.", min=-1, metavar="K")] = None
-    top_p: Annotated[float | None, _sampling("Keep the most likely tokens up to this probability.", metavar="0..1")] = (
-        None
-    )
+    top_k: Annotated[int | None, _sampling("top_k", "Keep the K most likely tokens; 0 keeps all.", metavar="K")] = None
+    top_p: Annotated[
+        float | None, _sampling("top_p", "Keep the most likely tokens up to this probability.", metavar="0..1")
+    ] = None
     min_p: Annotated[
         float | None,
-        _sampling("Drop tokens less likely than this share of the most likely one.", metavar="0..1"),
+        _sampling("min_p", "Drop tokens less likely than this share of the most likely one.", metavar="0..1"),
     ] = None
     repetition_penalty: Annotated[
-        float | None, _sampling("Above 1, makes tokens seen before less likely.", metavar="NUMBER")
+        float | None,
+        _sampling("repetition_penalty", "Above 1, makes tokens seen before less likely.", metavar="NUMBER"),
     ] = None
-    seed: Annotated[int | None, _sampling("Makes sampling reproducible.", metavar="NUMBER")] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Makes sampling reproducible.", metavar="NUMBER", rich_help_panel=SAMPLING_PANEL)
+    ] = None
     stop: Annotated[
-        list[str] | None, _sampling("Text that ends the completion; can be given several times.", metavar="TEXT")
+        list[str] | None,
+        typer.Option(
+            help="Text that ends the completion; can be given several times.",
+            metavar="TEXT",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None
 
     def overrides(self, **more: Any) -> dict[str, Any]:
@@ -210,6 +206,6 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         command(**values)
 
-    expanded.__signature__ = inspect.Signature(parameters)
+    vars(expanded)["__signature__"] = inspect.Signature(parameters)
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded

@@ -1,4 +1,4 @@
-"""`jaxis quantize`: writes a checkpoint with narrower weights."""
+"""`jaxis quantize`: writes a checkpoint with low-precision weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quantize(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint with narrower weights, which loads as it is.
+    """Write a checkpoint with low-precision weights, which loads as it is.
 
     Tokenizer, chat templates and model card are copied.
     The folder appears when it is complete.

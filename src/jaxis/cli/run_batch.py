@@ -10,8 +10,7 @@ import typer
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.infer import input_file, output_of, summary_line
 from jaxis.cli.options import Debug, EngineOptions, expand_options, open_llm
-
-EMBEDDED_MODEL_NAME = "jaxis-tiny"
+from jaxis.host.extras import check_extra
 
 
 @expand_options
@@ -62,8 +61,11 @@ def run_batch(
     arguments = engine.llm_arguments()
     output = output_of(output_path)
     with report_errors(debug=debug), input_file(input_path) as requests:
+        check_extra("server", "jaxis run-batch")
         from jaxis.inference.source import JSONLSource
-        from jaxis.server.endpoints.served_model import ServedModel, check_parser_names
+        from jaxis.parsing.model_parsers import ModelParsers, check_parser_names
+        from jaxis.server.config import EMBEDDED_MODEL_NAME
+        from jaxis.server.endpoints.served_model import ServedModel
 
         check_parser_names(tool_call_parser, reasoning_parser)
         source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
@@ -77,14 +79,15 @@ def run_batch(
             key = run_key(
                 "requests", model_identity(llm, arguments), [*names, tool_call_parser, reasoning_parser], source.digest
             )
-            served = ServedModel.of(
-                names,
-                llm.tokenizer,
-                llm.get_default_sampling_params(),
-                llm.engine.grammar_compiler,
-                model_type=llm.engine.vllm_config.model_config.hf_config.get("model_type"),
-                tool_parser=tool_call_parser,
-                reasoning_parser=reasoning_parser,
+            model_type = llm.engine.vllm_config.model_config.hf_config.get("model_type")
+            served = ServedModel(
+                names=tuple(names),
+                tokenizer=llm.tokenizer,
+                default_sampling_params=llm.get_default_sampling_params(),
+                grammar_compiler=llm.engine.grammar_compiler,
+                parsers=ModelParsers.select(
+                    llm.tokenizer, model_type, tool=tool_call_parser, reasoning=reasoning_parser
+                ),
             )
             task = BatchTask(served, key)
             summary = run_to_output(

@@ -9,13 +9,15 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import LimitOptions, ServerOptions
+from jaxis.engine.arguments import EngineArgs
+from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncLLMEngine
@@ -51,24 +53,24 @@ def serve(
       jaxis serve ./model --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
     """
     with report_errors(debug=debug):
+        check_extra("server", "jaxis serve")
         config = _server_config(model, server, limits)
         server.check_tls()
         server.check_tracing()
+        # All that can be wrong is looked for before a minute of loading, not after it.
+        engine_arguments = {"model": model, **engine.llm_arguments(), "seed": seed}
+        EngineArgs(**engine_arguments)
         from jaxis.server.http.run import allow_many_connections, listen
 
         allow_many_connections()
-
-        # Before a minute of loading, not after it.
-        listener = listen(server.host, server.port)
-        with listener:
-            _serve(model, server, config, {**engine.llm_arguments(), "seed": seed}, listener, debug=debug)
+        with listen(server.host, server.port) as listener:
+            _serve(server, config, engine_arguments, listener, debug=debug)
 
 
 def _serve(
-    model: str | None,
     server: ServerOptions,
     config: ServerConfig,
-    engine_arguments: dict,
+    engine_arguments: dict[str, Any],
     listener: socket.socket,
     *,
     debug: bool,
@@ -80,7 +82,7 @@ def _serve(
         from jaxis.server.http.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
-        process = EngineProcess({"model": model, **engine_arguments}, stall_seconds=config.stall_seconds, log=log)
+        process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)
     set_up_logs(as_json=log.as_json, level=log.level)
     engine = AsyncLLMEngine(process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
     uvicorn_server = make_server(
@@ -131,8 +133,8 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
 
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
+    from jaxis.parsing.model_parsers import check_parser_names
     from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
-    from jaxis.server.endpoints.served_model import check_parser_names
     from jaxis.server.http.hosts import is_loopback
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)

@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from jaxis.errors import ConfigError
+from jaxis.host.byte_size import parse_bytes
+from jaxis.server.config import ServerConfig
 
 SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
 API_KEY_VARIABLE = "JAXIS_API_KEY"
+_DEFAULTS = ServerConfig()
 
 
 def _server(help: str, **settings: Any) -> Any:
@@ -28,7 +31,7 @@ def _limit(help: str, **settings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where to listen, and to whom."""
+    """Where to listen, and who may connect."""
 
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 is all of this machine's.", metavar="ADDRESS")] = (
         "127.0.0.1"
@@ -41,8 +44,10 @@ class ServerOptions:
     tool_call_parser: Annotated[
         str,
         _server("Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."),
-    ] = "auto"
-    reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = "auto"
+    ] = _DEFAULTS.tool_call_parser
+    reasoning_parser: Annotated[str, _server("Format of the model's reasoning; auto and none as above.")] = (
+        _DEFAULTS.reasoning_parser
+    )
     api_key: Annotated[
         list[str] | None,
         _server(
@@ -64,7 +69,7 @@ class ServerOptions:
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
     ] = None
-    webui: Annotated[bool, _server("Serve the chat page at /.")] = True
+    webui: Annotated[bool, _server("Serve the chat page at /.")] = _DEFAULTS.webui
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
     log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"
@@ -87,14 +92,14 @@ class ServerOptions:
         return (*given, *(read_api_keys(self.api_key_file) if self.api_key_file else ()))
 
     def check_tracing(self) -> None:
-        """Raises ConfigError if traces are wanted and cannot be: OpenTelemetry is missing, or there is no address."""
+        """Raises ConfigError if traces cannot be sent: OpenTelemetry is missing, or the address is invalid."""
         if self.otlp_traces_endpoint is not None:
             from jaxis.server.observability.tracing import check_endpoint
 
             check_endpoint(self.otlp_traces_endpoint)
 
     def check_tls(self) -> None:
-        """Raises ConfigError if TLS is set up by half, or with files that cannot be used."""
+        """Raises ConfigError if the TLS options are incomplete, or their files cannot be used."""
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("TLS needs both --ssl-certfile and --ssl-keyfile")
         if self.ssl_certfile is None or self.ssl_keyfile is None:
@@ -131,31 +136,28 @@ def _refuse_encrypted_key() -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """How much the server takes on."""
+    """Limits of the server."""
 
     max_queued: Annotated[
         int, _limit("Most completions that wait; more are refused with 429.", min=0, metavar="NUMBER")
-    ] = 512
+    ] = _DEFAULTS.max_queued
     request_timeout: Annotated[
         float, _limit("Seconds from a request to the end of its answer; 0 is no limit.", min=0.0, metavar="SECONDS")
-    ] = 600.0
-    max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = "8MiB"
+    ] = _DEFAULTS.request_timeout_seconds or 0.0
+    max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = (
+        f"{_DEFAULTS.max_body_bytes // 2**20}MiB"
+    )
     stall_timeout: Annotated[
         float, _limit("Seconds a step may take before /health fails, compiling aside.", min=1.0, metavar="SECONDS")
-    ] = 120.0
+    ] = _DEFAULTS.stall_seconds
     drain_timeout: Annotated[
         float, _limit("Seconds that requests get to end after SIGTERM.", min=0.0, metavar="SECONDS")
-    ] = 30.0
+    ] = _DEFAULTS.drain_seconds
 
     def max_body_bytes(self) -> int:
         """--max-body-size in bytes.
 
         Raises:
-          ConfigError: It is no size.
+          ConfigError: It is not a size.
         """
-        from jaxis.engine.setup import parse_bytes
-
-        try:
-            return parse_bytes(int(self.max_body_size) if self.max_body_size.isdecimal() else self.max_body_size)
-        except ConfigError:
-            raise ConfigError(f"--max-body-size={self.max_body_size!r} is no size such as 8MiB") from None
+        return parse_bytes(self.max_body_size, "--max-body-size")

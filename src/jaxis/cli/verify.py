@@ -100,7 +100,7 @@ def _parse_lengths(text: str | None) -> list[int]:
         return []
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{text!r} is no list of lengths such as 1,17,500", param_hint="--prompt-lens")
+        raise typer.BadParameter(f"{text!r} is not a list of lengths such as 1,17,500", param_hint="--prompt-lens")
     return [int(part) for part in parts]
 
 

@@ -15,6 +15,7 @@ from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
+    from jaxis.engine.execution.sampler import TokenLogprobs
     from jaxis.tokenizer import Tokenizer
 
 

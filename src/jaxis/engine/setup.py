@@ -1,12 +1,10 @@
-"""From a user's arguments to a running engine: checks them, reads the checkpoint, loads the model."""
+"""From an engine's arguments to a running engine: reads the checkpoint, loads the model."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from jaxis.config import (
 )
 from jaxis.config.hf_config import HFConfig, load_generation_defaults
 from jaxis.config.rope_config import rope_config
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey
@@ -31,7 +30,7 @@ from jaxis.kernels import native
 from jaxis.loading.hub import resolve_model
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
-from jaxis.quantization.arguments import parse_quantization
+from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.config import QuantizationConfig
 from jaxis.quantization.dequantized import Dequantize
@@ -43,52 +42,9 @@ from jaxis.tokenizer import Tokenizer
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 KV_CACHE_DTYPES = {**DTYPES, "int8": jnp.int8}
-LOAD_FORMATS = ("auto", "dummy")
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class EngineArgs:
-    """The arguments of `LLM`, under the same names and with the same meanings."""
-
-    model: str | None = None
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_memory: int | str | None = None
-    enable_prefix_caching: bool = True
-    block_size: int = 16
-    kv_cache_dtype: str = "auto"
-    tensor_parallel_size: int = 1
-    load_format: str = "auto"
-    seed: int = 0
-    revision: str | None = None
-    token: str | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
-    quantization: Any = None
-    additional_config: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"seed={self.seed!r} must be an integer")
-        if not isinstance(self.hf_overrides, Mapping):
-            raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
-        for name, known in (
-            ("dtype", ("auto", *DTYPES)),
-            ("kv_cache_dtype", ("auto", *KV_CACHE_DTYPES)),
-            ("load_format", LOAD_FORMATS),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -106,12 +62,12 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     enable_disk_cache()
-    quantization = parse_quantization(args.quantization, args.additional_config)
+    quantization = requested_config(args.requested_quantization)
     if args.model is None:
         folder = EMBEDDED_MODEL
     else:
         folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
-    hf_config = HFConfig.from_folder(folder, args.hf_overrides)
+    hf_config = HFConfig.from_folder(folder, args.hf_overrides or {})
     generation = load_generation_defaults(folder)
     num_heads = hf_config.get_text_config()["num_attention_heads"]
     if num_heads % args.tensor_parallel_size:
@@ -155,20 +111,6 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
     return BuiltEngine(engine, default_sampling_params)
 
 
-def parse_bytes(size: int | str) -> int:
-    """A number of bytes from an integer or from a text such as "512MiB" or "2G" (K, M, G, T are powers of 1024).
-
-    Raises:
-      ConfigError: It is neither.
-    """
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
-    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if match is None:
-        raise ConfigError(f"kv_cache_memory={size!r} must be a number of bytes, or a text such as '2GiB'")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
-
-
 def _vllm_config(
     args: EngineArgs,
     folder: Path,
@@ -176,7 +118,6 @@ def _vllm_config(
     platform: str,
     quantization: RuleQuantizationConfig | Dequantize | None,
 ) -> VllmConfig:
-    memory = args.kv_cache_memory
     return VllmConfig(
         model_config=ModelConfig(
             model=str(folder),
@@ -189,7 +130,7 @@ def _vllm_config(
             block_size=args.block_size,
             cache_dtype=_kv_cache_dtype(args, hf_config),
             enable_prefix_caching=args.enable_prefix_caching,
-            kv_cache_memory_bytes=None if memory is None else parse_bytes(memory),
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         ),
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),

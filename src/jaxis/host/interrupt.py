@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when nothing is left half-way."""
+"""Delays Ctrl-C while an operation must not be cut short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Holds a Ctrl-C back until the block is done; a second one comes through at once.
+    """Delays a Ctrl-C until the block is done; a second one takes effect at once.
 
     Does nothing outside the main thread, or where the program handles Ctrl-C in its own way.
     """

@@ -1,4 +1,4 @@
-"""What the processor is."""
+"""Facts about the processor."""
 
 from __future__ import annotations
 

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxis.inference.conversation import ContentItem, Conversation, Message, Role, Type
     from jaxis.inference.engine import JAXInferenceEngine
-    from jaxis.inference.params import GenerationParams, GuidedDecodingParams, InferenceConfig, ModelParams
+    from jaxis.inference.generation_params import GenerationParams, GuidedDecodingParams
+    from jaxis.inference.inference_config import InferenceConfig
+    from jaxis.inference.model_params import ModelParams
 
-_CONVERSATION, _PARAMS = "jaxis.inference.conversation", "jaxis.inference.params"
 _EXPORTS = {
-    **dict.fromkeys(("ContentItem", "Conversation", "Message", "Role", "Type"), _CONVERSATION),
-    **dict.fromkeys(("GenerationParams", "GuidedDecodingParams", "InferenceConfig", "ModelParams"), _PARAMS),
+    **dict.fromkeys(("ContentItem", "Conversation", "Message", "Role", "Type"), "jaxis.inference.conversation"),
+    **dict.fromkeys(("GenerationParams", "GuidedDecodingParams"), "jaxis.inference.generation_params"),
+    "InferenceConfig": "jaxis.inference.inference_config",
     "JAXInferenceEngine": "jaxis.inference.engine",
+    "ModelParams": "jaxis.inference.model_params",
 }
 
 __all__ = [

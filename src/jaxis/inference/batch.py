@@ -1,4 +1,4 @@
-"""Runs rows through an engine, as many at a time as it holds, and gives each back as soon as it ends.
+"""Runs rows through an engine, as many at a time as it holds, and yields each as soon as it ends.
 
 A row that cannot be read, rendered or run fails alone. A step that fails takes all rows in the engine with it; each of
 them then runs once more on its own, so that the one at fault fails and the others do not.

@@ -1,4 +1,4 @@
-"""Conversations and their messages, as they stand in JSONL files."""
+"""Conversations and their messages, in the format of JSONL files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Message:
       content: Text, or a list of items; None only beside tool calls.
       id: The message's own name, carried along.
       name: The speaker's or the tool's name, for templates that show it.
-      tool_calls: Calls in OpenAI's form, of an assistant's message.
+      tool_calls: An assistant's calls, in OpenAI's format.
       tool_call_id: Which call a tool's message answers.
       reasoning_content: What the assistant thought before it answered.
     """
@@ -188,10 +188,6 @@ class Conversation:
         if self.tools is not None:
             fields["tools"] = self.tools
         return fields
-
-    def last_message(self, role: str | None = None) -> Message | None:
-        """The last message, or the last of a role; None if there is none."""
-        return next((m for m in reversed(self.messages) if role is None or m.role == role), None)
 
     def extended(self, message: Message | None, **metadata: Any) -> Conversation:
         """The conversation with one more message, if any, and more metadata."""

@@ -11,21 +11,24 @@ from typing import Any, BinaryIO
 from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
-from jaxis.inference.answer_parsing import AnswerParsing
+from jaxis.inference.answer_parsing import parse_answer
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.conversation import Conversation, Message, Role
+from jaxis.inference.generation_params import GenerationParams, to_sampling_params
+from jaxis.inference.inference_config import InferenceConfig
 from jaxis.inference.journal import dump_line, run_key
+from jaxis.inference.model_params import ModelParams, to_llm_arguments
 from jaxis.inference.output import ConversationFile
-from jaxis.inference.params import GenerationParams, InferenceConfig, ModelParams
 from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
-from jaxis.inference.sampling import template_arguments, to_llm_arguments, to_sampling_params
-from jaxis.inference.source import JSONLSource, ListSource, Row, Source
+from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
+from jaxis.inference.template_arguments import template_arguments
 from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
-from jaxis.parsing.tool_choice import template_messages
+from jaxis.parsing.model_parsers import AUTO, NONE, ModelParsers
 from jaxis.parsing.tool_parsers.tools import function_tools
 from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.sampling_params import SamplingParams
+from jaxis.tokenizer.chat_messages import messages_for_template
 
 ID_KEY = "conversation_id"
 
@@ -48,7 +51,7 @@ class JAXInferenceEngine:
 
     Raises:
       ConfigError: A field that cannot be honoured.
-      CheckpointError, EngineError: As for `LLM`.
+      CheckpointError, EngineError: The model cannot be loaded.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class JAXInferenceEngine:
                 f"infer got {len(given)} inputs: give exactly one of conversations (input) and input_path"
             )
         if config.input_path is not None:
-            source: Source = JSONLSource(Path(config.input_path), ID_KEY, output=_optional_path(config.output_path))
+            source: RowSource = JSONLSource(Path(config.input_path), ID_KEY, output=_optional_path(config.output_path))
             objects: Sequence[Any] = ()
         else:
             objects = list(given[0])
@@ -145,7 +148,7 @@ class JAXInferenceEngine:
 
     def run(
         self,
-        source: Source,
+        source: RowSource,
         generation: GenerationParams,
         output: Path | BinaryIO,
         progress_path: Path | None = None,
@@ -192,21 +195,19 @@ class ConversationTask:
         self._params = to_sampling_params(generation)
         self._template = template_arguments(engine.model_params, generation, self._tokenizer)
         self._key = key
-        self._parsing = None
-        if engine.model_params.tool_call_parser is not None:
-            self._parsing = AnswerParsing.of(engine, has_form=self._params.structured_outputs is not None)
-        if self._parsing is not None and self._parsing.needs_special_tokens:
+        self._parsers = _parsers(engine, self._params)
+        if self._parsers is not None and self._parsers.needs_special_tokens:
             self._params = dataclasses.replace(self._params, skip_special_tokens=False)
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         conversation = Conversation.from_dict(row.value)
         tools = self._tools(conversation)
-        if self._parsing is not None:
+        if self._parsers is not None:
             function_tools(tools or ())  # raises for one whose calls could not be read
         messages = [message.for_template() for message in conversation.messages]
         if self._tokenizer is not None:
-            messages = template_messages(
-                messages, self._tokenizer.choose_chat_template(self._template.get("chat_template"), tools)
+            messages = messages_for_template(
+                messages, self._tokenizer, chat_template=self._template.get("chat_template"), tools=tools
             )
         prompt = tokenize_chat(messages, self._tokenizer, tools=tools, **self._template)
         return prompt, self._params if self._key is None else with_row_seed(self._params, self._key, row), None
@@ -216,8 +217,8 @@ class ConversationTask:
         num_prompt_tokens, num_tokens = len(output.prompt_token_ids), len(completion.token_ids)
         conversation = Conversation.from_dict({**row.value, ID_KEY: row.id})
         message, finish_reason = Message(Role.ASSISTANT, completion.text), completion.finish_reason
-        if self._parsing is not None:
-            message, finish_reason = self._parsing.parse(output, self._tools(conversation), row.id)
+        if self._parsers is not None:
+            message, finish_reason = parse_answer(self._parsers, output, self._tools(conversation), row.id)
         conversation = conversation.extended(
             message,
             finish_reason=finish_reason,
@@ -235,9 +236,19 @@ class ConversationTask:
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
         try:
             conversation = Conversation.from_dict({**row.value, ID_KEY: row.id})
-        except Exception:  # what it holds is no conversation, so it is not carried along
+        except Exception:  # it holds no valid conversation to carry along
             conversation = Conversation([], row.id)
         return conversation.extended(None, error=failure.to_dict()).to_dict()
+
+
+def _parsers(engine: JAXInferenceEngine, params: SamplingParams) -> ModelParsers | None:
+    """What reads tool calls and reasoning in the engine's answers; None leaves both in the text."""
+    if (tool := engine.model_params.tool_call_parser) is None:
+        return None
+    model_type = engine.llm.engine.vllm_config.model_config.hf_config.get("model_type")
+    # A grammar holds from the first token on: there is no reasoning.
+    reasoning = AUTO if params.structured_outputs is None else NONE
+    return ModelParsers.select(engine.llm.tokenizer, model_type, tool=tool, reasoning=reasoning)
 
 
 def _to_dict(value: Any, index: int) -> dict[str, Any]:

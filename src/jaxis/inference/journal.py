@@ -16,7 +16,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from jaxis.errors import ConfigError, EngineError
 
@@ -73,7 +73,7 @@ class Journal:
         self._output_path = output_path
         self.path = output_path.with_name(f"{output_path.name}.{key}.scratch")
         if output_path.exists() and not output_path.is_file():
-            raise ConfigError(f"output_path={output_path} is no regular file: give another name")
+            raise ConfigError(f"output_path={output_path} is not a regular file: give another name")
         self._offsets = array("q", [-1]) * num_rows
         self._failed = bytearray(num_rows)
         self.num_completed = self.num_failed = 0
@@ -224,9 +224,9 @@ def _line(result: RowResult) -> bytes:
 
 
 def _parse(line: bytes, num_rows: int) -> tuple[int, Status] | None:
-    """Row and status; None for a line that a failing machine has damaged."""
+    """Row and status; None for a damaged line."""
     checksum, _, content = line[:-1].partition(b" ")
     if checksum != b"%08x" % zlib.crc32(content):
         return None
     row, status, _ = content.split(b" ", 2)
-    return (int(row), status.decode()) if int(row) < num_rows else None
+    return (int(row), cast("Status", status.decode())) if int(row) < num_rows else None

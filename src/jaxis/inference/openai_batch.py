@@ -20,7 +20,7 @@ from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.endpoints.chat import ChatCompletion
-from jaxis.server.endpoints.completions import Completion
+from jaxis.server.endpoints.completions import TextCompletion
 from jaxis.server.endpoints.responses import ResponseRun
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.errors import ModelNotFoundError, api_error
@@ -35,7 +35,7 @@ RESPONSES_URL = "/v1/responses"
 _LINE_KEYS = {CUSTOM_ID, "method", "url", "body"}
 _ENDPOINTS: dict[str, tuple[Any, Any, str]] = {
     CHAT_URL: (ChatCompletionRequest, ChatCompletion, "chatcmpl"),
-    COMPLETIONS_URL: (CompletionRequest, Completion, "cmpl"),
+    COMPLETIONS_URL: (CompletionRequest, TextCompletion, "cmpl"),
     RESPONSES_URL: (ResponseRequest, ResponseRun, "resp"),
 }
 
@@ -62,7 +62,7 @@ class BatchTask:
 
     def answer(self, row: Row, output: RequestOutput) -> dict[str, Any]:
         work = self._work(row)
-        response = work.response([output] if isinstance(work, Completion) else output)
+        response = work.response([output]) if isinstance(work, TextCompletion) else work.response(output)
         return _line(row, 200, response.model_dump(mode="json"), None)
 
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class BatchTask:
         status = 500 if kind == "server_error" else 400
         return _line(row, status, {"error": error}, {"code": kind, "message": failure.message})
 
-    def _work(self, row: Row) -> ChatCompletion | Completion | ResponseRun:
+    def _work(self, row: Row) -> ChatCompletion | TextCompletion | ResponseRun:
         """The row's request, checked."""
         line = row.value
         if unknown := sorted(set(line) - _LINE_KEYS):

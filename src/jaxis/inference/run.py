@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from jaxis.engine.arguments import argument_infos
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import EngineError
@@ -19,8 +20,7 @@ from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.batch import RowFailure, run_rows
 from jaxis.inference.journal import Journal, RowResult
 from jaxis.inference.progress import shown_progress
-from jaxis.inference.sampling import SPEED_ARGUMENTS
-from jaxis.inference.source import Row, Source
+from jaxis.inference.source import Row, RowSource
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ class RowTask(Protocol):
     """What is done with each row."""
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
-        """Prompt, parameters, and the compiled form; None leaves compiling to the engine.
+        """Prompt, parameters, and the compiled grammar; None leaves compiling to the engine.
 
         Whatever it raises fails the row.
         """
@@ -118,7 +118,7 @@ class RunSummary:
 
 def run(
     engine: LLMEngine,
-    source: Source,
+    source: RowSource,
     task: RowTask,
     sink: Journal | MemorySink | StreamSink,
     *,
@@ -167,10 +167,9 @@ def model_identity(llm: LLM, arguments: Mapping[str, Any]) -> list[Any]:
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model") and path.is_file():
             status = path.stat()
             files.append((path.name, status.st_size, status.st_mtime_ns))
+    infos = argument_infos()
     effective = {
-        name: content_of(value)
-        for name, value in arguments.items()
-        if value is not None and name not in SPEED_ARGUMENTS
+        name: content_of(value) for name, value in arguments.items() if value is not None and not infos[name].speed_only
     }
     return [__version__, files, effective]
 
@@ -182,7 +181,7 @@ def content_of(value: object) -> object:
 
 def run_to_output(
     llm: LLM,
-    source: Source,
+    source: RowSource,
     task: RowTask,
     output: Path | BinaryIO,
     key: str,
@@ -215,6 +214,6 @@ def _result(task: RowTask, row: Row, outcome: RequestOutput | RowFailure) -> Row
     if isinstance(outcome, RequestOutput):
         try:
             return RowResult(row.index, "completed", task.answer(row, outcome))
-        except Exception as error:  # whatever a row holds, it is no reason to lose the others
+        except Exception as error:  # one row's content must not lose the others
             outcome = RowFailure.of(error)
     return RowResult(row.index, "retry" if outcome.retryable else "failed", task.failure(row, outcome))

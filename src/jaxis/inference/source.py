@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
       index: Its number, from 0, blank lines not counted.
-      value: What it holds; {} if it is no JSON object.
+      value: What it holds; {} if it is not a JSON object.
       id: Its own, or one made from its number and content.
       error: Why it cannot be used; None if it can.
     """
@@ -39,7 +39,7 @@ class Row:
     error: RequestError | None = None
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where rows come from.
 
     Attributes:
@@ -114,7 +114,7 @@ class JSONLSource:
         except (ValueError, RecursionError) as error:
             return {}, RequestError(f"the row is not JSON that can be read: {error}")
         if not isinstance(value, dict):
-            return {}, RequestError(f"the row is no JSON object but {type(value).__name__}")
+            return {}, RequestError(f"the row is not a JSON object but {type(value).__name__}")
         return value, None
 
     def _check_repeated(self, hashes: set[int]) -> None:
@@ -182,4 +182,4 @@ def _hash(row_id: str) -> int:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

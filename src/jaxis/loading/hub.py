@@ -72,7 +72,7 @@ def resolve_model(
             name,
             revision=revision,
             token=token,
-            cache_dir=cache_dir,
+            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
             local_files_only=offline,
             allow_patterns=_ALLOW,
             ignore_patterns=_IGNORE,

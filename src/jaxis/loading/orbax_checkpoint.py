@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.extras import check_extra
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout, layout_from_json
@@ -41,6 +42,7 @@ class OrbaxCheckpoint:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        check_extra("orbax", f"the Orbax checkpoint {folder}")
         self.is_scanned, self._layout = _read_layout(self.folder / LAYOUT_FILE)
         self._params = self.folder / PARAMS
         self._format = _read_format(self._params)
@@ -131,7 +133,7 @@ def _read_format(params: Path) -> dict[str, Any]:
     metadata = params / "_METADATA"
     if not metadata.exists():
         raise CheckpointError(
-            f"{params} is no complete Orbax checkpoint (it has no _METADATA): convert or save it again"
+            f"{params} is not a complete Orbax checkpoint (it has no _METADATA): convert or save it again"
         )
     content = read_json_object(metadata)
     return {

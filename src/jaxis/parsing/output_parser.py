@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jaxis.parsing.parser_events import ContentDelta, Event, ParsedOutput, collect, merge_deltas
-from jaxis.parsing.reasoning_parsers import ReasoningParser
-from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 
 
@@ -32,11 +32,11 @@ class OutputParser:
         tool_dropped = tool_parser.dropped if tool_parser else ()
         self._reasoning = reasoning_parser(prompt, tool_dropped) if reasoning_parser else None
 
-    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
-        """Takes more of the text; returns what has become certain."""
+    def feed(self, delta_text: str) -> list[Event]:
+        """Takes the next part of the text, cut anywhere; returns what has become certain."""
         if self._reasoning is None:
             return self._parse_calls([ContentDelta(delta_text)])
-        return self._parse_calls(self._reasoning.feed(delta_text, delta_token_ids))
+        return self._parse_calls(self._reasoning.feed(delta_text))
 
     def finish(self) -> list[Event]:
         """Ends the text; returns what was held back."""

@@ -1,4 +1,4 @@
-"""Which formats a model writes its calls and its reasoning in, by what its chat template has of them."""
+"""Detects the formats of a model's tool calls and reasoning from its chat template."""
 
 # ruff: noqa: RUF001 (the bars are DeepSeek's)
 

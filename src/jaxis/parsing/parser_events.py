@@ -1,4 +1,4 @@
-"""What the tool and reasoning parsers make of a model's text: a sequence of events.
+"""The events that tool and reasoning parsers make of a model's text.
 
 The same text gives the same events however it was cut, but for the cuts between deltas of one kind.
 """
@@ -107,7 +107,7 @@ def collect(events: Iterable[Event]) -> ParsedOutput:
 
 
 def merge_deltas(events: Iterable[Event]) -> list[Event]:
-    """The events with neighbouring deltas of one kind as one."""
+    """The events, with neighbouring deltas of one kind merged."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

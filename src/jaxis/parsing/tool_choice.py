@@ -1,9 +1,7 @@
-"""What a request's `tool_choice` asks of the prompt, of the model and of the parser."""
+"""What a request's `tool_choice` asks of the model and of the parser."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +10,6 @@ from jaxis.errors import RequestError
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.call_list import BareCallListToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
-from jaxis.tokenizer.chat_template import render_chat_template
 
 # What stands under these keys: schemas by names of any kind, and values that are no schemas.
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
@@ -42,7 +39,7 @@ def plan_tools(
     *,
     parallel_tool_calls: bool = True,
 ) -> ToolPlan:
-    """Makes the plan.
+    """How to honour a request's tool_choice.
 
     Args:
       tools: As `function_tools` reads them.
@@ -106,7 +103,7 @@ def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | Non
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema with its references to its own parts right for its place in another one."""
+    """A schema whose internal references are rewritten for its place in another schema."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -120,59 +117,3 @@ def _moved(schema: Any, place: str) -> Any:
         elif key not in ("$id", "$schema"):  # of a document of its own, which this is no more
             moved[key] = value if key in _VALUES else _moved(value, place)
     return moved
-
-
-def template_messages(messages: Sequence[Mapping[str, Any]], chat_template: str) -> list[dict[str, Any]]:
-    """Messages with the arguments of their tool calls as the template needs them: an object, or its JSON text.
-
-    Args:
-      messages: As OpenAI writes them, with arguments as JSON text. Their other fields stay.
-      chat_template: The template that will render them.
-
-    Raises:
-      RequestError: Arguments are not the text of a JSON object.
-    """
-    if not any(message.get("tool_calls") for message in messages):
-        return [dict(message) for message in messages]
-    as_text = _needs_arguments_as_text(chat_template)
-    return [
-        {
-            **message,
-            "tool_calls": [
-                _template_call(call, f"messages[{i}].tool_calls[{j}]", as_text)
-                for j, call in enumerate(message["tool_calls"])
-            ],
-        }
-        if message.get("tool_calls")
-        else dict(message)
-        for i, message in enumerate(messages)
-    ]
-
-
-def _template_call(call: Mapping[str, Any], where: str, as_text: bool) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, Mapping):
-        raise RequestError(f"{where}.function.arguments must be the text of a JSON object")
-    if as_text and not isinstance(arguments, str):
-        arguments = json.dumps(value, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": arguments if as_text else value}}
-
-
-@functools.lru_cache(maxsize=64)
-def _needs_arguments_as_text(chat_template: str) -> bool:
-    """Whether the template joins arguments to its text, as DeepSeek's do, and fails on an object."""
-
-    def renders(arguments: object) -> bool:
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        try:
-            render_chat_template(chat_template, messages, add_generation_prompt=False)
-        except RequestError:
-            return False
-        return True
-
-    return not renders({"a": 1}) and renders('{"a": 1}')

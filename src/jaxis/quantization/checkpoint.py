@@ -22,7 +22,8 @@ from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
-from jaxis.quantization.rules import RuleQuantizationConfig, rules_to_dict
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import rules_to_dict
 
 
 def quantize_checkpoint(

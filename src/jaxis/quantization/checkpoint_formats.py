@@ -10,7 +10,8 @@ from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsCo
 from jaxis.quantization.dequantized import Dequantize, DequantizingConfig
 from jaxis.quantization.fp8 import Fp8Config
 from jaxis.quantization.mxfp4 import Mxfp4Config
-from jaxis.quantization.rules import RuleQuantizationConfig, rules_from
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import rules_from
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig

@@ -22,13 +22,13 @@ from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExper
 from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
 from jaxis.quantization.experts import STACK_AXES, select_experts_method
 from jaxis.quantization.methods import WeightScheme, select_method
+from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 
 if TYPE_CHECKING:
     from jaxis.layers.embed import JaxEmbed
     from jaxis.layers.experts import JaxExperts
     from jaxis.layers.linear import JaxLinear
     from jaxis.quantization.config import ExpertsMethod, LinearMethod
-    from jaxis.quantization.rules import RuleQuantizationConfig
 
 RULES_KEY = "jaxis_quantization"
 """Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
@@ -120,8 +120,7 @@ class CompressedTensorsConfig:
             return self._fp8_method(layer, prefix, group.block_shape)
         scheme = None if group is None else group.scheme
         if self._rules is not None:
-            rule = self._rules.find(prefix)
-            scheme = _with_activations_of(rule.scheme if rule is not None else None, scheme, prefix)
+            scheme = _with_activations_of(weight_scheme(self._rules.find(prefix)), scheme, prefix)
         if group is None or scheme is None:
             return None
         try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxis.engine.frontend.async_engine import DEFAULT_MAX_QUEUED, DEFAULT_STALL_SECONDS
-
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What `jaxis serve` is told besides the engine's arguments.
+    """The server's settings, apart from the engine's arguments.
 
     Attributes:
       served_model_names: The names under which requests may ask for the model; answers carry the first.
@@ -37,13 +35,13 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
-    max_queued: int = DEFAULT_MAX_QUEUED
+    max_queued: int = 512
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 30.0
     request_timeout_seconds: float | None = 600.0
     write_timeout_seconds: float = 60.0
-    stall_seconds: float = DEFAULT_STALL_SECONDS
+    stall_seconds: float = 120.0
     drain_seconds: float = 30.0
     webui: bool = True
     only_allowed_hosts: bool = False

@@ -51,7 +51,7 @@ def render_chat_template(
       **variables: Further variables of the template.
 
     Raises:
-      RequestError: Messages of the wrong form, or an error that the template raises, in one line.
+      RequestError: Malformed messages, or an error that the template raises, in one line.
     """
     if continue_final_message and add_generation_prompt:
         raise RequestError("continue_final_message=True opens no new message: it needs add_generation_prompt=False")

@@ -190,7 +190,7 @@ class Tokenizer:
           **template_kwargs: Further variables of the template, such as enable_thinking.
 
         Raises:
-          RequestError: No template, messages of the wrong form, or an error that the template raises.
+          RequestError: No template, malformed messages, or an error that the template raises.
         """
         return render_chat_template(
             self.choose_chat_template(chat_template, tools),
@@ -297,4 +297,11 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
-codecs.register_error(_REPLACE_EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(_REPLACE_EACH_BYTE, _replace_each_byte)

@@ -7,7 +7,8 @@ from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.analyze.figures import MEMORY_SHARE, CacheKind, fit
 from jaxis.kernels.quantized_matmul import quantize
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import SHORT_NAMES
 
 FULL = CacheKind("full", 2, 100, None)
 WINDOW = CacheKind("window", 6, 1000, 8)

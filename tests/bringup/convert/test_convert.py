@@ -192,7 +192,7 @@ def test_arrays_that_do_not_fit_the_layout(folder: Path, tmp_path: Path):
     with pytest.raises(CheckpointError, match="no readable array 'head'"):
         OrbaxCheckpoint(orbax).tensor("head")
     (orbax / "params" / "_METADATA").unlink()
-    with pytest.raises(CheckpointError, match="no complete Orbax checkpoint"):
+    with pytest.raises(CheckpointError, match="not a complete Orbax checkpoint"):
         OrbaxCheckpoint(orbax)
 
 

@@ -17,7 +17,7 @@ from jaxis.engine.execution.sequence_sampling import (
     validate_for_vocab,
 )
 from jaxis.errors import RequestError
-from jaxis.sampling_params import SamplingParams
+from jaxis.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 V = 1000
 
@@ -45,6 +45,15 @@ def test_greedy_requests_need_the_cheapest_program():
     features = sampler_features(arrays, rows, V)
     assert features == SamplerFeatures()
     assert arrays.pack().size == SamplingArrays.packed_size(4, features) == 4 * 10
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(1e-6, True), (MIN_TEMPERATURE, False)])
+def test_greedy_is_what_the_parameters_say(temperature, greedy):
+    row = request(SamplingParams(temperature=temperature, top_k=5))
+    arrays = build_sampling_arrays([row], 1, V)
+    features = sampler_features(arrays, [row], V)
+    assert (features.greedy_only, arrays.temperature[0] == 0, row.takes_argmax) == (greedy, greedy, greedy)
+    assert row.params.greedy == greedy
 
 
 def test_parameters_reach_their_rows_and_padding_is_neutral():

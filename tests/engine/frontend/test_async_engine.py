@@ -24,7 +24,7 @@ FOREVER = SamplingParams(max_tokens=10**6)
 async def running(**settings):
     """(AsyncLLMEngine, the fake engine behind it); nothing in a test may take longer than 60 s."""
     built = fake_built_engine()
-    engine = AsyncLLMEngine(LocalEngine(built), **settings)
+    engine = AsyncLLMEngine(LocalEngine(built), **({"max_queued": 512, "stall_seconds": 120.0} | settings))
     engine.start()
     try:
         async with asyncio.timeout(60):

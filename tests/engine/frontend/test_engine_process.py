@@ -38,7 +38,7 @@ PARAMS = [
 async def running(**settings):
     """(AsyncLLMEngine, EngineProcess)"""
     process = EngineProcess(ARGUMENTS, stall_seconds=settings.get("stall_seconds", 60.0))
-    engine = AsyncLLMEngine(process, **settings)
+    engine = AsyncLLMEngine(process, **({"max_queued": 512, "stall_seconds": 120.0} | settings))
     engine.start()
     try:
         async with asyncio.timeout(180):
@@ -200,7 +200,7 @@ def test_the_server_leaves_the_devices_to_the_engine():
         "import jaxis.server.http.run\n"
         "from jax._src import xla_bridge\n"
         "process = EngineProcess({'kv_cache_memory': '8MiB'}, stall_seconds=60.0)\n"
-        "create_app(AsyncLLMEngine(process), ServerConfig())\n"
+        "create_app(AsyncLLMEngine(process, max_queued=0, stall_seconds=60.0), ServerConfig())\n"
         "process.grammar_compiler.compile(StructuredOutputs(json_object=True)).new_matcher().token_mask()\n"
         "process.stop(10)\n"
         "assert not xla_bridge.backends_are_initialized()\n"

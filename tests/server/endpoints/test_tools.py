@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from jaxis.parsing.tool_choice import template_messages
+from jaxis.tokenizer.chat_messages import with_template_arguments
 from jaxis.tokenizer.chat_template import render_chat_template
 from tests.support.scripted_engine import TEMPLATE, ScriptedEngine, connected
 from tests.support.tool_call_formats import FORMATS
@@ -109,7 +109,7 @@ def test_every_format_comes_through(connect, engine, name):
     function = {"name": "get_weather", "arguments": json.dumps(arguments)}
     turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "functions.get_weather:0", "function": function}]}
     turn |= {"reasoning_content": "hm"} if form.reasoning else {}
-    messages = template_messages([{"role": "user", "content": "?"}, turn], form.template)
+    messages = with_template_arguments([{"role": "user", "content": "?"}, turn], form.template)
     rendered = render_chat_template(form.template, messages, add_generation_prompt=False)
     engine.text = rendered.removeprefix("USER")
     client = connect(engine, tool_call_parser=form.tool, reasoning_parser=form.reasoning or "none")

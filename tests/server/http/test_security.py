@@ -12,7 +12,8 @@ import pytest
 
 import jaxis
 from jaxis.cli.serve_options import ServerOptions
-from jaxis.engine.setup import EMBEDDED_MODEL, EngineArgs, build_engine
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.setup import EMBEDDED_MODEL, build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.http import auth
 

@@ -1,4 +1,4 @@
-"""Sends requests to an OpenAI-compatible server and notes when what came back.
+"""Sends requests to an OpenAI-compatible server and times what comes back.
 
 A benchmark's client must cost little: every event of every stream passes through it. So it takes streams in as the
 socket gives them, notes the time before it looks into them, and has its requests' bodies ready beforehand.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def read_requests(
       chat: Whether the endpoint takes conversations.
 
     Raises:
-      RequestError: The file cannot be read, or has another form.
+      RequestError: The file cannot be read, or has another format.
     """
     read = _read_custom if name == "custom" else _read_sharegpt
     found = [ServingRequest(_as_prompt(prompt, chat, path), length or output_len) for prompt, length in read(path)]
@@ -104,7 +104,7 @@ def _read_custom(path: Path) -> Iterator[tuple[str | list[Message], int | None]]
         length = row.get("output_tokens")
         if length is not None and (not isinstance(length, int) or length < 1):
             raise RequestError(
-                f"--dataset-path: {path}, line {number}: output_tokens={length!r} is no number of tokens"
+                f"--dataset-path: {path}, line {number}: output_tokens={length!r} is not a number of tokens"
             )
         yield prompt, length
 
@@ -112,7 +112,7 @@ def _read_custom(path: Path) -> Iterator[tuple[str | list[Message], int | None]]
 def _read_sharegpt(path: Path) -> Iterator[tuple[str, None]]:
     rows = _parse(_text(path), str(path))
     if not isinstance(rows, list):
-        raise RequestError(f"--dataset-path: {path} is no JSON list of conversations")
+        raise RequestError(f"--dataset-path: {path} is not a JSON list of conversations")
     for row in rows:
         turns = row.get("conversations") if isinstance(row, dict) else None
         if isinstance(turns, list) and turns and isinstance(turns[0], dict) and turns[0].get("value"):
@@ -138,10 +138,10 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise RequestError(f"--dataset-path: {where} is no JSON: {error}") from None
+        raise RequestError(f"--dataset-path: {where} is not JSON: {error}") from None
 
 
-def arrival_times(rng: np.random.Generator, num: int, request_rate: float, burstiness: float) -> Sequence[float]:
+def arrival_times(rng: np.random.Generator, num: int, request_rate: float, burstiness: float) -> list[float]:
     """When to send each request, in seconds from the start.
 
     The gaps are gamma distributed with the mean 1 / request_rate and the shape `burstiness`: 1 is a Poisson process,

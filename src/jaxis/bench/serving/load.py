@@ -1,4 +1,4 @@
-"""Sends requests at given times, whatever becomes of those before, or as places become free."""
+"""Sends requests at given times, independently of earlier ones, or as places become free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what came back, and when, to figures."""
+"""Figures from the results of a load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def summarize(
         "total_output_tokens": num_output,
         "request_throughput": len(completed) / duration,
         "output_throughput": None if num_output is None else num_output / duration,
-        "total_token_throughput": None if None in (num_input, num_output) else (num_input + num_output) / duration,
+        "total_token_throughput": (
+            None if num_input is None or num_output is None else (num_input + num_output) / duration
+        ),
         "tokens_per_event": None if num_output is None or not num_events else num_output / num_events,
         "client_cpu_share": load.cpu_seconds / duration,
         "p99_send_delay_ms": _percentile([r.sent_time - r.scheduled_time for r in load.results], 99),

@@ -27,8 +27,10 @@ from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.hf_defaults import with_defaults
-from jaxis.engine.setup import KV_CACHE_DTYPES, parse_bytes
-from jaxis.quantization.rules import SHORT_NAMES, RuleQuantizationConfig
+from jaxis.engine.setup import KV_CACHE_DTYPES
+from jaxis.host.byte_size import parse_bytes
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import SHORT_NAMES
 
 SCHEMA = 1
 """Version of the JSON that `Analysis.to_json` writes; it grows when a field changes its meaning or goes."""
@@ -145,7 +147,7 @@ def analyze(
       CheckpointError: There is no such model, or a file is broken.
       ConfigError: `memory` is no size.
     """
-    name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory))
+    name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory, "--memory"))
     return analyze_source(open_source(model, revision=revision, token=token), name_and_bytes, kv_cache_dtype)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.host.extras import check_extra
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout
 
 PIECE_BYTES = 64 << 20  # what is in memory at once, beside the mapped tensor
@@ -34,6 +35,7 @@ class OrbaxWriter:
     """
 
     def __init__(self, folder: Path, layout: TensorLayout) -> None:
+        check_extra("orbax", "writing an Orbax checkpoint")
         self._folder, self._layout = folder, layout
         self._num_stacked = {place.path: len(place.index) for place in layout.places.values()}
         self._open: tuple[tuple[str, ...], Any] | None = None

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxis.engine.execution.sequence_sampling import MIN_TEMPERATURE, SequenceSampling
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Widths grow by large steps: a wider list costs microseconds, another program a second to compile.
@@ -174,7 +174,7 @@ def build_sampling_arrays(
         arrays.frequency_penalty[row] = params.frequency_penalty
         arrays.presence_penalty[row] = params.presence_penalty
         arrays.repetition_penalty[row] = params.repetition_penalty
-        if params.temperature < MIN_TEMPERATURE:
+        if params.greedy:
             continue  # a greedy row has no use for filters or a seed
         arrays.temperature[row] = min(params.temperature, MAX_TEMPERATURE)
         if 0 < params.top_k < vocab_size:

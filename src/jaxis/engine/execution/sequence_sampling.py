@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from jaxis.engine.grammar.compiler import GrammarMatcher
     from jaxis.engine.grammar.delayed_grammar import DelayedMatcher
 
-# A temperature below this is greedy, as in vLLM: the quotient would only overflow.
-MIN_TEMPERATURE = 1e-5
-
 
 class SequenceSampling:
     """What the sampler must know of one sequence, kept from step to step.
@@ -78,7 +75,7 @@ class SequenceSampling:
         self._history = _TokenCounts(prompt, vocab_size) if params.has_penalties else None
         changes_logits = bool(self._bias or self._held_back or bad_words or self.allowed_ids.size or self._history)
         changes_logits = changes_logits or grammar is not None
-        self.takes_argmax = params.temperature < MIN_TEMPERATURE and params.logprobs is None and not changes_logits
+        self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
     def history(self) -> tuple[np.ndarray, np.ndarray]:
         """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty."""

@@ -24,8 +24,6 @@ from jaxis.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
 
-DEFAULT_MAX_QUEUED = 512
-DEFAULT_STALL_SECONDS = 120.0
 JOIN_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -51,8 +49,8 @@ class AsyncLLMEngine:
         self,
         engine: EngineClient,
         *,
-        max_queued: int = DEFAULT_MAX_QUEUED,
-        stall_seconds: float = DEFAULT_STALL_SECONDS,
+        max_queued: int,
+        stall_seconds: float,
     ) -> None:
         self._engine = engine
         self.info = engine.info

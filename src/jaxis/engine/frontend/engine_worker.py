@@ -141,7 +141,8 @@ def main() -> None:
         from jaxis.host.logs import set_up_logs
 
         set_up_logs(**settings["log"])
-    from jaxis.engine.setup import EngineArgs, build_engine
+    from jaxis.engine.arguments import EngineArgs
+    from jaxis.engine.setup import build_engine
     from jaxis.host.progress import ProgressDisplay
 
     progress = ProgressDisplay()

@@ -12,8 +12,8 @@ import numpy as np
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.reference import divide
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight
+from jaxis.quantization_rules import CALIBRATION_METHODS
 
-CALIBRATION_METHODS = ("absmax", "minmax", "mse")
 NOT_FINITE = "has values that are not finite"
 _ELEMENTS_AT_ONCE = 1 << 22
 # Of "mse": where a group's largest value comes to lie before rounding. -8 is the end of the range that has no positive

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxis.kernels import native_constants
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
 
-ACT_QTYPES = ("int8",)
 DEFAULT_ACT_TILE = native_constants.ACTIVATION_GROUP
 """Features of an activation that share a scale, where the weight has one group a row."""
 

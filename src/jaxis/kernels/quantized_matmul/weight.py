@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-QTYPES = ("int8", "int4")
+from jaxis.quantization_rules import QTYPES as QTYPES
+
 INT4_OFFSET = 8
 """What a symmetric int4 value is stored with on top, so that a nibble is unsigned."""
 

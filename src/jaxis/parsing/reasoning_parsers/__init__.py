@@ -1,4 +1,4 @@
-"""Reasoning parsers: what a model thinks, apart from what it answers; one file a format."""
+"""Reasoning parsers, which separate reasoning from the answer; one file a format."""
 
 from __future__ import annotations
 

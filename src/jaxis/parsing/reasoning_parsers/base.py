@@ -1,4 +1,4 @@
-"""What reasoning parsers have in common."""
+"""The base class of reasoning parsers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.parsing.text_reader import Reading, TextReader
 
 
 class ReasoningParser(ABC):
-    """Parts one answer's text into reasoning and content. One parser serves one answer.
+    """Splits one answer's text into reasoning and content. One parser serves one answer.
 
     Attributes:
       needs_special_tokens: The format's markers are special tokens: the text must be made with
@@ -40,12 +40,8 @@ class ReasoningParser(ABC):
         self._reasoned = False
         self._reading = self._read()
 
-    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
-        """Takes more of the text.
-
-        Args:
-          delta_text: Any part of it.
-          delta_token_ids: Its tokens; the text says all that is needed.
+    def feed(self, delta_text: str) -> list[Event]:
+        """Takes the next part of the text, cut anywhere.
 
         Returns:
           `ReasoningDelta` and `ContentDelta`; what a tool parser is to read is content.

@@ -1,12 +1,12 @@
-"""What tool-call parsers have in common."""
+"""The base class of tool-call parsers."""
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from jaxis.parsing.call_ids import new_call_id
 from jaxis.parsing.parser_events import (
     ContentDelta,
     Event,
@@ -58,16 +58,8 @@ class ToolParser(ABC):
         self._arguments_done = False
         self._reading = self._read()
 
-    def feed(self, delta_text: str, delta_token_ids: Sequence[int] = ()) -> list[Event]:
-        """Takes more of the text.
-
-        Args:
-          delta_text: Any part of it.
-          delta_token_ids: Its tokens; the text says all that is needed.
-
-        Returns:
-          What has become certain.
-        """
+    def feed(self, delta_text: str) -> list[Event]:
+        """Takes the next part of the text, cut anywhere; returns what has become certain."""
         for begin in range(0, len(delta_text), _PIECE_LENGTH):
             self._reader.feed(delta_text[begin : begin + _PIECE_LENGTH])
             next(self._reading, None)
@@ -182,4 +174,5 @@ class ToolParser(ABC):
             self._reader.record()  # what comes next stands for itself
 
     def _new_id(self) -> str:
-        return f"call_{secrets.token_hex(12)}"
+        """An id for a call to which the model gave none."""
+        return new_call_id()

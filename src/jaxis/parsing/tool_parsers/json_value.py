@@ -17,7 +17,7 @@ _LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
 
 
 class MalformedCallError(Exception):
-    """A text that began like a call is none."""
+    """Text that began like a call is not one."""
 
 
 def load_json(text: str) -> Any:

@@ -11,19 +11,20 @@ from typing import Any
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar
 from jaxis.outputs import CompletionOutput, RequestOutput
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser
 from jaxis.parsing.parser_events import Event
-from jaxis.parsing.reasoning_gate import call_tokens, reasoning_tokens
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.endpoints.chat_output import ChatOutput, delta_of, message_of
 from jaxis.server.endpoints.chat_prompt import message_text, template_arguments, tokenize_request
 from jaxis.server.endpoints.chat_tools import choose_tools
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.generation import GenerationJob, generate
+from jaxis.server.endpoints.grammar_start import call_tokens, reasoning_tokens
 from jaxis.server.endpoints.logprobs import LogprobFormatter
 from jaxis.server.endpoints.sampling import chat_sampling_params, check_stream_options
 from jaxis.server.endpoints.served_model import ServedModel
-from jaxis.server.endpoints.structured_outputs import AnswerForm
+from jaxis.server.endpoints.structured_outputs import AnswerGrammar
 from jaxis.server.endpoints.usage import UsageCounter
 from jaxis.server.http.errors import ParameterError
 from jaxis.server.http.sse import DONE, sse_event
@@ -62,13 +63,13 @@ class ChatCompletion:
         self._request = request
         self._model = model
         self._num_top = request.top_logprobs or 0
-        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._grammaratter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
         self._tools = choose_tools(request, model)
-        params, self._form = chat_sampling_params(request, model.default_sampling_params, self._tools)
+        params, self._grammar = chat_sampling_params(request, model.default_sampling_params, self._tools)
         self._call_tokens: list[int] = []
-        if self._form is not None and self._tools.tools and self._tools.json_schema is None:
-            self._call_tokens = self._tokens_of_calls(self._form)
+        if self._grammar is not None and self._tools.tools and self._tools.json_schema is None:
+            self._call_tokens = self._tokens_of_calls(self._grammar)
         if self._needs_special_tokens():
             params = dataclasses.replace(params, skip_special_tokens=False)
         arguments = template_arguments(request, model.tokenizer)
@@ -77,7 +78,7 @@ class ChatCompletion:
             num_prompts=1,
             preprocess=functools.partial(_preprocess, request, model, arguments),
             params=params,
-            compile_grammar=self._compile_grammar if self._form else None,
+            compile_grammar=self._compile_grammar if self._grammar else None,
             priority=request.priority,
             stream=bool(request.stream),
         )
@@ -94,6 +95,7 @@ class ChatCompletion:
         """The whole answer from the whole output."""
         usage = UsageCounter()
         usage.add((0, output))
+        prompt_logprobs = output.prompt_logprobs
         readers = {completion.index: self.reader(output) for completion in output.outputs}
         choices = [self._choice(completion, readers[completion.index]) for completion in output.outputs]
         return ChatCompletionResponse(
@@ -101,7 +103,7 @@ class ChatCompletion:
             model=self._model.name,
             choices=choices,
             usage=usage.usage(readers.values()),
-            prompt_logprobs=output.prompt_logprobs and self._formatter.prompt(output.prompt_logprobs),
+            prompt_logprobs=None if prompt_logprobs is None else self._grammaratter.prompt(prompt_logprobs),
         )
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
@@ -130,11 +132,11 @@ class ChatCompletion:
         return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
 
     def reader(self, output: RequestOutput) -> ChatOutput:
-        """What reads one of the answers; `output` is any with the prompt."""
-        reasoning_parser, prompt = self._model.reasoning_parser, output.prompt or ""
+        """A reader for one of the answers; `output` may be any of the request's outputs, for its prompt."""
+        reasoning_parser, prompt = self._model.parsers.reasoning, output.prompt or ""
         reasoning = reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer)
-        if self._form is not None and reasoning is None:
-            reasoning_parser = None  # the form holds from the first token on
+        if self._grammar is not None and reasoning is None:
+            reasoning_parser = None  # the grammar applies from the first token
         parser = None
         if self._tools.parser is not None or reasoning_parser is not None:
             parser = OutputParser(self._tools.parser, reasoning_parser, tools=self._tools.tools, prompt=prompt)
@@ -147,30 +149,29 @@ class ChatCompletion:
 
     @property
     def parses(self) -> bool:
-        """Whether reasoning or calls of tools are looked for in the text."""
-        return self._tools.parser is not None or self._model.reasoning_parser is not None
+        """Whether the text is searched for reasoning or tool calls."""
+        return self._tools.parser is not None or self._model.parsers.reasoning is not None
 
     def _compile_grammar(self, prompt: TokenizedPrompt) -> Grammar:
-        assert self._form is not None
-        grammar = self._form.compile(self._model.grammar_compiler)
-        reasoning = reasoning_tokens(self._model.reasoning_parser, prompt.text or "", self._model.tokenizer)
+        assert self._grammar is not None
+        grammar = self._grammar.compile(self._model.grammar_compiler)
+        reasoning = reasoning_tokens(self._model.parsers.reasoning, prompt.text or "", self._model.tokenizer)
         if reasoning is None and not self._call_tokens:
             return grammar
         return DelayedGrammar(grammar, reasoning, self._call_tokens)
 
-    def _tokens_of_calls(self, form: AnswerForm) -> list[int]:
+    def _tokens_of_calls(self, grammar: AnswerGrammar) -> list[int]:
         tokens = call_tokens(self._tools.parser, self._model.tokenizer)
         if not tokens:
             raise ParameterError(
-                form.param,
-                f"{form.field} leaves no room for this model's calls of tools, which begin as any text does: leave it"
-                ' out, or send tool_choice "none"',
+                grammar.param,
+                f"{grammar.field} leaves no room for this model's tool calls, which begin as any text does: leave it "
+                'out, or send tool_choice "none"',
             )
         return tokens
 
     def _needs_special_tokens(self) -> bool:
-        parsers = (self._tools.parser, self._model.reasoning_parser)
-        return any(parser is not None and parser.needs_special_tokens for parser in parsers)
+        return ModelParsers(self._tools.parser, self._model.parsers.reasoning).needs_special_tokens
 
     def _choice(self, completion: CompletionOutput, reader: ChatOutput) -> ChatChoice:
         return ChatChoice(
@@ -194,7 +195,7 @@ class ChatCompletion:
         """A completion's log-probabilities, if they were asked for."""
         if completion.logprobs is None:
             return None
-        return self._formatter.chat(completion.logprobs, self._num_top)
+        return self._grammaratter.chat(completion.logprobs, self._num_top)
 
 
 def _preprocess(request: ChatCompletionRequest, model: ServedModel, arguments: dict[str, Any]) -> list[TokenizedPrompt]:

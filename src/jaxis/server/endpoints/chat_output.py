@@ -46,13 +46,13 @@ class ChatOutput:
         self._num_calls = 0
 
     def read(self, completion: CompletionOutput) -> list[Event]:
-        """What is new in a completion; `completion.text` holds only what was not read yet."""
+        """The events of the next part of a completion; `completion.text` holds only text that was not read yet."""
         if self._parser is None:
             return [ContentDelta(completion.text)] if completion.text else []
         if self._tracker is not None:
             self._token_ids += completion.token_ids
             self._tracker.follow(self._token_ids)
-        events = self._parser.feed(completion.text, completion.token_ids)
+        events = self._parser.feed(completion.text)
         if completion.finished:
             events += self._parser.finish()
         events = [event for event in events if self._is_wanted(event)]

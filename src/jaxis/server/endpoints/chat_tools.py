@@ -1,4 +1,4 @@
-"""What a chat request's tools ask of the model that is served."""
+"""How a chat request's tools and tool_choice are honoured by the served model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.parsing.tool_choice import plan_tools
-from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.errors import ParameterError
@@ -51,10 +51,10 @@ def choose_tools(request: ChatCompletionRequest, model: ServedModel) -> ChatTool
         return ChatTools()
     if model.tokenizer and not any("tools" in template for template in model.tokenizer.chat_templates.values()):
         raise ParameterError("tools", "tools cannot be honoured: the model's chat template does not show them")
-    if plan.mode == "auto" and not model.tool_format_known:
+    if plan.mode == "auto" and not model.parsers.tool_format_known:
         raise ParameterError(
             "tools",
             "tools need the format of the model's calls, and its chat template has none that is known: start with"
             ' --tool-call-parser, or send tool_choice "required" or "none"',
         )
-    return ChatTools(plan.tools, plan.parser or model.tool_parser, plan.json_schema)
+    return ChatTools(plan.tools, plan.parser or model.parsers.tool, plan.json_schema)

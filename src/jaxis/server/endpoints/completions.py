@@ -28,7 +28,7 @@ from jaxis.server.protocol.completions import (
 from jaxis.tokenizer import Tokenizer
 
 
-class Completion:
+class TextCompletion:
     """One request for completions, checked and ready to run.
 
     Attributes:
@@ -49,8 +49,8 @@ class Completion:
         prompts = request.prompts()
         self._request = request
         self._model = model
-        self._params, form = completion_sampling_params(request, model.default_sampling_params)
-        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._params, grammar = completion_sampling_params(request, model.default_sampling_params)
+        self._grammaratter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}  # of a choice: characters so far
         self._prompt_logprobs: dict[int, list] = {}  # of a prompt
         self.job = GenerationJob(
@@ -58,7 +58,7 @@ class Completion:
             num_prompts=len(prompts),
             preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
             params=self._params,
-            compile_grammar=form and (lambda prompt: form.compile(model.grammar_compiler)),
+            compile_grammar=grammar and (lambda prompt: grammar.compile(model.grammar_compiler)),
             priority=request.priority,
             stream=bool(request.stream),
             operation="text_completion",
@@ -126,14 +126,15 @@ class Completion:
             logprobs = self._logprobs(number, output, completion, self._prompt_logprobs.get(index))
         self._offsets.setdefault(number, 0)
         prompt_logprobs = self._prompt_logprobs.get(index) if is_first else None
-        wanted = self._request.prompt_logprobs is not None and prompt_logprobs is not None
+        if self._request.prompt_logprobs is None:
+            prompt_logprobs = None
         return CompletionChoice(
             index=number,
             text=text,
             logprobs=logprobs,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=self._formatter.prompt(prompt_logprobs) if wanted else None,
+            prompt_logprobs=None if prompt_logprobs is None else self._grammaratter.prompt(prompt_logprobs),
         )
 
     def _logprobs(
@@ -144,7 +145,7 @@ class Completion:
             token_ids = output.prompt_token_ids + token_ids
             positions = (prompt_logprobs or []) + positions
         offset = self._offsets.get(number, 0)
-        logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
+        logprobs, self._offsets[number] = self._grammaratter.completion(token_ids, positions, offset)
         return logprobs
 
     def _prompt_text(self, output: RequestOutput) -> str:

@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""The objects that every route needs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ServerContext:
       config: How the server is set up.
       metrics: Counts what happens.
       tracer: Writes a trace of each request; None writes none.
-      workers: Threads for templates and tokenizers, which would hold up the event loop.
-      compilers: Threads for forms of answers, which take longer and would hold up those.
+      workers: Threads that render templates and tokenize, which would block the event loop.
+      compilers: Threads that compile grammars, which takes longer and would hold up `workers`.
     """
 
     engine: AsyncLLMEngine
@@ -57,7 +57,7 @@ class ServerContext:
         return await asyncio.get_running_loop().run_in_executor(self.compilers, function)
 
     def close(self) -> None:
-        """Ends the threads; what waits for one is cancelled."""
+        """Ends the threads; queued work is cancelled."""
         for executor in (self.workers, self.compilers):
             executor.shutdown(wait=False, cancel_futures=True)
 

@@ -29,7 +29,7 @@ class GenerationJob:
       num_prompts: How many prompts `preprocess` will return.
       preprocess: Makes them; runs in a thread, once there is a place for the request.
       params: For every prompt.
-      compile_grammar: Compiles the form of a prompt's answer, which may take seconds; None if answers are free.
+      compile_grammar: Compiles the grammar of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
       operation: What traces call it.

@@ -56,26 +56,29 @@ class LogprobFormatter:
         Returns:
           The lists, and the characters up to the end of the tokens.
         """
-        result = CompletionLogprobs(top_logprobs=[])
+        top_logprobs: list[dict[str, float] | None] = []
+        result = CompletionLogprobs()
         for token_id, entries in zip(token_ids, positions, strict=True):
             result.text_offset.append(text_offset)
             result.tokens.append(self.token(token_id))
             if entries is None:
                 result.token_logprobs.append(None)
-                result.top_logprobs.append(None)
+                top_logprobs.append(None)
             else:
                 result.token_logprobs.append(_finite(entries[token_id].logprob))
                 # Several tokens may have one text; the most likely of them is kept.
                 top = sorted(entries.items(), key=lambda entry: entry[1].rank, reverse=True)
-                result.top_logprobs.append({self.token(id_): _finite(logprob.logprob) for id_, logprob in top})
+                top_logprobs.append({self.token(id_): _finite(logprob.logprob) for id_, logprob in top})
             text_offset += len(self._text(token_id))
+        result.top_logprobs = top_logprobs
         return result, text_offset
 
     def prompt(self, positions: Iterable[Mapping[int, Logprob] | None]) -> list[dict[int, dict[str, Any]] | None]:
         """For `prompt_logprobs`: for each prompt token, token id -> what is known of it."""
         return [
-            entries
-            and {
+            None
+            if entries is None
+            else {
                 token_id: {
                     "logprob": _finite(logprob.logprob),
                     "rank": logprob.rank,

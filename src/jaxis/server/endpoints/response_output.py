@@ -1,4 +1,4 @@
-"""The items of a response, and the events that tell how they grow."""
+"""The items of a response, and the events that stream them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ResponseEvent = tuple[str, dict[str, Any]]
 
 
 class ResponseOutput:
-    """Grows a response's items one after the other: each stretch of reasoning or text, and each call, is one.
+    """Builds a response's items one after the other: each stretch of reasoning or text, and each call, is one.
 
     Attributes:
       items: Those so far.
@@ -44,7 +44,7 @@ class ResponseOutput:
         self._waiting_logprobs: list[ChatPositionLogprobs] = []  # of tokens whose text has not come yet, or has none
 
     def add(self, events: Iterable[Event], logprobs: list[ChatPositionLogprobs] | None = None) -> list[ResponseEvent]:
-        """Takes in what a step brought; `logprobs` are its tokens', and go with the text that comes next."""
+        """Adds a step's events; `logprobs` belong to its tokens, and are sent with the text that comes next."""
         self._waiting_logprobs += logprobs or []
         told: list[ResponseEvent] = []
         for event in events:
@@ -101,12 +101,15 @@ class ResponseOutput:
             told = [("response.function_call_arguments.done", {**place, "name": item.name, "arguments": self._text})]
         else:
             self._take_logprobs()
-            part = self._part()
-            item.content = [part]
             place["content_index"] = 0
+            part: ReasoningText | OutputText
             if isinstance(item, ReasoningItem):
+                part = ReasoningText(text=self._text)
+                item.content = [part]
                 told = [("response.reasoning_text.done", {**place, "text": self._text})]
             else:
+                part = OutputText(text=self._text, logprobs=self._logprobs)
+                item.content = [part]
                 told = [("response.output_text.done", {**place, "text": self._text, "logprobs": self._logprobs})]
             told.append(("response.content_part.done", {**place, "part": part}))
         item.status = status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -122,7 +122,7 @@ class ResponseRun:
         return events
 
     @property
-    def _status(self) -> str:
+    def _status(self) -> Literal["completed", "incomplete"]:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
     def _ended(self) -> ResponseObject:
@@ -140,7 +140,7 @@ class ResponseRun:
             ),
         )
 
-    def _response(self, status: str, **more: Any) -> ResponseObject:
+    def _response(self, status: Literal["in_progress", "completed", "incomplete"], **more: Any) -> ResponseObject:
         request, params = self._request, self.job.params
         given = {name: getattr(request, name) for name in ("tools", "tool_choice", "reasoning", "top_logprobs")}
         if request.text is not None and request.text.format is not None:
@@ -168,7 +168,7 @@ class ResponseRun:
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Names this endpoint's fields in errors about the chat request's."""
+    """Translates field names in errors about the chat request to this endpoint's."""
     try:
         yield
     except ModelNotFoundError:

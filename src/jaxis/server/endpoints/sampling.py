@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.endpoints.chat_tools import ChatTools
-from jaxis.server.endpoints.structured_outputs import AnswerForm, answer_form
+from jaxis.server.endpoints.structured_outputs import AnswerGrammar, answer_grammar
 from jaxis.server.http.errors import ParameterError
 from jaxis.server.protocol.base import GenerationRequest, SamplingFields
 from jaxis.server.protocol.chat import ChatCompletionRequest
@@ -20,8 +20,8 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 def chat_sampling_params(
     request: ChatCompletionRequest, defaults: SamplingParams, tools: ChatTools
-) -> tuple[SamplingParams, AnswerForm | None]:
-    """What a chat request asks for, over the model's defaults, and the answer's form; None if that is free.
+) -> tuple[SamplingParams, AnswerGrammar | None]:
+    """What a chat request asks for, over the model's defaults, and the answer's grammar; None if it is free.
 
     Raises:
       RequestError: It cannot be honoured; the field is named.
@@ -35,19 +35,19 @@ def chat_sampling_params(
     more: dict[str, Any] = {"max_tokens": request.max_completion_tokens or request.max_tokens}
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
-    form = answer_form(request)
-    if form is not None and tools.json_schema is not None:
+    grammar = answer_grammar(request)
+    if grammar is not None and tools.json_schema is not None:
         raise ParameterError(
-            form.param, f"{form.field} leaves no room for the call that tool_choice demands: send only one"
+            grammar.param, f"{grammar.field} leaves no room for the call that tool_choice demands: send only one"
         )
     if tools.json_schema is not None:
-        form = AnswerForm.of("tools", {"json_schema": dict(tools.json_schema)})
-    return _sampling_params(request, defaults, more, form), form
+        grammar = AnswerGrammar.of("tools", {"json_schema": dict(tools.json_schema)})
+    return _sampling_params(request, defaults, more, grammar), grammar
 
 
 def completion_sampling_params(
     request: CompletionRequest, defaults: SamplingParams
-) -> tuple[SamplingParams, AnswerForm | None]:
+) -> tuple[SamplingParams, AnswerGrammar | None]:
     """The same for a completion request.
 
     Raises:
@@ -61,18 +61,18 @@ def completion_sampling_params(
     more: dict[str, Any] = {"max_tokens": max(1, max_tokens), "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None:
         more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    form = answer_form(request)
-    return _sampling_params(request, defaults, more, form), form
+    grammar = answer_grammar(request)
+    return _sampling_params(request, defaults, more, grammar), grammar
 
 
 def check_stream_options(request: GenerationRequest) -> None:
-    """Raises RequestError if there are options of a stream and there is no stream."""
+    """Raises RequestError if stream_options are given without stream=true."""
     if request.stream_options is not None and not request.stream:
         raise ParameterError("stream_options", "stream_options needs stream=true: add it, or leave the options out")
 
 
 def _sampling_params(
-    request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], form: AnswerForm | None
+    request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], grammar: AnswerGrammar | None
 ) -> SamplingParams:
     settings = {name: getattr(request, name) for name in SamplingFields.model_fields}
     if request.logit_bias is not None:
@@ -82,8 +82,8 @@ def _sampling_params(
     min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
     if max_tokens is not None and "min_tokens" not in settings:
         settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit outdoes the model's default
-    if form is not None:
-        settings["structured_outputs"] = form.structured_outputs
+    if grammar is not None:
+        settings["structured_outputs"] = grammar.structured_outputs
     return dataclasses.replace(defaults, **settings)
 
 
@@ -96,8 +96,8 @@ def _bias_token_id(key: str) -> int:
 
 def _check_stops(stops: list[str]) -> None:
     if len(stops) > MAX_STOPS:
-        raise ParameterError("stop", f"stop holds {len(stops)} texts: send at most {MAX_STOPS}")
+        raise ParameterError("stop", f"stop holds {len(stops)} strings: send at most {MAX_STOPS}")
     if any(not stop for stop in stops):
-        raise ParameterError("stop", "stop holds an empty text: leave it out")
+        raise ParameterError("stop", "stop holds an empty string: leave it out")
     if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
-        raise ParameterError("stop", f"stop holds a text of more than {MAX_STOP_CHARACTERS} characters: shorten it")
+        raise ParameterError("stop", f"stop holds a string of more than {MAX_STOP_CHARACTERS} characters: shorten it")

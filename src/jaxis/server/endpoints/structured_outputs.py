@@ -1,4 +1,4 @@
-"""From the fields that say an answer's form to StructuredOutputs."""
+"""From the request's fields that constrain an answer to StructuredOutputs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _GUIDED = {f"guided_{name.rstrip('_')}": kind for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True)
-class AnswerForm:
-    """The form of an answer.
+class AnswerGrammar:
+    """What an answer must match.
 
     Attributes:
-      field: The request's field that says it, such as "response_format.json_schema.schema".
-      structured_outputs: What it says.
+      field: The request's field that gives it, such as "response_format.json_schema.schema".
+      structured_outputs: What the field gives.
     """
 
     field: str
     structured_outputs: StructuredOutputs
 
     @classmethod
-    def of(cls, field: str, settings: Mapping[str, Any]) -> AnswerForm:
-        """A form from arguments of StructuredOutputs.
+    def of(cls, field: str, settings: Mapping[str, Any]) -> AnswerGrammar:
+        """Builds one from arguments of StructuredOutputs.
 
         Raises:
-          ParameterError: They are none.
+          ParameterError: The arguments are invalid.
         """
         try:
             return cls(field, StructuredOutputs(**settings))
@@ -49,7 +49,7 @@ class AnswerForm:
         return self.field.partition(".")[0]
 
     def compile(self, compiler: GrammarCompiler) -> CompiledGrammar:
-        """The form compiled, which may take seconds.
+        """Compiles the grammar, which may take seconds.
 
         Raises:
           ParameterError: It cannot be honoured.
@@ -60,28 +60,29 @@ class AnswerForm:
             raise _field_error(self.field, error) from None
 
 
-def answer_form(request: StructuredFields) -> AnswerForm | None:
-    """The form that a request asks for; None leaves the answer free.
+def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
+    """What the request constrains its answer to; None leaves the answer free.
 
     Raises:
-      ParameterError: Two fields say one, or what one says is none.
+      ParameterError: Two fields constrain it, or the one that does is invalid.
     """
-    forms = _forms(request)
-    if len(forms) > 1:
-        raise ParameterError(list(forms)[1], f"{' and '.join(forms)} both say the form of the answer: send only one")
-    return next((AnswerForm.of(field, settings) for field, settings in forms.items()), None)
+    grammars = _grammars(request)
+    if len(grammars) > 1:
+        fields = " and ".join(grammars)
+        raise ParameterError(list(grammars)[1], f"{fields} both say the form of the answer: send only one")
+    return next((AnswerGrammar.of(field, settings) for field, settings in grammars.items()), None)
 
 
-def _forms(request: StructuredFields) -> dict[str, dict[str, Any]]:
-    """Each field that says a form, with arguments of StructuredOutputs."""
-    forms = _response_format(request.response_format)
+def _grammars(request: StructuredFields) -> dict[str, dict[str, Any]]:
+    """Each field that constrains the answer -> arguments of StructuredOutputs."""
+    grammars = _response_format(request.response_format)
     if (given := request.structured_outputs) is not None:
         settings = {kind: value for name, kind in _KINDS.items() if (value := getattr(given, name)) is not None}
-        forms["structured_outputs"] = settings | ({"json_object": True} if given.json_object else {})
+        grammars["structured_outputs"] = settings | ({"json_object": True} if given.json_object else {})
     for name, kind in _GUIDED.items():
         if (value := getattr(request, name)) is not None:
-            forms[name] = {kind: value}
-    return forms
+            grammars[name] = {kind: value}
+    return grammars
 
 
 def _response_format(response_format: ResponseFormat | None) -> dict[str, dict[str, Any]]:

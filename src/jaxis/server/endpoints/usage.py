@@ -10,14 +10,14 @@ from jaxis.server.protocol.base import CompletionTokensDetails, PromptTokensDeta
 
 
 class UsageCounter:
-    """Adds up what the engine's outputs say; each prompt counts once, whatever `n` is."""
+    """Adds up token counts of outputs; each prompt counts once, whatever `n` is."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._num_generated = 0
 
     def add(self, prompt_output: PromptOutput) -> None:
-        """Takes in what is new of a prompt."""
+        """Adds an output of a prompt."""
         index, output = prompt_output
         self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         self._num_generated += sum(len(completion.token_ids) for completion in output.outputs)

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands before them."""
+"""The application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.host.logs import QUIET_PATHS, RequestLogMiddleware
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.served_model import ServedModel
@@ -20,6 +20,7 @@ from jaxis.server.http.errors import install_error_handlers
 from jaxis.server.http.hosts import AllowedHostMiddleware
 from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
+from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.observability.metrics import ServerMetrics
 from jaxis.server.routes import health, openai, tokenize
 from jaxis.version import __version__
@@ -35,14 +36,14 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
       engine: Not started yet.
       config: How to serve it.
     """
-    model = ServedModel.of(
-        config.served_model_names,
-        engine.tokenizer,
-        engine.info.default_sampling_params,
-        engine.grammar_compiler,
-        model_type=engine.info.model_type,
-        tool_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
+    model = ServedModel(
+        names=config.served_model_names,
+        tokenizer=engine.tokenizer,
+        default_sampling_params=engine.info.default_sampling_params,
+        grammar_compiler=engine.grammar_compiler,
+        parsers=ModelParsers.select(
+            engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
+        ),
     )
     tracer = None
     if config.otlp_traces_endpoint is not None:

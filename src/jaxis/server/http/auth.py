@@ -1,6 +1,4 @@
-"""API keys. With keys set, every route is closed but the chat page's files and those that say whether the
-server is up.
-"""
+"""API keys. With keys set, every route needs one, except for the chat page's files and the health checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat page at /: static files of the package. They hold no secret, and fetch nothing from elsewhere."""
+"""The chat page at /: static files of the package. They hold no secrets and load nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MAX_MESSAGE_CHARACTERS = 1000  # a message may quote what was sent
 
 @dataclass(frozen=True)
 class ApiError:
-    """What a client is told.
+    """An error as the client sees it.
 
     Attributes:
       status: HTTP status.
@@ -79,7 +79,7 @@ class ModelNotFoundError(RequestError):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What to tell the client about an exception; what is not meant for clients is logged and kept back."""
+    """The client's view of an exception; unexpected ones are logged, and their details are not sent."""
     if isinstance(error, ModelNotFoundError):
         return ApiError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
@@ -107,7 +107,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 class FaultMiddleware:
-    """Makes an error object of whatever nobody expected. It stands innermost, so that the answer gets all headers."""
+    """Turns unexpected exceptions into error objects. Innermost, so that other middleware adds its headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

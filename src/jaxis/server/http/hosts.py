@@ -16,7 +16,7 @@ from jaxis.server.http.errors import ApiError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine reach an address."""
+    """Whether an address is reachable from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""Connections: uvicorn's on a parser in C, without those that a client holds and does nothing with.
+"""HTTP connections: uvicorn's httptools protocol, with limits on headers and on idle connections.
 
 uvicorn waits without limit for a request's first line and headers, however long they get, for the rest of a body that
 was answered before it was complete, and for a client to read the end of an answer. Each costs a file descriptor, most
@@ -24,7 +24,7 @@ _HEADERS_TOO_LARGE = ApiError(
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose headers are too large, or on which no request is in progress and nothing gets on.
+    """Closes a connection whose headers are too large, or that is idle without a request in progress.
 
     The parser hands over whole headers only, so the application cannot refuse one that never ends.
 
@@ -88,7 +88,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's call for what is no request."""
+        """uvicorn's call for input that is not a request."""
         if self._in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
             self._refuse_headers()
         else:
@@ -100,7 +100,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise ValueError("the headers are too large")  # ends the parsing, and makes uvicorn send a 400
 
     def _refuse_headers(self) -> None:
-        """Answers past the application, which has not got the request yet."""
+        """Answers in place of the application, which has not seen the request yet."""
         body = json.dumps(_HEADERS_TOO_LARGE.body()).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[_HEADERS_TOO_LARGE.status] + head + body)

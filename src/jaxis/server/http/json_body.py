@@ -24,7 +24,7 @@ def parse_json(body: bytes) -> Any:
     """What a body says.
 
     Raises:
-      ValueError: It is no JSON in UTF-8, is nested too deep, names a key twice in an object, holds a number that JSON
+      ValueError: It is not JSON in UTF-8, is nested too deep, names a key twice in an object, holds a number that JSON
         does not have (NaN, Infinity), or half of a surrogate pair.
     """
     try:
@@ -98,4 +98,4 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the body holds {name}, which is no JSON number")
+    raise ValueError(f"the body holds {name}, which is not a JSON number")

@@ -1,4 +1,4 @@
-"""Limits on a request's body: its size, and how long it may dawdle."""
+"""Limits on a request's body: its size, and the time between its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_BODY_BYTES_PER_SECOND = 1024
 
 
 class RequestLimitMiddleware:
-    """Refuses a body that is too large, by what it announces or by what has come, and one that stops or drips in.
+    """Refuses a body that is too large, as announced or as received, and one that stalls or arrives too slowly.
 
     Args:
       max_body_bytes: Most bytes of a body.

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with what the middleware does."""
+"""The OpenAPI document: FastAPI's, plus what the middleware adds."""
 
 from __future__ import annotations
 

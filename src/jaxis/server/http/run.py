@@ -21,7 +21,7 @@ _CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
 
 
 class DrainingServer(uvicorn.Server):
-    """Lets running requests end at SIGTERM, and tells those that do not by the deadline."""
+    """Lets running requests finish after SIGTERM, and fails those that take longer than the deadline."""
 
     def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain_seconds: float) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Server-sent events, and answers that end when nobody waits for them any more."""
+"""Server-sent events, and answers that are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ async def run_until_disconnect(
     timeout = None if check is None else check_seconds
     try:
         while not (await asyncio.wait({task, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
+            assert check is not None  # else nothing ends the wait without a result
             check()
         if task.done():
             return task.result()

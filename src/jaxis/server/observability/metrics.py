@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's format, under the names that vLLM made common, with `jaxis:` in front."""
+"""Metrics in Prometheus's format, under the names that vLLM uses, prefixed with `jaxis:`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class RequestObserver:
         self.finish_reasons: list[str] = []
 
     def add(self, output: RequestOutput) -> None:
-        """Takes in what a step brought."""
+        """Adds a step's output."""
         metrics, now = self._metrics, time.monotonic()
         num_new = sum(len(completion.token_ids) for completion in output.outputs)
         num_gaps = max((len(completion.token_ids) for completion in output.outputs), default=0)
@@ -172,7 +172,7 @@ class RequestObserver:
                 metrics._success.labels(metrics._model_name, completion.finish_reason).inc()
 
     def end(self) -> None:
-        """The request has ended; if that was before its time, its completions count as aborted."""
+        """Ends the observation; completions that are not finished count as aborted."""
         metrics = self._metrics
         if num_unfinished := self.params.n - len(self.finish_reasons):
             metrics._success.labels(metrics._model_name, "abort").inc(num_unfinished)
@@ -204,7 +204,7 @@ class RequestObserver:
 
 
 class _EngineCollector(Collector):
-    """The engine's state, read when it is asked for."""
+    """The engine's state, read at each scrape."""
 
     _GAUGES = (
         ("num_requests_running", "Sequences in the running batch."),

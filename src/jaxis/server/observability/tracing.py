@@ -28,7 +28,7 @@ try:
     from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError(f"traces need OpenTelemetry, and there is no {error.name}: pip install 'jaxis[otel]'") from None
+    raise ConfigError(f"traces need {error.name}: pip install 'jaxis[otel]'") from None
 
 EXPORT_SECONDS = 5
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "frequency_penalty", "presence_penalty")
@@ -146,7 +146,7 @@ def make_tracer(endpoint: str, model_name: str) -> RequestTracer:
       model_name: The model, as answers name it.
 
     Raises:
-      ConfigError: The endpoint is no address.
+      ConfigError: The endpoint is not an address.
     """
     check_endpoint(endpoint)
     path = endpoint.partition("://")[2].partition("/")[2]
@@ -158,10 +158,10 @@ def make_tracer(endpoint: str, model_name: str) -> RequestTracer:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ConfigError if it is no address of a collector."""
+    """Raises ConfigError if it cannot be the address of a collector."""
     if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("://")[2].strip("/"):
         raise ConfigError(
-            f"--otlp-traces-endpoint={endpoint!r} is no address such as http://localhost:4318: "
+            f"--otlp-traces-endpoint={endpoint!r} is not an address such as http://localhost:4318: "
             "give that of a collector's OTLP receiver for HTTP"
         )
 

@@ -1,1 +1,1 @@
-"""What comes in and goes out, as pydantic models: OpenAI's fields, and vLLM's where OpenAI has none."""
+"""Requests and responses as pydantic models: OpenAI's fields, and vLLM's where OpenAI has none."""

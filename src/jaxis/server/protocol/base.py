@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from jaxis.sampling_params import MAX_LOGPROBS, MAX_N, REPETITION_PENALTY_BOUNDS
+from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS, Bounds
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_INT32 = 2**31 - 1
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Stop = str | list[str]
 MAX_ALLOWED_TOKEN_IDS = 2**19  # more than any vocabulary has
 
@@ -25,8 +26,16 @@ def _exactly_false(value: object) -> object:
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_exactly_false)]
 
 
+def bounded(bounds: Bounds, *, high: float | None = None) -> Any:
+    """A field that is None by default and has a parameter's bounds; `high` where the parameter itself has none."""
+    high = bounds.high if high is None else high
+    if bounds.excludes_low:
+        return Field(None, gt=bounds.low, le=high)
+    return Field(None, ge=bounds.low, le=high)
+
+
 class StrictModel(BaseModel):
-    """Takes nothing that it does not know, and converts nothing: "5" is no number."""
+    """Refuses unknown fields and converts nothing: "5" is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -47,25 +56,27 @@ class StreamOptions(StrictModel):
 class SamplingFields(StrictModel):
     """Fields that go to SamplingParams under the same names; None leaves the model's default."""
 
-    n: int | None = Field(None, ge=1, le=MAX_N)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, ge=REPETITION_PENALTY_BOUNDS[0], le=REPETITION_PENALTY_BOUNDS[1])
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    n: int | None = bounded(INTEGER_BOUNDS["n"])
+    temperature: float | None = bounded(NUMBER_BOUNDS["temperature"])
+    top_p: float | None = bounded(NUMBER_BOUNDS["top_p"])
+    top_k: int | None = bounded(INTEGER_BOUNDS["top_k"], high=MAX_INT32)
+    min_p: float | None = bounded(NUMBER_BOUNDS["min_p"])
+    frequency_penalty: float | None = bounded(NUMBER_BOUNDS["frequency_penalty"])
+    presence_penalty: float | None = bounded(NUMBER_BOUNDS["presence_penalty"])
+    repetition_penalty: float | None = bounded(NUMBER_BOUNDS["repetition_penalty"])
+    logit_bias: dict[str, Annotated[float, Field(ge=LOGIT_BIAS_BOUNDS.low, le=LOGIT_BIAS_BOUNDS.high)]] | None = Field(
+        None, max_length=1024
+    )
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=128)
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    seed: int | None = bounded(INTEGER_BOUNDS["seed"])
+    min_tokens: int | None = bounded(INTEGER_BOUNDS["min_tokens"], high=MAX_INT32)
     stop: Stop | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = bounded(INTEGER_BOUNDS["prompt_logprobs"])
 
 
 class GenerationRequest(SamplingFields):
@@ -132,7 +143,7 @@ class Answer(BaseModel):
 
 
 def new_id(kind: str) -> str:
-    """A name that nobody else has, such as "chatcmpl-..."."""
+    """A unique id, such as "chatcmpl-..."."""
     return f"{kind}-{uuid.uuid4().hex}"
 
 

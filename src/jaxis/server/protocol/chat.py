@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.sampling_params import MAX_LOGPROBS
-from jaxis.server.protocol.base import Answer, GenerationRequest, StrictModel, Usage, is_none
+from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.protocol.base import MAX_INT32, Answer, GenerationRequest, StrictModel, Usage, bounded, is_none
 from jaxis.server.protocol.structured import StructuredFields
 from jaxis.server.protocol.tools import ChatToolCall, ChatToolCallDelta, NamedToolChoice, Tool
 
 MAX_MESSAGES = 4096
 
 
-class TextPart(StrictModel):
-    """The one kind of content there is: nothing is ever fetched from an address in a request."""
+class ContentPart(StrictModel):
+    """The only kind of content: nothing is ever fetched from an address in a request."""
 
     type: Literal["text"]
     text: str
@@ -31,7 +31,7 @@ class ChatMessage(StrictModel):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
@@ -67,10 +67,10 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
     """
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
+    max_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -110,8 +110,8 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
-    reasoning_content: str | None = Field(None, exclude_if=is_none)
-    tool_calls: list[ChatToolCall] | None = Field(None, exclude_if=is_none)
+    reasoning_content: str | None = Field(default=None, exclude_if=is_none)
+    tool_calls: list[ChatToolCall] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatChoice(BaseModel):
@@ -130,16 +130,16 @@ class ChatCompletionResponse(Answer):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(None, exclude_if=is_none)
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatDelta(BaseModel):
     """What a chunk adds to a message."""
 
-    role: Literal["assistant"] | None = Field(None, exclude_if=is_none)
-    content: str | None = Field(None, exclude_if=is_none)
-    reasoning_content: str | None = Field(None, exclude_if=is_none)
-    tool_calls: list[ChatToolCallDelta] | None = Field(None, exclude_if=is_none)
+    role: Literal["assistant"] | None = Field(default=None, exclude_if=is_none)
+    content: str | None = Field(default=None, exclude_if=is_none)
+    reasoning_content: str | None = Field(default=None, exclude_if=is_none)
+    tool_calls: list[ChatToolCallDelta] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatChunkChoice(BaseModel):

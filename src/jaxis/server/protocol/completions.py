@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.sampling_params import MAX_LOGPROBS
-from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, is_none
+from jaxis.sampling_params import INTEGER_BOUNDS
+from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, bounded, is_none
 from jaxis.server.protocol.structured import StructuredFields
 
 MAX_PROMPTS = 4096
@@ -15,7 +15,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationRequest, StructuredFields):
-    """A prompt, or a batch of them, to go on with.
+    """A prompt, or a batch of prompts, to complete.
 
     Attributes:
       prompt: A text, token ids, or a list of either.
@@ -35,7 +35,7 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     )
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     add_special_tokens: bool = True
     best_of: int | None = None
     suffix: None = None
@@ -64,7 +64,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(None, exclude_if=is_none)
+    prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
 
 
 class CompletionResponse(Answer):

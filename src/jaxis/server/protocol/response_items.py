@@ -1,4 +1,4 @@
-"""What goes into /v1/responses and comes out of it: messages, reasoning, calls of functions and what those gave."""
+"""What goes into /v1/responses and comes out of it: messages, reasoning, function calls and their outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class SentBack(StrictModel):
-    """What clients send back as they keep it, with nulls for fields that this server does not have."""
+    """Items that clients send back as they received them, with nulls for fields that this server does not have."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +56,7 @@ class ReasoningItem(SentBack):
 
     type: Literal["reasoning"] = "reasoning"
     id: str | None = None
-    summary: list[Any] = Field([], max_length=0)
+    summary: list[Any] = Field(default=[], max_length=0)
     content: list[ReasoningText] | None = None
     encrypted_content: None = None
     status: ItemStatus | None = None
@@ -79,7 +79,7 @@ class FunctionCallItem(SentBack):
 
 
 class FunctionCallOutput(SentBack):
-    """What a call gave."""
+    """The output of a call."""
 
     type: Literal["function_call_output"]
     id: str | None = None
@@ -125,7 +125,7 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 def chat_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages of a chat request that say the same as these items (`InputItem`).
+    """These items (`InputItem`) as the messages of a chat request.
 
     What an assistant thought, said and called in a row is one message.
     """

@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.sampling_params import MAX_LOGPROBS
+from jaxis.sampling_params import INTEGER_BOUNDS
 from jaxis.server.protocol.base import (
+    MAX_INT32,
     CompletionTokensDetails,
     OnlyFalse,
     PromptTokensDetails,
     SamplingFields,
     StrictModel,
+    bounded,
 )
 from jaxis.server.protocol.chat import MAX_MESSAGES
 from jaxis.server.protocol.response_items import InputItem, OutputItem, chat_messages
@@ -32,7 +34,7 @@ class TextSchemaFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """The form of the text."""
+    """What the text must match."""
 
     format: Annotated[TextFormat | JsonObjectFormat | TextSchemaFormat, Field(discriminator="type")] | None = None
 
@@ -44,7 +46,7 @@ class ReasoningOptions(StrictModel):
     summary: None = None
 
 
-class FunctionTool(FunctionDefinition):
+class ResponseTool(FunctionDefinition):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -66,7 +68,7 @@ class ResponseRequest(SamplingFields):
       max_output_tokens: Most tokens to generate.
       metadata: Comes back with the answer.
       store: Only false has a meaning: nothing is ever stored. OpenAI's clients leave it out.
-      text: The form of the answer.
+      text: What the answer must match.
       tools, tool_choice, parallel_tool_calls: As in a chat request.
       reasoning: How much to reason.
       include: Log-probabilities. Reasoning needs no encryption to be sent back: it comes as it is.
@@ -80,15 +82,15 @@ class ResponseRequest(SamplingFields):
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
     )
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_output_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
@@ -109,7 +111,7 @@ class ResponseRequest(SamplingFields):
         return "message.output_text.logprobs" in (self.include or [])
 
     def chat_fields(self) -> dict[str, Any]:
-        """What a chat request has under other names, or in another form."""
+        """What a chat request has under other names, or in another shape."""
         is_text = isinstance(self.input, str)
         messages = [{"role": "user", "content": self.input}] if is_text else chat_messages(self.input)
         if self.instructions is not None:
@@ -122,10 +124,10 @@ class ResponseRequest(SamplingFields):
         is_named = isinstance(choice, NamedFunction)
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if is_named else choice
         if self.text is not None and self.text.format is not None:
-            form = self.text.format.model_dump(by_alias=True, exclude_unset=True)
-            if form["type"] == "json_schema":
-                form = {"type": form.pop("type"), "json_schema": form}
-            fields["response_format"] = form
+            response_format = self.text.format.model_dump(by_alias=True, exclude_unset=True)
+            if response_format["type"] == "json_schema":
+                response_format = {"type": response_format.pop("type"), "json_schema": response_format}
+            fields["response_format"] = response_format
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.wants_logprobs:
@@ -170,7 +172,7 @@ class ResponseObject(BaseModel):
     temperature: float
     text: dict[str, Any] = {"format": {"type": "text"}}
     tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
-    tools: list[FunctionTool] = []
+    tools: list[ResponseTool] = []
     top_logprobs: int | None = None
     top_p: float
     truncation: Literal["disabled"] = "disabled"

@@ -1,4 +1,4 @@
-"""The form that an answer must have, under OpenAI's names and vLLM's."""
+"""What an answer must match, under OpenAI's names and vLLM's."""
 
 from __future__ import annotations
 

@@ -53,25 +53,25 @@ class FunctionCall(StrictModel):
 
 
 class ChatToolCall(StrictModel):
-    """A call. `index` is what clients keep of a streamed one; it says nothing."""
+    """A call. `index` is left over from streamed calls that clients send back, and is ignored."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = Field(None, exclude_if=is_none)
+    index: int | None = Field(default=None, exclude_if=is_none)
 
 
 class FunctionCallDelta(BaseModel):
     """The name comes with the call's first chunk; the arguments of all chunks add up."""
 
-    name: str | None = Field(None, exclude_if=is_none)
-    arguments: str | None = Field(None, exclude_if=is_none)
+    name: str | None = Field(default=None, exclude_if=is_none)
+    arguments: str | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatToolCallDelta(BaseModel):
     """What a chunk adds to the call with this index; the first chunk has its id and name."""
 
     index: int
-    id: str | None = Field(None, exclude_if=is_none)
-    type: Literal["function"] | None = Field(None, exclude_if=is_none)
+    id: str | None = Field(default=None, exclude_if=is_none)
+    type: Literal["function"] | None = Field(default=None, exclude_if=is_none)
     function: FunctionCallDelta

@@ -1,8 +1,8 @@
-"""Whether the server is up, and what it does."""
+"""Health checks, version and metrics."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +13,10 @@ from jaxis.version import __version__
 
 router = APIRouter()
 _JSON = {"application/json": {"schema": {"type": "object", "properties": {"status": {"type": "string"}}}}}
-_UP_OR_NOT = {200: {"content": _JSON}, 503: {"description": "Not now", "content": _JSON}}
+_UP_OR_NOT: dict[int | str, dict[str, Any]] = {
+    200: {"content": _JSON},
+    503: {"description": "Not now", "content": _JSON},
+}
 Context = Annotated[ServerContext, Depends(get_context)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from jaxis.server.endpoints.chat import ChatCompletion
-from jaxis.server.endpoints.completions import Completion
+from jaxis.server.endpoints.completions import TextCompletion
 from jaxis.server.endpoints.context import ServerContext, get_context
 from jaxis.server.endpoints.responses import ResponseRun
 from jaxis.server.http.json_body import StrictJSONRoute
@@ -39,8 +39,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
 
 @router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
-    """Goes on with a prompt, or with each of a batch."""
-    return await _respond(Completion(body, context.model), body.stream, request, context)
+    """Completes a prompt, or each of a batch."""
+    return await _respond(TextCompletion(body, context.model), body.stream, request, context)
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
@@ -63,7 +63,7 @@ async def retrieve_model(model: str, context: Context) -> ModelCard:
 
 
 async def _respond(
-    work: ChatCompletion | Completion | ResponseRun, stream: bool | None, request: Request, context: ServerContext
+    work: ChatCompletion | TextCompletion | ResponseRun, stream: bool | None, request: Request, context: ServerContext
 ) -> Response:
     if stream:
         return await respond_stream(request, work.stream(context), context.config.write_timeout_seconds)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from jaxis.errors import RequestError
-from jaxis.server.endpoints.chat_prompt import messages_for_template, template_arguments
+from jaxis.server.endpoints.chat_prompt import request_messages, template_arguments
 from jaxis.server.endpoints.context import ServerContext, get_context
 from jaxis.server.http.json_body import StrictJSONRoute
 from jaxis.server.protocol.errors import TEXT_ERRORS
@@ -47,7 +47,7 @@ def _encode(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
     arguments = template_arguments(body, tokenizer)
-    return tokenizer.encode_chat(messages_for_template(body, tokenizer, arguments), **arguments)
+    return tokenizer.encode_chat(request_messages(body, tokenizer, arguments), **arguments)
 
 
 def _tokenizer(context: ServerContext) -> Tokenizer:

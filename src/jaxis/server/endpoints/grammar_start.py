@@ -1,10 +1,10 @@
-"""Where an answer's form begins: after the reasoning, if there is any; and what may come in its place."""
+"""Which tokens precede an answer's grammar (reasoning), and which may replace it (tool calls)."""
 
 from __future__ import annotations
 
 from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
-from jaxis.parsing.reasoning_parsers import ReasoningParser
-from jaxis.parsing.tool_parsers import ToolParser
+from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.tokenizer import Tokenizer
 
 _GAPS = ("\n\n", "\n", " ")
@@ -13,7 +13,7 @@ _GAPS = ("\n\n", "\n", " ")
 def reasoning_tokens(
     parser: type[ReasoningParser] | None, prompt: str, tokenizer: Tokenizer | None
 ) -> ReasoningTokens | None:
-    """How to tell an answer's reasoning by its tokens.
+    """Which tokens delimit an answer's reasoning.
 
     Args:
       parser: Of the model's reasoning.
@@ -21,7 +21,8 @@ def reasoning_tokens(
       tokenizer: The model's.
 
     Returns:
-      None if no reasoning comes, or none that tokens tell: a form then holds from the first token on.
+      None if there is no reasoning, or its tokens do not show where it ends: a grammar then applies from the first
+      token.
     """
     if parser is None or tokenizer is None:
         return None
@@ -40,7 +41,7 @@ def reasoning_tokens(
 
 
 def call_tokens(parser: type[ToolParser] | None, tokenizer: Tokenizer | None) -> list[int]:
-    """Tokens that begin a tool call and nothing else; empty where calls begin as an answer may."""
+    """Tokens that begin a tool call and nothing else; empty if calls begin as ordinary text does."""
     if parser is None or tokenizer is None:
         return []
     ids = (tokenizer.token_to_id(marker) for marker in parser.call_markers)

@@ -13,7 +13,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 @dataclass
-class Conversation:
+class ChatHistory:
     """Messages in the order in which they were said.
 
     Attributes:
@@ -34,7 +34,7 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
     def take_back(self) -> str | None:
-        """Removes the last user message and what followed it; returns its text, or None where there is none."""
+        """Removes the last user message and what followed it; returns its text, or None if there is none."""
         for i in reversed(range(len(self.turns))):
             if self.turns[i]["role"] == "user":
                 content = self.turns[i]["content"]
@@ -50,7 +50,7 @@ class Conversation:
         """
         if path.exists():
             try:
-                Conversation.load(path)
+                ChatHistory.load(path)
             except RequestError:
                 raise RequestError(f"{path} exists and holds no conversation: choose another name") from None
         try:
@@ -59,7 +59,7 @@ class Conversation:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from None
 
     @classmethod
-    def load(cls, path: Path) -> Conversation:
+    def load(cls, path: Path) -> ChatHistory:
         """Reads what `save` wrote.
 
         Raises:

@@ -4,8 +4,8 @@ import pytest
 import tokenizers
 
 from jaxis.engine.grammar.delayed_grammar import ReasoningTokens
-from jaxis.parsing.reasoning_gate import reasoning_tokens
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
+from jaxis.server.endpoints.grammar_start import reasoning_tokens
 from jaxis.tokenizer import Tokenizer
 
 SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>"]

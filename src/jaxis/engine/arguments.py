@@ -1,0 +1,220 @@
+"""What an engine can be asked for: the arguments of `LLM`, of `jaxis serve` and of the engine's process. No JAX."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+
+from jaxis.errors import ConfigError
+from jaxis.host.byte_size import parse_bytes
+from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+LoadFormat = Literal["auto", "dummy"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ArgumentInfo:
+    """What is known of an argument besides its type, its default and its description.
+
+    Attributes:
+      minimum: Of an integer.
+      help: One line for the command line; None if there is no option.
+      metavar: What the option's value is called there.
+      option: The option's name where it differs from the argument's.
+      speed_only: It changes how fast answers come, and not what they are.
+    """
+
+    minimum: int | None = None
+    help: str | None = None
+    metavar: str | None = None
+    option: str | None = None
+    speed_only: bool = False
+
+
+def _info(**info: Any) -> dict[str, ArgumentInfo]:
+    return {"info": ArgumentInfo(**info)}
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """The arguments of `LLM`, checked.
+
+    Attributes:
+      model: Folder of a checkpoint in Hugging Face format, or a hub id; None is the embedded demonstration model.
+      dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
+        low-precision types are slower.
+      max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. Shortened, with a
+        note, to what the KV cache can hold.
+      max_num_seqs: Most sequences that run at once; None is 64.
+      max_num_batched_tokens: Most tokens of a step; longer prompts are processed in chunks. None is 512 on CPU and 2048
+        elsewhere.
+      kv_cache_memory: Bytes for the KV cache, or a size such as "2GiB"; None sizes it from the free memory.
+      enable_prefix_caching: Compute equal prompt prefixes once.
+      block_size: Tokens of a KV cache block.
+      kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
+        `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
+      tensor_parallel_size: Local devices to spread the model over.
+      load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
+      seed: For requests that bring none, and for random weights.
+      revision: Branch, tag or commit of a hub id; None is the main branch.
+      token: Access token of the hub.
+      cache_dir: Where downloads from the hub are kept.
+      hf_overrides: Keys of config.json to set; None as a value removes the key.
+      quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
+        JSON file with rules; or "dequantize": a quantized checkpoint's weights in `dtype`. See docs/quantization.md.
+      additional_config: Rules in the form of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
+
+    Raises:
+      ConfigError: On construction, if a value cannot be honoured whatever the model.
+    """
+
+    model: str | None = field(default=None, metadata=_info())
+    dtype: DType = field(default="auto", metadata=_info(help="Type of weights and activations."))
+    max_model_len: int | None = field(
+        default=None,
+        metadata=_info(
+            minimum=1, metavar="TOKENS", help="Most tokens of prompt and output together (default: the checkpoint's)."
+        ),
+    )
+    max_num_seqs: int | None = field(
+        default=None,
+        metadata=_info(minimum=1, metavar="NUMBER", help="Most completions that run at once.", speed_only=True),
+    )
+    max_num_batched_tokens: int | None = field(
+        default=None,
+        metadata=_info(
+            minimum=1,
+            metavar="TOKENS",
+            help="Most tokens of a step; longer prompts are processed in chunks.",
+            speed_only=True,
+        ),
+    )
+    kv_cache_memory: int | str | None = field(
+        default=None,
+        metadata=_info(
+            metavar="SIZE",
+            help="Memory for the KV cache, in bytes or as 2GiB (default: from the free memory).",
+            speed_only=True,
+        ),
+    )
+    enable_prefix_caching: bool = field(
+        default=True,
+        metadata=_info(option="prefix_caching", help="Compute equal beginnings of prompts once.", speed_only=True),
+    )
+    block_size: int = field(default=16, metadata=_info(minimum=1, speed_only=True))
+    kv_cache_dtype: KVCacheDType = field(default="auto", metadata=_info(help="Type of cached keys and values."))
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
+    )
+    load_format: LoadFormat = field(
+        default="auto", metadata=_info(help="Where weights come from; dummy makes random ones.")
+    )
+    seed: int = field(default=0, metadata=_info())
+    revision: str | None = field(
+        default=None, metadata=_info(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
+    )
+    token: str | None = field(default=None, metadata=_info(speed_only=True))
+    cache_dir: str | os.PathLike[str] | None = field(default=None, metadata=_info(speed_only=True))
+    hf_overrides: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_info(metavar="JSON", help="Keys of config.json to set, such as '{\"rope_theta\": 1e6}'."),
+    )
+    quantization: Quantization | None = field(
+        default=None,
+        metadata=_info(
+            metavar="NAME|FILE",
+            help="Low-precision weights: int8, int4, or a YAML or JSON file with rules; dequantize: a quantized "
+            "model's weights in full precision.",
+        ),
+    )
+    additional_config: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_info(
+            metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        hints = argument_types()
+        for name, info in argument_infos().items():
+            value = getattr(self, name)
+            choices = get_args(hints[name]) if hints[name] in (DType, KVCacheDType, LoadFormat) else None
+            if choices is not None and value not in choices:
+                raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
+            if (
+                info.minimum is not None
+                and value is not None
+                and (isinstance(value, bool) or not isinstance(value, int) or value < info.minimum)
+            ):
+                raise ConfigError(f"{name}={value!r} must be an integer of at least {info.minimum}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed={self.seed!r} must be an integer")
+        if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
+            raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
+        _ = self.kv_cache_memory_bytes, self.requested_quantization
+
+    @functools.cached_property
+    def kv_cache_memory_bytes(self) -> int | None:
+        """`kv_cache_memory` in bytes."""
+        return None if self.kv_cache_memory is None else parse_bytes(self.kv_cache_memory, "kv_cache_memory")
+
+    @functools.cached_property
+    def requested_quantization(self) -> RequestedQuantization | None:
+        """What `quantization` and `additional_config` ask for; a file of rules is read once."""
+        return parse_requested_quantization(self.quantization, self.additional_config)
+
+
+class EngineKwargs(TypedDict, total=False):
+    """The type of `**arguments`: `EngineArgs` without `model`. A test holds the two to each other."""
+
+    dtype: DType
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_cache_memory: int | str | None
+    enable_prefix_caching: bool
+    block_size: int
+    kv_cache_dtype: KVCacheDType
+    tensor_parallel_size: int
+    load_format: LoadFormat
+    seed: int
+    revision: str | None
+    token: str | None
+    cache_dir: str | os.PathLike[str] | None
+    hf_overrides: Mapping[str, Any] | None
+    quantization: Quantization | None
+    additional_config: Mapping[str, Any] | None
+
+
+@functools.cache
+def argument_infos() -> Mapping[str, ArgumentInfo]:
+    """Each argument's information, in the order of `EngineArgs`."""
+    return {argument.name: argument.metadata["info"] for argument in fields(EngineArgs)}
+
+
+@functools.cache
+def argument_types() -> Mapping[str, Any]:
+    """Each argument's type."""
+    return get_type_hints(EngineArgs)
+
+
+def shows_engine_arguments(function: Function) -> Function:
+    """Lists the engine's arguments in the signature of a function that takes them as `**arguments`, for `help`."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(a.name, inspect.Parameter.KEYWORD_ONLY, default=a.default, annotation=a.type)
+        for a in fields(EngineArgs)
+        if a.name not in signature.parameters
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)
+    return function

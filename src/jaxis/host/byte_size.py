@@ -1,0 +1,31 @@
+"""Numbers of bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from jaxis.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_bytes(size: int | str, name: str) -> int:
+    """A number of bytes from an integer, or from a string such as "512MiB" or "2G" (K, M, G, T are powers of 1024).
+
+    Args:
+      size: The size.
+      name: The argument or option that it was given as, for the error.
+
+    Raises:
+      ConfigError: It is neither, or less than a byte.
+    """
+    num_bytes = 0
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is not None:
+            num_bytes = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    elif isinstance(size, int) and not isinstance(size, bool):
+        num_bytes = size
+    if num_bytes < 1:
+        raise ConfigError(f"{name}={size!r} must be a number of bytes, or a size such as '2GiB'")
+    return num_bytes

@@ -1,0 +1,40 @@
+"""Optional dependencies: what an extra of the package brings, and the error for one that is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from jaxis.errors import ConfigError
+
+# Extra -> the modules that its distributions in pyproject.toml bring, without those that other dependencies bring too.
+EXTRAS = {
+    "server": ("aiohttp", "fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn"),
+    "orbax": ("orbax.checkpoint", "tensorstore"),
+    "chat": ("prompt_toolkit",),
+}
+
+
+def missing_module(extra: str) -> str | None:
+    """A module of the extra that is not installed; None if all are. Nothing is imported."""
+    return next((name for name in EXTRAS[extra] if not _is_installed(name)), None)
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Checks that an extra is installed.
+
+    Args:
+      extra: Its name.
+      what: What needs it, at the start of the error.
+
+    Raises:
+      ConfigError: It is not, or only in part.
+    """
+    if (module := missing_module(extra)) is not None:
+        raise ConfigError(f"{what} needs {module.partition('.')[0]}: pip install 'jaxis[{extra}]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that the module is in
+        return False

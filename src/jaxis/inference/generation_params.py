@@ -1,0 +1,193 @@
+"""How a run's answers are sampled, and when they end, under Oumi's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.inference.parameter_group import ParameterGroup, plain_value
+from jaxis.sampling_params import SamplingParams
+from jaxis.structured_outputs import StructuredOutputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedDecodingParams(ParameterGroup):
+    """What answers must match: at most one of these.
+
+    Attributes:
+      json: A JSON schema as an object or as text, or a pydantic model.
+      regex: A regular expression that the whole answer matches.
+      choice: The possible answers.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+
+    @classmethod
+    def section(cls) -> str:
+        return "generation.guided_decoding"
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in (self.json, self.regex, self.choice)) > 1:
+            raise ConfigError(f"{self.section()} must have one of json, regex and choice only")
+        self.check("regex", str, "a regular expression", optional=True)
+        if hasattr(self.json, "model_json_schema"):
+            object.__setattr__(self, "json", self.json.model_json_schema())
+        if self.json is not None and not isinstance(self.json, str | Mapping):
+            raise ConfigError(f"{self.section()}.json={self.json!r} must be a JSON schema, as an object or as text")
+        if self.choice is not None and not (
+            isinstance(self.choice, Sequence) and self.choice and all(isinstance(c, str) for c in self.choice)
+        ):
+            raise ConfigError(f"{self.section()}.choice={self.choice!r} must be a list of strings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationParams(ParameterGroup):
+    """How answers are sampled, and when they end; see docs/sampling.md for ranges.
+
+    Attributes:
+      max_new_tokens: Most tokens of an answer.
+      temperature: 0 always takes the most likely token.
+      min_p, frequency_penalty, presence_penalty, stop_token_ids, skip_special_tokens: As in `SamplingParams`.
+      top_p: None keeps all tokens, as 1 does.
+      seed: For every row; None gives each row of a file a seed of its own, derived from the run, so that a run that
+        was interrupted and one that was not give the same answers.
+      stop_strings: Texts that end an answer.
+      logit_bias: Token id -> number added to its logit.
+      guided_decoding: What answers must match.
+      tools: For conversations that bring none.
+      tool_choice: "auto", or "none" to offer no tools; others are refused.
+      reasoning_effort: Passed to the chat template; refused if that does not read it.
+      use_sampling: Follows from temperature; True with temperature 0 is refused.
+      batch_size, use_cache: No effect: requests are batched continuously, with a KV cache.
+      num_beams, exclude_prompt_from_response, stream, stream_options, parallel_tool_calls, prompt_cache_ttl:
+        Refused unless default.
+    """
+
+    max_new_tokens: int = 1024
+    temperature: float = 0.0
+    top_p: float | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_strings: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[Any, float] = field(default_factory=dict)
+    guided_decoding: GuidedDecodingParams | None = None
+    skip_special_tokens: bool = True
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    use_sampling: bool = False
+    batch_size: int | None = 1
+    use_cache: bool = False
+    num_beams: int = 1
+    exclude_prompt_from_response: bool = True
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    prompt_cache_ttl: str | None = None
+
+    @classmethod
+    def section(cls) -> str:
+        return "generation"
+
+    def __post_init__(self) -> None:
+        if self.guided_decoding is not None:
+            object.__setattr__(self, "guided_decoding", GuidedDecodingParams.of(self.guided_decoding))
+        if self.tools is not None:
+            self.check("tools", list, "a list of JSON objects, each the schema of a function")
+            object.__setattr__(self, "tools", [plain_value(tool) for tool in self.tools])
+            if not all(isinstance(tool, Mapping) for tool in self.tools):
+                raise ConfigError("generation.tools must be a list of JSON objects, each the schema of a function")
+        self.check("skip_special_tokens", bool, "true or false")
+        self.check("reasoning_effort", str, "a string such as low", optional=True)
+        if self.use_sampling and self.temperature == 0:
+            self.refuse("use_sampling", "temperature=0 takes the most likely token; set a higher one")
+        if self.num_beams != 1:
+            self.refuse("num_beams", "beam search is not supported; leave it 1")
+        if not self.exclude_prompt_from_response:
+            self.refuse("exclude_prompt_from_response", "the output holds the prompt as messages of its own")
+        if self.stream or self.stream_options:
+            self.refuse("stream" if self.stream else "stream_options", "a batch has rows; `jaxis infer -i` streams")
+        if self.prompt_cache_ttl is not None:
+            self.refuse("prompt_cache_ttl", "cached prompts stay as long as there is room for them; leave it out")
+        if not self.parallel_tool_calls:
+            self.refuse("parallel_tool_calls", "how many tools a model calls is not constrained")
+        if self.tool_choice not in (None, "auto", "none"):
+            self.refuse("tool_choice", "use auto or none")
+        to_sampling_params(self)  # raises for a value out of range now, and not after a minute of loading
+
+    def notes(self) -> list[str]:
+        why = {
+            "batch_size": self.batch_size not in (None, 1) and "as many rows run at once as memory holds",
+            "use_cache": self.use_cache and "there always is a KV cache",
+        }
+        return [f"generation.{name} has no effect: {reason}" for name, reason in why.items() if reason]
+
+
+def to_sampling_params(params: GenerationParams) -> SamplingParams:
+    """How each row is sampled.
+
+    Raises:
+      RequestError: A value is out of range.
+    """
+    more: dict[str, Any] = {}
+    if params.guided_decoding is not None:
+        more["structured_outputs"] = _structured_outputs(params.guided_decoding)
+    renamed = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+    try:
+        return SamplingParams(
+            max_tokens=_integer("max_new_tokens", params.max_new_tokens),
+            temperature=params.temperature,
+            top_p=1.0 if params.top_p is None else params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+            stop=list(params.stop_strings or []),
+            stop_token_ids=list(params.stop_token_ids or []),
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            logit_bias=to_logit_bias(params.logit_bias) if params.logit_bias else None,
+            skip_special_tokens=params.skip_special_tokens,
+            **more,
+        )
+    except RequestError as error:
+        message = str(error)
+        name = next((name for name in renamed if message.startswith((f"{name}=", f"{name} "))), None)
+        if name is not None:
+            message = renamed[name] + message.removeprefix(name)
+        raise ConfigError(f"generation.{message}") from None
+
+
+def to_logit_bias(bias: dict[Any, float]) -> dict[int, float]:
+    """Token id -> bias; in JSON and YAML the ids may be strings.
+
+    Raises:
+      RequestError: A key is not a token id.
+    """
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except (TypeError, ValueError, AttributeError):
+        raise RequestError(f"logit_bias={bias!r} must map token ids to numbers") from None
+
+
+def _structured_outputs(guided: GuidedDecodingParams) -> StructuredOutputs | None:
+    given = {"json_schema": guided.json, "regex": guided.regex, "choice": guided.choice}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    try:
+        return StructuredOutputs(**given)
+    except RequestError as error:
+        message = str(error).replace("structured_outputs.json_schema", "structured_outputs.json")
+        raise ConfigError(message.replace("structured_outputs", "generation.guided_decoding")) from None
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"generation.{name}={value!r} must be an integer")
+    return value

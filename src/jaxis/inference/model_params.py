@@ -1,0 +1,144 @@
+"""Which model a run uses and how it is loaded, under Oumi's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError
+from jaxis.inference.parameter_group import ParameterGroup
+from jaxis.parsing.tool_parsers import get_tool_parser
+
+_DTYPES = {
+    "auto": "auto",
+    **dict.fromkeys(("float32", "f32", "float"), "float32"),
+    **dict.fromkeys(("float16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
+_QUANTIZATION = {"load_in_8bit": "int8", "load_in_4bit": "int4"}
+# ModelParams has fields of its own for these.
+_NOT_IN_MODEL_KWARGS = {"model", "dtype", "max_model_len", "load_format", "revision"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParams(ParameterGroup):
+    """Which model, and how it is loaded.
+
+    Attributes:
+      model_name: Folder or hub id; None is the embedded demonstration model.
+      model_max_length: Most tokens of a request; None is the checkpoint's.
+      model_revision: Branch, tag or commit of a hub id.
+      torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
+      load_pretrained_weights: False makes random weights.
+      chat_template: Jinja source, a file with it, or the name of one of the checkpoint's templates.
+      chat_template_kwargs: More variables for the chat template, such as enable_thinking.
+      model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
+        max_num_seqs; also load_in_8bit and load_in_4bit.
+      trust_remote_code: No code of a checkpoint is ever run; jaxis has the families itself.
+      adapter_model, adapter_trainable: Refused: there are no adapters yet.
+      tokenizer_name: Only `model_name` again: the tokenizer is the checkpoint's.
+      tokenizer_kwargs, processor_kwargs: Refused unless empty.
+      tokenizer_pad_token, attn_implementation, compile, device_map, enable_liger_kernel, freeze_layers, text_only:
+        No effect.
+      tool_call_parser: How the model writes its tool calls, or "auto", which looks into its chat template: calls and
+        reasoning then come apart from the message's text. None leaves them in it.
+      shard_for_eval: Refused: model_kwargs.tensor_parallel_size spreads a model over devices.
+    """
+
+    model_name: str | None = None
+    model_max_length: int | None = None
+    model_revision: str | None = None
+    torch_dtype_str: str = "auto"
+    load_pretrained_weights: bool = True
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    adapter_model: str | None = None
+    adapter_trainable: bool = False
+    tokenizer_name: str | None = None
+    tokenizer_pad_token: str | None = None
+    tokenizer_kwargs: dict[str, Any] = field(default_factory=dict)
+    processor_kwargs: dict[str, Any] = field(default_factory=dict)
+    attn_implementation: str | None = None
+    compile: bool = False
+    device_map: str | None = "auto"
+    enable_liger_kernel: bool = False
+    shard_for_eval: bool = False
+    text_only: bool = False
+    tool_call_parser: str | None = None
+    freeze_layers: list[str] = field(default_factory=list)
+
+    @classmethod
+    def section(cls) -> str:
+        return "model"
+
+    def __post_init__(self) -> None:
+        for name in ("model_name", "model_revision", "chat_template", "tool_call_parser"):
+            self.check(name, str, "a string", optional=True)
+        self.check("load_pretrained_weights", bool, "true or false")
+        self.check("torch_dtype_str", str, "a string such as bfloat16")
+        self.check("model_kwargs", Mapping, "a mapping of arguments of jaxis.LLM")
+        if self.tool_call_parser not in (None, "auto"):
+            try:
+                get_tool_parser(self.tool_call_parser)
+            except ConfigError as error:
+                raise ConfigError(f"model.{error}") from None
+        if self.adapter_model is not None:
+            self.refuse("adapter_model", "jaxis has no adapters yet; merge it into the model's weights first")
+        if self.adapter_trainable:
+            self.refuse("adapter_trainable", "nothing is trained; leave it out")
+        self.check("chat_template_kwargs", Mapping, "a mapping of variables of the chat template", optional=True)
+        if self.tokenizer_name not in (None, self.model_name):
+            self.refuse("tokenizer_name", "the tokenizer is the one beside the weights; put the other one there")
+        for name in ("tokenizer_kwargs", "processor_kwargs"):
+            if getattr(self, name):
+                self.refuse(name, "the tokenizer is read as the checkpoint's files describe it; change those")
+        if self.shard_for_eval:
+            self.refuse("shard_for_eval", "model_kwargs.tensor_parallel_size spreads a model over devices")
+
+    def notes(self) -> list[str]:
+        why = {
+            "trust_remote_code": "no code of a checkpoint is run, jaxis has the model itself",
+            "tokenizer_pad_token": "batches are not padded",
+            "attn_implementation": "jaxis has attention kernels of its own",
+            "compile": "every program is compiled",
+            "enable_liger_kernel": "jaxis has kernels of its own",
+            "freeze_layers": "nothing is trained",
+            "text_only": "of a model that also sees or hears, the text part is all that runs",
+        }
+        notes = [f"model.{name} has no effect: {reason}" for name, reason in why.items() if getattr(self, name)]
+        if self.device_map not in (None, "auto"):
+            notes.append(
+                "model.device_map has no effect: model_kwargs.tensor_parallel_size spreads a model over devices"
+            )
+        return notes
+
+
+def to_llm_arguments(params: ModelParams) -> dict[str, Any]:
+    """Keyword arguments of `LLM`, except for the model and its revision.
+
+    Raises:
+      ConfigError: A field cannot be honoured.
+    """
+    if params.torch_dtype_str not in _DTYPES:
+        raise ConfigError(f"model.torch_dtype_str={params.torch_dtype_str!r} must be one of {', '.join(_DTYPES)}")
+    arguments: dict[str, Any] = {"dtype": _DTYPES[params.torch_dtype_str]}
+    if params.model_max_length is not None:
+        arguments["max_model_len"] = params.model_max_length
+    if not params.load_pretrained_weights:
+        arguments["load_format"] = "dummy"
+    known = sorted({argument.name for argument in fields(EngineArgs)} - _NOT_IN_MODEL_KWARGS)
+    for name, value in params.model_kwargs.items():
+        if name in _QUANTIZATION:
+            if value and "quantization" in {**params.model_kwargs, **arguments}:
+                raise ConfigError(f"model.model_kwargs.{name} and another quantization were both given: leave one out")
+            if value:
+                arguments["quantization"] = _QUANTIZATION[name]
+        elif name in known:
+            arguments[name] = value
+        else:
+            raise ConfigError(f"model.model_kwargs.{name} is not known; known: {', '.join([*known, *_QUANTIZATION])}")
+    return arguments

@@ -1,0 +1,81 @@
+"""What the groups of Oumi's parameters share: reading them, and naming what cannot be honoured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn, Self
+
+from jaxis.errors import ConfigError
+
+_MISSING = "???"  # what Oumi's objects hold where nothing was given
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """A group of fields, each of which is applied, or refused with the reason.
+
+    A few have no effect on answers here, whatever their value: they are accepted, so that existing configurations run,
+    and `notes` names them.
+    """
+
+    @classmethod
+    def section(cls) -> str:
+        """The group's name in errors and YAML files, such as "model"."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Takes an object of this class, a mapping, or an object of Oumi's with fields of the same names.
+
+        Raises:
+          ConfigError: It is something else, or has a field that jaxis does not know and that says something.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping):
+            values = {str(key): item for key, item in value.items()}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            known = {f.name for f in dataclasses.fields(cls)}
+            values = {
+                f.name: plain_value(getattr(value, f.name))
+                for f in dataclasses.fields(value)
+                if f.name in known or getattr(value, f.name) != _default(f)
+            }
+            values = {name: item for name, item in values.items() if not (isinstance(item, str) and item == _MISSING)}
+        else:
+            raise ConfigError(f"{cls.section()} is {type(value).__name__}; give {cls.__name__}, or a mapping")
+        unknown = [name for name in values if name not in cls.__dataclass_fields__]
+        if unknown:
+            known_names = ", ".join(f.name for f in dataclasses.fields(cls))
+            raise ConfigError(f"{cls.section()}.{unknown[0]} is not a known field; known: {known_names}")
+        return cls(**values)
+
+    def notes(self) -> list[str]:
+        """One line for each field that is set and has no effect on answers."""
+        return []
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raises ConfigError for a field that is set and cannot be honoured."""
+        raise ConfigError(f"{self.section()}.{name}={getattr(self, name)!r} cannot be honoured: {why}")
+
+    def check(self, name: str, kind: type, expected: str, *, optional: bool = False) -> None:
+        """Raises ConfigError if a field's value is of another type; `expected` completes "must be"."""
+        value = getattr(self, name)
+        if (value is None and optional) or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+            return
+        raise ConfigError(f"{self.section()}.{name}={value!r} must be {expected}")
+
+
+def plain_value(value: Any) -> Any:
+    """An enum's value, and a pydantic object as a dict."""
+    if isinstance(value, Enum):
+        return value.value
+    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
+    return dump(mode="json", exclude_none=True) if dump is not None and not isinstance(value, type) else value
+
+
+def _default(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()

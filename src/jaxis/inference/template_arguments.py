@@ -1,0 +1,48 @@
+"""From a run's parameters to the arguments of the chat template."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.inference.generation_params import GenerationParams
+from jaxis.inference.model_params import ModelParams
+from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.chat_messages import reasoning_effort_variables, reserved_variable
+
+
+def template_arguments(model: ModelParams, generation: GenerationParams, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Keyword arguments for rendering every conversation.
+
+    Raises:
+      ConfigError: There is no such template, or it does not read what it is given.
+    """
+    arguments: dict[str, Any] = dict(model.chat_template_kwargs or {})
+    if (reserved := reserved_variable(arguments, tokenizer)) is not None:
+        raise ConfigError(f"model.chat_template_kwargs must not set {reserved!r}: leave it out")
+    templates = {} if tokenizer is None else tokenizer.chat_templates
+    if (asked := model.chat_template) is not None:
+        arguments["chat_template"] = asked if asked in templates else _template_source(asked, sorted(templates))
+    if generation.reasoning_effort is not None:
+        source: str = arguments.get("chat_template", "".join(templates.values()))
+        variables = reasoning_effort_variables(generation.reasoning_effort, templates.get(source, source))
+        if variables is None:
+            raise ConfigError(
+                f"generation.reasoning_effort={generation.reasoning_effort!r} cannot be honoured: the model's chat "
+                "template does not read it"
+            )
+        arguments |= variables
+    return arguments
+
+
+def _template_source(asked: str, names: list[str]) -> str:
+    if "{" in asked:
+        return asked
+    if not os.path.isfile(asked):
+        raise ConfigError(
+            f"model.chat_template={asked!r} is neither Jinja source, nor a file, nor one of the checkpoint's templates "
+            f"({', '.join(names) or 'it has none'})"
+        )
+    with open(asked, encoding="utf-8") as file:
+        return file.read()

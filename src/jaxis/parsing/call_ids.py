@@ -1,0 +1,24 @@
+"""Ids of tool calls to which the model gave none."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+_GENERATED = re.compile(r"call_[0-9a-f]{24}")
+
+
+def new_call_id() -> str:
+    """A random id."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def derived_call_id(seed: str) -> str:
+    """An id that is the same each time for the same seed."""
+    return f"call_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
+
+
+def is_generated(call_id: str) -> bool:
+    """Whether an id comes from `new_call_id`, and not from the model."""
+    return _GENERATED.fullmatch(call_id) is not None

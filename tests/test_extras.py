@@ -1,0 +1,99 @@
+"""Without its extras jaxis runs, and what needs one says so in one line. A process of its own hides their modules."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from jaxis.host.extras import EXTRAS
+from tests.support.places import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+HIDE = f"""
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == module or name.startswith(module + ".") for module in {sum(EXTRAS.values(), ())!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def run_without_extras(code, *arguments):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", HIDE + code, *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def run_command(*arguments):
+    return run_without_extras("from jaxis.cli.main import main\nmain()", *arguments)
+
+
+def requirement_name(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def test_the_help_and_generate_need_none():
+    help_page = run_command("--help")
+    assert help_page.returncode == 0, help_page.stderr
+    assert "generate" in help_page.stdout
+    answer = run_command("generate", "the cat", "--max-tokens", 2, "--kv-cache-memory", "4MiB", "--raw")
+    assert answer.returncode == 0, answer.stderr
+    piped_chat = run_command("chat", "--kv-cache-memory", "4MiB")
+    assert piped_chat.returncode == 0, piped_chat.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve"], "jaxis serve needs aiohttp: pip install 'jaxis[server]'"),
+        (["run-batch", "-i", os.devnull, "-o", "-"], "jaxis run-batch needs aiohttp: pip install 'jaxis[server]'"),
+        (["bench", "serve"], "jaxis bench serve needs aiohttp: pip install 'jaxis[server]'"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(arguments, line):
+    process = run_command(*arguments)
+    assert process.returncode == 1
+    assert process.stderr == f"jaxis: error: {line}\n"
+
+
+def test_an_orbax_checkpoint_and_a_chat_on_a_terminal_name_theirs(tmp_path):
+    process = run_without_extras(
+        """
+from jaxis.errors import ConfigError
+from jaxis.host.extras import check_extra
+from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+
+for action in (lambda: OrbaxCheckpoint(sys.argv[1]), lambda: check_extra("chat", "jaxis chat on a terminal")):
+    try:
+        action()
+    except ConfigError as error:
+        print(error)
+""",
+        tmp_path,
+    )
+    assert process.stdout.splitlines() == [
+        f"the Orbax checkpoint {tmp_path} needs orbax: pip install 'jaxis[orbax]'",
+        "jaxis chat on a terminal needs prompt_toolkit: pip install 'jaxis[chat]'",
+    ]
+
+
+def test_every_distribution_of_an_extra_is_looked_for():
+    of_module = packages_distributions()
+    for extra, modules in EXTRAS.items():
+        wanted = {requirement_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
+        found = {requirement_name(name) for module in modules for name in of_module[module.partition(".")[0]]}
+        # uvicorn goes on without uvloop; typer brings pydantic.
+        assert wanted - {"uvloop", "pydantic"} <= found, extra
+
+
+def test_all_is_the_three_extras():
+    assert PROJECT["optional-dependencies"]["all"] == [f"jaxis[{','.join(EXTRAS)}]"]

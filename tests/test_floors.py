@@ -1,0 +1,178 @@
+"""The floors of src/jaxis: nothing imports upward, and no files import each other in a circle.
+
+The table of docs/architecture.md says which floor is above which. `python tests/test_floors.py` prints what breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.places import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "architecture.md"
+SOURCE = REPOSITORY / "src"
+_TABLE = re.compile(r"^## Floors\n.*?^\|---\|---\|\n((?:\|[^\n]*\|\n)+)", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module of jaxis by another, wherever in the file it stands."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def read_floors(page: str) -> dict[str, tuple[int, str]]:
+    """Each name of the page's table -> (the number of its line from the top, the name)."""
+    table = _TABLE.search(page)
+    assert table is not None, "no table of floors"
+    lines = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in table[1].splitlines()]
+    names = [name for line in lines for name in line]
+    assert all(lines), "a line without a name"
+    assert len(names) == len(set(names)), "a name on two lines"
+    return {
+        "jaxis" if name == "__init__" else f"jaxis.{name}": (number, name)
+        for number, line in enumerate(lines)
+        for name in line
+    }
+
+
+def read_modules(source: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of the package."""
+    modules = {}
+    for path in source.glob("jaxis/**/*.py"):
+        parts = path.relative_to(source).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def read_imports(modules: Mapping[str, Path]) -> list[Import]:
+    """All imports among the modules, those in functions and under TYPE_CHECKING included."""
+    return [
+        Import(name, imported, line)
+        for name, path in sorted(modules.items())
+        for imported, line in sorted(set(_imports_of(ast.parse(path.read_text("utf-8")), modules)))
+    ]
+
+
+def _imports_of(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "jaxis":
+                    yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            if (node.module or "").partition(".")[0] == "jaxis":
+                for alias in node.names:
+                    submodule = f"{node.module}.{alias.name}"
+                    yield submodule if submodule in modules else str(node.module), node.lineno
+
+
+def floor_of(module: str, floors: Mapping[str, tuple[int, str]]) -> tuple[int, str] | None:
+    """The longest name of the table that the module's begins with; `jaxis` itself is the package's __init__ alone."""
+    while module not in floors and "." in module:
+        module = module.rpartition(".")[0]
+        if module == "jaxis":
+            return None
+    return floors.get(module)
+
+
+def upward_imports(imports: list[Import], floors: Mapping[str, tuple[int, str]]) -> list[Import]:
+    """Those that the table does not allow: of a line above, or of a neighbour on the same line."""
+    return [found for found in imports if not _is_allowed(found, floors)]
+
+
+def _is_allowed(found: Import, floors: Mapping[str, tuple[int, str]]) -> bool:
+    importer, imported = floor_of(found.importer, floors), floor_of(found.imported, floors)
+    return importer is not None and imported is not None and (importer == imported or importer[0] < imported[0])
+
+
+def circles(imports: list[Import]) -> list[list[str]]:
+    """Groups of files each of which reaches every other by imports (Tarjan's strongly connected components)."""
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        graph.setdefault(found.importer, set()).add(found.imported)
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for imported in graph.get(module, ()):
+            if imported not in index:
+                visit(imported)
+            if imported in stack:
+                low[module] = min(low[module], low[imported])
+        if low[module] == index[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1 or module in graph.get(module, ()):
+                groups.append(sorted(group))
+
+    for module in sorted(graph):
+        if module not in index:
+            visit(module)
+    return sorted(groups)
+
+
+def test_every_module_has_a_floor_and_every_floor_a_module():
+    floors, modules = read_floors(PAGE.read_text("utf-8")), read_modules(SOURCE)
+    packages = {name for name, path in modules.items() if path.name == "__init__.py"}
+    assert [name for name in modules if name not in packages and floor_of(name, floors) is None] == []
+    assert [name for name in floors if name not in modules] == []
+
+
+def test_nothing_imports_upward():
+    floors = read_floors(PAGE.read_text("utf-8"))
+    upward = upward_imports(read_imports(read_modules(SOURCE)), floors)
+    assert not upward, "\n".join(map(str, upward))
+
+
+def test_no_files_import_each_other():
+    found = circles(read_imports(read_modules(SOURCE)))
+    assert not found, "\n".join(map(" <-> ".join, found))
+
+
+def test_imports_in_functions_and_for_types_count():
+    modules = {"jaxis": Path(), "jaxis.a": Path(), "jaxis.a.b": Path(), "jaxis.c": Path()}
+    tree = ast.parse(
+        "import jaxis.c\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from jaxis.a import b, name\n"
+        "def f():\n    from jaxis import c\n"
+    )
+    found = sorted(_imports_of(tree, modules))
+    assert found == [("jaxis.a", 4), ("jaxis.a.b", 4), ("jaxis.c", 1), ("jaxis.c", 6)]
+
+
+def test_imports_are_held_to_the_longest_name():
+    page = "## Floors\n\n| a | b |\n|---|---|\n| `a.top` | |\n| `b`, `c` | |\n| `a` | |\n"
+    floors = read_floors(page)
+    allowed = [("a.top.x", "a.y"), ("b.x", "b.y"), ("b", "a")]
+    refused = [("a.y", "a.top"), ("b", "c"), ("a", "b"), ("b", "unknown")]
+    for imports, expected in ((allowed, []), (refused, refused)):
+        found = upward_imports([Import(f"jaxis.{x}", f"jaxis.{y}", 1) for x, y in imports], floors)
+        assert found == [Import(f"jaxis.{x}", f"jaxis.{y}", 1) for x, y in expected]
+
+
+def test_circles_are_found():
+    pairs = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "d"), ("f", "g"), ("g", "f")]
+    assert circles([Import(x, y, 1) for x, y in pairs]) == [["a", "b", "c"], ["f", "g"]]
+
+
+if __name__ == "__main__":
+    all_imports = read_imports(read_modules(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE))
+    all_circles = circles(all_imports)
+    all_upward = upward_imports(all_imports, read_floors(PAGE.read_text("utf-8")))
+    print(f"{len(all_circles)} circles", *map(" <-> ".join, all_circles), sep="\n  ")
+    print(f"{len(all_upward)} upward imports", *map(str, all_upward), sep="\n  ")
