@@ -1,6 +1,6 @@
 """The floors of src/jaxis: nothing imports upward, and no files import each other in a circle.
 
-The table of docs/architecture.md says which floor is above which. `python tests/test_floors.py` prints what breaks it.
+The table of docs/architecture.md says which floor is above which. `python -m tests.test_floors` prints what breaks it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from typing import Any, ClassVar
 
 import jax
 
-import jaxis
 from jaxis.errors import EngineError
 from jaxis.kernels import native_constants
 
@@ -86,9 +86,10 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     if wanted == "none":
         return None, "JAXIS_CPU_ISA=none"
     # An editable installation has the sources in one folder and what was built in another.
-    paths = [path for folder in jaxis.__path__ if (path := Path(folder, LIBRARY)).exists()]
+    folders = _package_folders()
+    paths = [path for folder in folders if (path := Path(folder, LIBRARY)).exists()]
     if not paths:
-        missing = Path(jaxis.__path__[0], LIBRARY)
+        missing = Path(folders[0], LIBRARY)
         return None, f"{missing} was not built; install a C++17 compiler (g++ or clang++), then install jaxis again"
     try:
         lib = load(paths[0])
@@ -104,6 +105,12 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     if lib.jaxis_isa() is None:
         raise EngineError(f"JAXIS_CPU_ISA={wanted!r} cannot run here: give one of {_names(lib)}, or none")
     return lib, ""
+
+
+def _package_folders() -> list[str]:
+    spec = importlib.util.find_spec(__name__.partition(".")[0])
+    locations = None if spec is None else spec.submodule_search_locations
+    return list(locations or ())
 
 
 def load(path: Path) -> ctypes.CDLL:
