@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxis.kernels.grouped_matmul import grouped_matmul, loop, reference
-from jaxis.kernels.quantized_matmul import QuantizedWeight, quantize
+from jaxis.kernels.grouped_matmul import loop, reference
 from jaxis.kernels.quantized_matmul.reference import activation_tile
+from jaxis.kernels.weights import QuantizedWeight, WeightScheme, quantize
+from jaxis.kernels.weights.grouped import grouped_matmul
 from tests.support.quantized_products import expected_weight, quantized_product
 
 # Of 40 rows: some groups without any, one group with all, rows past the last group, one row each.
@@ -74,7 +75,7 @@ def test_derivatives_are_those_of_the_definition():
 @pytest.mark.parametrize("act_qtype", [None, "int8"])
 def test_quantized_weights(how, act_qtype):
     x, group_sizes = random(40, 64), GROUP_SIZES[0]
-    weights = [quantize(random(24, 64, seed=group), *how) for group in range(5)]
+    weights = [quantize(random(24, 64, seed=group), WeightScheme(*how, act_qtype=act_qtype)) for group in range(5)]
 
     def multiply(rows, group):
         if act_qtype is None:
@@ -85,8 +86,7 @@ def test_quantized_weights(how, act_qtype):
     assert isinstance(stack, QuantizedWeight)
     assert stack.shape == (5, 24, 64)
     exact = expected(x, group_sizes, multiply)
-    function = jax.jit(grouped_matmul, static_argnames="act_qtype")
-    y = function(jnp.asarray(x), stack, jnp.array(group_sizes, jnp.int32), act_qtype=act_qtype)
+    y = jax.jit(grouped_matmul)(jnp.asarray(x), stack, jnp.array(group_sizes, jnp.int32))
     np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
-from jaxis.kernels.quantized_matmul import packed, quantize
+from jaxis.kernels.quantized_matmul import packed
 from jaxis.kernels.quantized_matmul.reference import activation_tile
+from jaxis.kernels.weights import WeightScheme, quantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
@@ -81,7 +82,7 @@ def make_stack(scheme, num_experts, n, k, seed):
             weight = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
             pack = packed.pack
         else:
-            weight, pack = quantize(numbers, *scheme), packed.pack_quantized
+            weight, pack = quantize(numbers, WeightScheme(*scheme)), packed.pack_quantized
         weights.append(weight)
         stack = pack_into(stack, num_experts, expert, lambda allocate, w=weight, pack=pack: pack(w, allocate))
     return Stack(on_device(stack), weights)

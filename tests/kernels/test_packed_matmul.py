@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import (
-    BlockScaledWeight,
-    QuantizedWeight,
-    block_scaled_matmul,
-    dequantize,
-    packed,
-    quantize,
-    reference,
-)
+from jaxis.kernels.quantized_matmul import block_scaled_matmul, packed, reference
+from jaxis.kernels.weights import BlockScaledWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
 
@@ -69,7 +62,7 @@ def make(scheme, n, k, seed=0):
         numbers = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
         return Weight(packed.pack(numbers), numbers.astype(np.float64), None)
     *how, wide = scheme
-    weight = quantize(numbers, *how)
+    weight = quantize(numbers, WeightScheme(*how))
     # A scale that bfloat16 does not have, where there is one a row as where it is a group's.
     scale = weight.scale.astype(np.float32) * np.float32(1.001) if wide else weight.scale.astype(ml_dtypes.bfloat16)
     weight = dataclasses.replace(weight, scale=scale)
@@ -204,4 +197,4 @@ def test_every_number_of_eight_bits():
     ("qtype", "tile_size", "columns"), [("int8", 16, 64), ("int4", 16, 64), ("int4", None, 96), ("int8", 96, 192)]
 )
 def test_groups_that_the_kernels_do_not_have_are_told(qtype, tile_size, columns):
-    assert not packed.can_pack(quantize(random(4, columns), qtype, tile_size))
+    assert not packed.can_pack(quantize(random(4, columns), WeightScheme(qtype, tile_size)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.quantized_matmul import packed, quantize_native
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight, WeightScheme
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 # The package's own `quantize` hides the module of that name.
@@ -42,11 +42,11 @@ def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype:
     for rows, columns, tile in SHAPES:
         for kind in ("normal", "ties", "outliers", "every size"):
             weight = _weights(rows, columns, kind).astype(dtype)
-            expected = definition.quantize_by_definition(weight, qtype, tile, method)
-            got = quantize_native.quantize(weight, qtype, tile, method)
+            expected = definition.quantize_by_definition(weight, WeightScheme(qtype, tile, method))
+            got = quantize_native.quantize(weight, WeightScheme(qtype, tile, method))
             assert [a.tobytes() for a in got] == [a.tobytes() for a in expected], (rows, columns, tile, kind)
 
-            at_once = packed.quantize_and_pack(weight, qtype, tile, method)
+            at_once = packed.quantize_and_pack(weight, WeightScheme(qtype, tile, method))
             if at_once is not None:
                 two_steps = packed.pack_quantized(QuantizedWeight(*expected))
                 assert at_once.format == two_steps.format
@@ -56,14 +56,14 @@ def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_integers_are_quotients_rounded_once(dtype: type) -> None:
     weight = np.random.default_rng(0).standard_normal((640, 2048)).astype(dtype)
-    qvalue, scale = definition.quantize_by_definition(weight, "int8", 64, "absmax")
+    qvalue, scale = definition.quantize_by_definition(weight, WeightScheme("int8", 64, "absmax"))
     quotients = weight.astype(np.float32) / np.repeat(scale.astype(np.float32), 64, axis=1)
     np.testing.assert_array_equal(qvalue, np.clip(np.rint(quotients), -127, 127))
 
 
 def test_mse_takes_the_scale_with_the_smaller_squared_error() -> None:
     weight = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
-    _, scale = definition.quantize_by_definition(weight, "int4", 64, "mse")
+    _, scale = definition.quantize_by_definition(weight, WeightScheme("int4", 64, "mse"))
     largest = weight[np.arange(200), np.abs(weight).argmax(axis=1)]
     candidates = [(largest / np.float32(target)).astype(ml_dtypes.bfloat16) for target in (-8, -8.8)]
     errors = []
@@ -81,16 +81,16 @@ def test_mse_takes_the_scale_with_the_smaller_squared_error() -> None:
 def test_values_that_are_not_finite_are_refused(value: float, qtype: str, method: str) -> None:
     weight = np.ones((40, 64), np.float32)
     weight[39, 63] = value
-    assert definition.quantize_by_definition(weight, qtype, 32, method) is None
-    assert quantize_native.quantize(weight, qtype, 32, method) is None
+    assert definition.quantize_by_definition(weight, WeightScheme(qtype, 32, method)) is None
+    assert quantize_native.quantize(weight, WeightScheme(qtype, 32, method)) is None
     with pytest.raises(ValueError, match="not finite"):
-        packed.quantize_and_pack(weight, qtype, 32, method)
+        packed.quantize_and_pack(weight, WeightScheme(qtype, 32, method))
 
 
 @each_isa
 @pytest.mark.usefixtures("isa")
 def test_a_row_that_does_not_lie_in_one_piece_is_read_right() -> None:
     weight = np.random.default_rng(2).standard_normal((64, 40)).astype(np.float32).T
-    expected = definition.quantize_by_definition(np.ascontiguousarray(weight), "int8", None, "absmax")
-    got = quantize_native.quantize(weight, "int8", None, "absmax")
+    expected = definition.quantize_by_definition(np.ascontiguousarray(weight), WeightScheme("int8", None, "absmax"))
+    got = quantize_native.quantize(weight, WeightScheme("int8", None, "absmax"))
     assert [a.tobytes() for a in got] == [a.tobytes() for a in expected]

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxis.kernels.quantized_matmul import dequantize, quantize, quantized_matmul, reference
-from jaxis.kernels.quantized_matmul import quantize as quantize_function
+from jaxis.kernels.quantized_matmul import quantized_matmul, reference
+from jaxis.kernels.weights import WeightScheme, dequantize, quantize
 from tests.support.quantized_products import expected_weight, integers, quantized_product
 
 SCHEMES = [
@@ -28,7 +28,7 @@ def random(*shape, seed=0):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_lie_within_half_a_step(scheme):
     w = random(37, 64)
-    weight = quantize(w, *scheme)
+    weight = quantize(w, WeightScheme(*scheme))
     step = np.repeat(np.abs(weight.scale.astype(np.float64)), weight.group_size, axis=1)
     error = np.abs(expected_weight(weight) - w)
     # Searching for the least squared error may clip the largest value; rounding a scale to bfloat16, too, a little.
@@ -41,7 +41,7 @@ def test_int8_by_channel_is_round_half_even_of_the_weight_over_its_scale():
     w = random(5, 96)
     w[2] = 0
     w[3] = np.linspace(-127, 127, 96).round() / 2  # with halves
-    weight = quantize(w, "int8")
+    weight = quantize(w, WeightScheme("int8"))
     scale = np.abs(w).max(axis=1, keepdims=True) / np.float32(127)
     np.testing.assert_array_equal(weight.scale, scale)
     np.testing.assert_array_equal(weight.qvalue, np.rint(w / np.where(scale == 0, 1, scale)))
@@ -49,7 +49,7 @@ def test_int8_by_channel_is_round_half_even_of_the_weight_over_its_scale():
 
 def test_integers_are_chosen_for_the_rounded_scale():
     w = random(8, 64)
-    weight = quantize(w, "int4", 32)
+    weight = quantize(w, WeightScheme("int4", 32))
     groups = w.reshape(8, 2, 32)
     scale = (np.abs(groups).max(axis=-1) / np.float32(7)).astype(ml_dtypes.bfloat16)
     assert weight.scale.dtype == ml_dtypes.bfloat16
@@ -62,25 +62,27 @@ def test_zero_points_follow_the_range_of_each_group():
     w = random(6, 64)
     w[0] = np.abs(w[0])
     w[1] = -np.abs(w[1])
-    weight = quantize(w, "int4", 32, "minmax")
+    weight = quantize(w, WeightScheme("int4", 32, "minmax"))
     assert (weight.zero_point[0] == 0).all()
     assert (weight.zero_point[1] == 15).all()
-    one_sided = quantize(w[:2], "int4", 32)
+    one_sided = quantize(w[:2], WeightScheme("int4", 32))
     assert ((expected_weight(weight) - w)[:2] ** 2).mean() < 0.4 * ((expected_weight(one_sided) - w[:2]) ** 2).mean()
 
 
 def test_searching_lowers_the_squared_error():
     w = random(64, 256)
-    plain, searched = (((expected_weight(quantize(w, "int4", 32, m)) - w) ** 2).mean() for m in ("absmax", "mse"))
+    plain, searched = (
+        ((expected_weight(quantize(w, WeightScheme("int4", 32, m))) - w) ** 2).mean() for m in ("absmax", "mse")
+    )
     assert searched < 0.8 * plain
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_weight_of_many_parts_is_quantized_as_in_one(scheme, monkeypatch):
     w = random(101, 64)
-    whole = quantize(w, *scheme)
-    monkeypatch.setitem(quantize_function.__globals__, "_ELEMENTS_AT_ONCE", 640)
-    parts = quantize(w, *scheme)
+    whole = quantize(w, WeightScheme(*scheme))
+    monkeypatch.setitem(quantize.__globals__, "_ELEMENTS_AT_ONCE", 640)
+    parts = quantize(w, WeightScheme(*scheme))
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -88,7 +90,9 @@ def test_a_weight_of_many_parts_is_quantized_as_in_one(scheme, monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_every_float_type_is_read(dtype):
     w = random(4, 32).astype(dtype)
-    np.testing.assert_array_equal(quantize(w, "int8").qvalue, quantize(w.astype(np.float32), "int8").qvalue)
+    np.testing.assert_array_equal(
+        quantize(w, WeightScheme("int8")).qvalue, quantize(w.astype(np.float32), WeightScheme("int8")).qvalue
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_every_float_type_is_read(dtype):
 )
 def test_what_does_not_go_together_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        quantize(random(4, 32), *arguments)
+        quantize(random(4, 32), WeightScheme(*arguments))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -111,17 +115,17 @@ def test_values_that_are_not_finite_are_refused(scheme, value):
     w = random(4, 64)
     w[2, 5] = value
     with pytest.raises(ValueError, match="not finite"):
-        quantize(w, *scheme)
+        quantize(w, WeightScheme(*scheme))
 
 
 def test_an_odd_number_of_columns_has_no_int4():
     with pytest.raises(ValueError, match="needs an even number"):
-        quantize(random(4, 33), "int4")
+        quantize(random(4, 33), WeightScheme("int4"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_dequantize(scheme):
-    weight = quantize(random(7, 64), *scheme)
+    weight = quantize(random(7, 64), WeightScheme(*scheme))
     np.testing.assert_allclose(dequantize(weight), expected_weight(weight), rtol=1e-6)
     assert dequantize(weight, jnp.bfloat16).dtype == jnp.bfloat16
     assert weight.shape == (7, 64)
@@ -133,12 +137,12 @@ def test_dequantize(scheme):
 @pytest.mark.parametrize("function", [reference.quantized_matmul, quantized_matmul])
 class TestProduct:
     def test_with_float_activations(self, scheme, rows, function):
-        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), *scheme)
+        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), WeightScheme(*scheme))
         exact = x.astype(np.float64) @ expected_weight(weight).T
         np.testing.assert_allclose(function(x, weight), exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
     def test_with_int8_activations(self, scheme, rows, function):
-        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), *scheme)
+        x, weight = random(rows, 96, seed=1), quantize(random(11, 96), WeightScheme(*scheme))
         x[0, :64] = 0  # a group of zeros
         tile = 64 if scheme[1] is None else scheme[1]  # the last group of 96 columns is shorter than 64
         exact = quantized_product(x, weight, tile)
@@ -148,7 +152,7 @@ class TestProduct:
         assert np.abs(result - x @ expected_weight(weight).T).max() < 0.02 * np.abs(exact).max()
 
     def test_in_bfloat16(self, scheme, rows, function):
-        x, weight = jnp.asarray(random(rows, 96, seed=1), jnp.bfloat16), quantize(random(11, 96), *scheme)
+        x, weight = jnp.asarray(random(rows, 96, seed=1), jnp.bfloat16), quantize(random(11, 96), WeightScheme(*scheme))
         exact = np.asarray(x, np.float64) @ expected_weight(weight).T
         result = function(x, weight)
         assert result.dtype == jnp.bfloat16

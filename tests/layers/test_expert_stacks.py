@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
-from jaxis.layers.expert_stacks import PartialStack, load_expert
 from jaxis.layers.module import named_parameters
+from jaxis.layers.partial_weight import PartialWeight, load_expert
 from jaxis.loading.headers import HeaderTensor, only_headers
 from jaxis.models.common.prediction_layers import without_prediction_layers
 from jaxis.models.model_loader import load_model
@@ -90,7 +90,7 @@ def test_a_stack_is_filled_in_place():
     load_expert(stack, 1, tensor)
     address = stack.get_value().stack.unsafe_buffer_pointer()
     load_expert(stack, 0, 2 * tensor)
-    assert isinstance(stack.get_value(), PartialStack)
+    assert isinstance(stack.get_value(), PartialWeight)
     assert stack.get_value().missing == [2]
     load_expert(stack, 2, 3 * tensor)
     assert stack.get_value().unsafe_buffer_pointer() == address

@@ -10,14 +10,14 @@ import pytest
 from flax import nnx
 
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, dequantize, quantize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.mla import LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.native import NativeQuantizationConfig
+from jaxis.quantization.wrappers import PackingConfig
 from tests.support.layer_scopes import scope_of
 
 needs_native = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
@@ -88,8 +88,8 @@ def paged(attention, x, chunks):
     "config",
     [
         None,
-        pytest.param(NativeQuantizationConfig(), marks=needs_native),
-        pytest.param(NativeQuantizationConfig(parse_quantization(INT8)), marks=needs_native),
+        pytest.param(PackingConfig(), marks=needs_native),
+        pytest.param(PackingConfig(parse_quantization(INT8)), marks=needs_native),
     ],
     ids=["plain", "native", "native int8"],
 )
@@ -105,7 +105,7 @@ def test_absorbed_attention_over_latents_equals_that_to_keys_and_values(config, 
 def test_packed_weights_give_what_plain_ones_do():
     x = jnp.asarray(random(LENGTH, SIZES.hidden_size, seed=99))
     expected = whole(make_attention()[0], x)
-    packed = whole(make_attention(NativeQuantizationConfig())[0], x)
+    packed = whole(make_attention(PackingConfig())[0], x)
     np.testing.assert_allclose(packed, expected, rtol=0, atol=1e-5 * jnp.abs(expected).max())
 
 
@@ -151,7 +151,7 @@ class TestUpProjection:
             atol=atol,
         )
 
-    @pytest.mark.parametrize("config", [None, pytest.param(NativeQuantizationConfig(), marks=needs_native)])
+    @pytest.mark.parametrize("config", [None, pytest.param(PackingConfig(), marks=needs_native)])
     def test_its_products_are_those_of_the_heads_matrices(self, config):
         weight = self.weight()
         self.check(self.filled(weight, config), weight)
@@ -159,7 +159,7 @@ class TestUpProjection:
     @needs_native
     def test_bfloat16_stays_bfloat16_in_a_float32_model(self):
         weight = self.weight().astype(ml_dtypes.bfloat16)
-        layer = self.filled(weight, NativeQuantizationConfig())
+        layer = self.filled(weight, PackingConfig())
         assert layer.key_weight.get_value().qtype == layer.value_weight.get_value().qtype == "bfloat16"
         assert [name for name, _ in layer.named_parameters()] == ["key_weight", "value_weight"]
         self.check(layer, weight)
@@ -168,8 +168,8 @@ class TestUpProjection:
     def test_a_quantized_weight_is_widened_to_the_numbers_it_stands_for(self, is_native):
         rules = parse_quantization(INT8)
         weight = self.weight()
-        layer = self.filled(weight, NativeQuantizationConfig(rules) if is_native else rules)
-        self.check(layer, np.asarray(dequantize(quantize(weight, "int8", None), jnp.float32)))
+        layer = self.filled(weight, PackingConfig(rules) if is_native else rules)
+        self.check(layer, np.asarray(dequantize(quantize(weight, WeightScheme("int8", None)), jnp.float32)))
 
     def test_a_bfloat16_model_widens_to_bfloat16(self):
         layer = self.filled(self.weight(), parse_quantization(INT8), jnp.bfloat16)

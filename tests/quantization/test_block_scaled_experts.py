@@ -12,8 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.quantized_matmul import BlockScaledWeight, dequantize
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights import BlockScaledWeight, PackedWeight, dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import (

@@ -14,13 +14,13 @@ from safetensors.numpy import load_file, save_file
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native as kernels
-from jaxis.kernels.quantized_matmul import dequantize, quantize
+from jaxis.kernels.weights import WeightScheme, dequantize, quantize
+from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.compressed_tensors import CompressedTensorsConfig
 from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
-from jaxis.quantization.methods import WeightScheme
 from tests.support.block_checkpoints import write_fp8
 from tests.support.quantized_models import IDS, assert_equal, load, logits
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -74,8 +74,8 @@ def test_transformers_reads_what_we_write(quantized_folder, name):
 @pytest.mark.parametrize("shape", [(16, 64), (13, 96)])
 def test_packed_weights_are_those_of_the_formats_library(symmetric, tile_size, shape):
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    scheme = WeightScheme("int4", None, tile_size, "absmax" if symmetric else "minmax")
-    quantized = quantize(weight, "int4", tile_size, scheme.weight_calibration_method)
+    scheme = WeightScheme("int4", tile_size, "absmax" if symmetric else "minmax")
+    quantized = quantize(weight, scheme)
     ours = tensors("x", quantized)
     assert {name: (t.dtype, t.shape) for name, t in ours.items()} == {
         name: (spec.dtype, spec.shape) for name, spec in tensor_specs("x", shape, scheme).items()
@@ -258,7 +258,7 @@ def test_what_is_not_implemented_is_refused_by_name(path, value, message):
 
 
 class Layer:
-    input_size, output_size = 64, 8
+    weight_slots = (WeightSlot("weight", (8, 64), (None, None)),)
 
 
 def test_names_come_before_classes_and_ignored_modules_before_both():
@@ -267,7 +267,7 @@ def test_names_come_before_classes_and_ignored_modules_before_both():
     config["config_groups"]["group_1"] = int4
     config["ignore"] = ["lm_head", "re:.*gate"]
     found = {
-        name: method and method.scheme.weight_qtype
+        name: method and method.format.scheme.weight_qtype
         for name in ("a.q_proj", "a.down_proj", "model.x", "lm_head", "a.gate", "model.x.y")
         for method in [CompressedTensorsConfig(config).get_quant_method(Layer(), name)]
     }
@@ -289,5 +289,5 @@ def test_what_the_library_writes_today_is_understood():
     written = json.loads(json.dumps(written, default=str))
     hf_config = HFConfig({"quantization_config": written})
     method = quantization_of_checkpoint(hf_config, None).get_quant_method(Layer(), "a.q_proj")
-    assert method.scheme == WeightScheme("int8")
+    assert method.format.scheme == WeightScheme("int8")
     assert hf_config.unread_keys() == []

@@ -11,16 +11,13 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, ClampedGLU
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import initializers_skipped
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.experts import QuantizedExpertsMethod, UnquantizedExpertsMethod
-from jaxis.quantization.native import NativeQuantizationConfig
-from jaxis.quantization.native_experts import NativeExpertsMethod
+from jaxis.quantization.wrappers import PackingConfig
 
 X, E, F, T, K = 5, 64, 96, 9, 2
 SILU = GLU(activation_function("silu"))
@@ -66,6 +63,14 @@ def loaded(quant_config, weights, **options):
     return layer
 
 
+def stacks(layer):
+    return [getattr(layer, f"{name}_proj").get_value() for name in ("gate", "up", "down")]
+
+
+def is_packed(layer):
+    return all(isinstance(stack, PackedWeight) for stack in stacks(layer))
+
+
 def routed():
     rng = np.random.default_rng(3)
     ids = np.stack([rng.permutation(X)[:K] for _ in range(T)]).astype(np.int32)
@@ -94,17 +99,19 @@ def assert_near(actual, exact, tolerance=1e-5):
 @packings
 def test_quantized_experts_are_those_of_the_dequantized_weights(scheme, packed):
     config = rules(*scheme)
-    layer = loaded(NativeQuantizationConfig(config) if packed else config, tensors())
+    layer = loaded(PackingConfig(config) if packed else config, tensors())
     kind = PackedWeight if packed else QuantizedWeight
     assert all(isinstance(getattr(layer, f"{name}_proj").get_value(), kind) for name in ("gate", "up", "down"))
-    dense = {name: np.asarray(dequantize(quantize(tensor, *scheme))) for name, tensor in tensors().items()}
+    dense = {
+        name: np.asarray(dequantize(quantize(tensor, WeightScheme(*scheme)))) for name, tensor in tensors().items()
+    }
     assert_near(apply(layer, *routed()), by_hand(dense, *routed()))
 
 
 @packings
 def test_quantized_activations_come_close(packed):
     config = rules("int8", None, act_qtype="int8")
-    layer = loaded(NativeQuantizationConfig(config) if packed else config, tensors())
+    layer = loaded(PackingConfig(config) if packed else config, tensors())
     y, exact = apply(layer, *routed()), by_hand(tensors(), *routed())
     error = np.abs(y - exact).max() / np.abs(exact).max()
     assert 1e-4 < error < 0.03  # two roundings to 127 steps, and they did take place
@@ -114,7 +121,7 @@ def test_quantized_activations_come_close(packed):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_experts_keep_the_numbers_of_the_file(dtype):
     weights = tensors(dtype)
-    layer = loaded(NativeQuantizationConfig(), weights)
+    layer = loaded(PackingConfig(), weights)
     for name in ("gate_proj", "up_proj", "down_proj"):
         stack = getattr(layer, name).get_value()
         assert (stack.qtype, len(stack.data)) == (dtype, X)
@@ -127,7 +134,7 @@ def test_packed_experts_keep_the_numbers_of_the_file(dtype):
 
 @needs_native
 def test_a_bfloat16_model_narrows_a_float32_file():
-    layer = loaded(NativeQuantizationConfig(), tensors(), dtype=jnp.bfloat16)
+    layer = loaded(PackingConfig(), tensors(), dtype=jnp.bfloat16)
     assert layer.up_proj.get_value().qtype == "bfloat16"
     dense = {name: tensor.astype(ml_dtypes.bfloat16).astype(np.float32) for name, tensor in tensors().items()}
     assert_near(apply(layer, *routed()), by_hand(dense, *routed()))
@@ -136,8 +143,9 @@ def test_a_bfloat16_model_narrows_a_float32_file():
 @needs_native
 def test_layers_alike_are_traced_once_however_their_weights_came():
     configs = [None, rules("int8"), rules("int8", 32)]
-    layers = [loaded(NativeQuantizationConfig(config), tensors()) for config in configs]
-    assert [layer.quant_method for layer in layers] == [NativeExpertsMethod(None)] * 3
+    layers = [loaded(PackingConfig(config), tensors()) for config in configs]
+    graphs = [nnx.graphdef(layer) for layer in layers]
+    assert len(set(graphs)) == 1
 
 
 @needs_native
@@ -145,30 +153,32 @@ def test_layers_alike_are_traced_once_however_their_weights_came():
     "unit", [GLU(activation_function("gelu_pytorch_tanh")), ClampedGLU(limit=0.5)], ids=["gelu", "clamped"]
 )
 def test_other_gated_units(unit):
-    layer = loaded(NativeQuantizationConfig(), tensors(), gated_unit=unit)
-    assert isinstance(layer.quant_method, NativeExpertsMethod)
+    layer = loaded(PackingConfig(), tensors(), gated_unit=unit)
+    assert is_packed(layer)
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))
 
 
 @packings
 def test_a_unit_without_a_kernel_stays_with_plain_jax(packed):
     unit = GLU(activation_function("relu"))
-    layer = loaded(NativeQuantizationConfig() if packed else None, tensors(), gated_unit=unit)
-    assert isinstance(layer.quant_method, UnquantizedExpertsMethod)
+    layer = loaded(PackingConfig() if packed else None, tensors(), gated_unit=unit)
+    assert all(isinstance(stack, jax.Array) for stack in stacks(layer))
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))
 
 
 @needs_native
 def test_groups_without_a_kernel_stay_with_plain_jax():
-    layer = loaded(NativeQuantizationConfig(rules("int4", 16)), tensors())
-    assert isinstance(layer.quant_method, QuantizedExpertsMethod)
-    dense = {name: np.asarray(dequantize(quantize(tensor, "int4", 16))) for name, tensor in tensors().items()}
+    layer = loaded(PackingConfig(rules("int4", 16)), tensors())
+    assert all(isinstance(stack, QuantizedWeight) for stack in stacks(layer))
+    dense = {
+        name: np.asarray(dequantize(quantize(tensor, WeightScheme("int4", 16)))) for name, tensor in tensors().items()
+    }
     assert_near(apply(layer, *routed()), by_hand(dense, *routed()))
 
 
 @packings
 def test_weights_on_the_input(packed):
-    layer = loaded(NativeQuantizationConfig() if packed else None, tensors(), scales_input=True)
+    layer = loaded(PackingConfig() if packed else None, tensors(), scales_input=True)
     x, ids, weights = routed()
     exact = np.zeros_like(x)
     for slot in range(K):
@@ -190,15 +200,15 @@ def test_fused_transposed_interleaved_tensors_with_biases():
     }
     layout = StackLayout(transposed=True, interleaved=True)
     options = {"use_bias": True, "stack_layout": layout, "gated_unit": ClampedGLU(limit=0.5)}
-    packed, plain = (loaded(config, checkpoint, **options) for config in (NativeQuantizationConfig(), None))
-    assert isinstance(packed.quant_method, NativeExpertsMethod)
+    packed, plain = (loaded(config, checkpoint, **options) for config in (PackingConfig(), None))
+    assert is_packed(packed)
     assert_near(apply(packed, *routed()), apply(plain, *routed()))
 
 
 @packings
 @pytest.mark.parametrize("config", [None, rules("int8"), rules("int4", 16)], ids=["float32", "int8", "int4"])
 def test_initial_weights_are_of_the_same_kind(config, packed):
-    config = NativeQuantizationConfig(config) if packed else config
+    config = PackingConfig(config) if packed else config
     layer = JaxExperts(X, E, F, nnx.Rngs(0), gated_unit=SILU, dtype=jnp.float32, quant_config=config, prefix="experts")
     layer.quant_method.process_weights_after_loading(layer)
     template = loaded(config, tensors())
@@ -209,7 +219,7 @@ def test_initial_weights_are_of_the_same_kind(config, packed):
 @packings
 def test_broken_checkpoints_are_one_clear_error(packed):
     config = rules("int8")
-    config = NativeQuantizationConfig(config) if packed else config
+    config = PackingConfig(config) if packed else config
     layer, weight = abstract(config), random(F, E)
     layer.load_weights([("0.gate_proj.weight", weight)])
     with pytest.raises(CheckpointError, match=r"tensor '0.gate_proj.weight' \[96, 64\] is a second one for expert 0"):
@@ -225,19 +235,18 @@ def test_broken_checkpoints_are_one_clear_error(packed):
 @needs_native
 def test_types_that_differ_between_experts():
     narrow, wide = random(F, E).astype(ml_dtypes.bfloat16), random(F, E)
-    layer = abstract(NativeQuantizationConfig())
+    layer = abstract(PackingConfig())
     layer.load_weights([("0.up_proj.weight", wide), ("1.up_proj.weight", narrow)])  # which float32 holds
     assert layer.up_proj.get_value().missing == [2, 3, 4]
-    layer = abstract(NativeQuantizationConfig())
+    layer = abstract(PackingConfig())
     layer.load_weights([("0.up_proj.weight", narrow)])
     with pytest.raises(CheckpointError, match=r"tensor '1.up_proj.weight' .* has another type than those of other exp"):
         layer.load_weights([("1.up_proj.weight", wide)])
 
 
 def test_rules_know_experts_by_their_layers_name():
-    assert isinstance(
-        abstract(rules("int8", path=r"model\.layers\.\d+\.mlp\.experts")).quant_method, QuantizedExpertsMethod
-    )
-    assert isinstance(abstract(rules("int8", path=r".*\.down_proj")).quant_method, UnquantizedExpertsMethod)
+    named = abstract(rules("int8", path=r"model\.layers\.\d+\.mlp\.experts"))
+    assert named.quant_method.scheme == WeightScheme("int8")
+    assert abstract(rules("int8", path=r".*\.down_proj")).quant_method.scheme is None
     with pytest.raises(ConfigError, match=r"model.layers.0.mlp.experts has 64 input features, which tile_size=48"):
         abstract(rules("int8", 48))

@@ -13,10 +13,10 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from jaxis import SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.quantized_matmul import BlockScaledWeight, dequantize
+from jaxis.kernels.weights import BlockScaledWeight, dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.unconverted import is_unconverted
+from jaxis.quantization.module_patterns import is_unconverted
 from tests.support.block_checkpoints import FP8, quantize_fp8, replace_tensors, transformers_logits, write_fp8
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -150,7 +150,7 @@ def test_patterns_mean_what_they_mean_to_transformers(patterns):
 )
 def test_published_settings_are_understood(config):
     hf_config = HFConfig({"quantization_config": config})
-    assert quantization_of_checkpoint(hf_config, None).block_shape == (128, 128)
+    assert quantization_of_checkpoint(hf_config, None).format.block_shape == (128, 128)
     assert hf_config.unread_keys() == []
 
 

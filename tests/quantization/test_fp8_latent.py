@@ -7,8 +7,7 @@ import transformers
 from safetensors import safe_open
 
 from jaxis.kernels import native as native_kernels
-from jaxis.kernels.quantized_matmul import BlockScaledWeight
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights import BlockScaledWeight, PackedWeight
 from tests.support.block_checkpoints import write_fp8
 from tests.support.quantized_models import IDS, load, logits
 from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
+from jaxis.kernels.weights import QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
@@ -37,7 +37,7 @@ def config(scheme, **more):
 
 def quantized(scheme, weight):
     rule = config(scheme).rules[0]
-    return quantize(weight, rule.weight_qtype, rule.tile_size, rule.weight_calibration_method)
+    return quantize(weight, WeightScheme(rule.weight_qtype, rule.tile_size, rule.weight_calibration_method))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -10,26 +10,22 @@ from flax import nnx
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.kernels import native
-from jaxis.kernels.quantized_matmul import QuantizedWeight, dequantize, quantize
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.linear import JaxLinear, apply_together
 from jaxis.layers.mlp import GatedMLP, activation_function
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
-from jaxis.quantization.methods import QuantizedLinearMethod
-from jaxis.quantization.native import NativeLinearMethod, NativeQuantizationConfig
+from jaxis.quantization.wrappers import PackingConfig
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 
-PLAIN = NativeQuantizationConfig()
+PLAIN = PackingConfig()
 
 
 def quantized(qtype, tile_size):
-    return NativeQuantizationConfig(
-        parse_quantization([{"module_path": ".*", "weight_qtype": qtype, "tile_size": tile_size}])
-    )
+    return PackingConfig(parse_quantization([{"module_path": ".*", "weight_qtype": qtype, "tile_size": tile_size}]))
 
 
 def random(*shape, seed=0):
@@ -97,7 +93,7 @@ def test_layers_of_different_types_are_applied_one_by_one():
     x = random(5, 64)
     results = apply_together(jnp.asarray(x), *(layer for layer, _ in layers))
     np.testing.assert_allclose(results[0], x @ layers[0][1]["weight"].T, rtol=0, atol=1e-4)
-    expected = x @ np.asarray(dequantize(quantize(layers[1][1]["weight"], "int8", 32))).T
+    expected = x @ np.asarray(dequantize(quantize(layers[1][1]["weight"], WeightScheme("int8", 32)))).T
     np.testing.assert_allclose(results[1], expected, rtol=0, atol=1e-4)
 
 
@@ -114,7 +110,7 @@ def test_gated_mlp(name, use_bias, config):
 
     def project(name, x):
         weight = weights[f"{name}_proj.weight"]
-        weight = weight if config is PLAIN else np.asarray(dequantize(quantize(weight, "int8")))
+        weight = weight if config is PLAIN else np.asarray(dequantize(quantize(weight, WeightScheme("int8"))))
         return x @ weight.T + weights.get(f"{name}_proj.bias", 0)
 
     expected = project("down", np.asarray(activation(project("gate", x))) * project("up", x))
@@ -125,13 +121,14 @@ def test_gated_mlp(name, use_bias, config):
 def test_groups_that_the_kernels_do_not_have_stay_with_plain_jax():
     layer, weights = linear(9, quantized("int4", 16))
     assert isinstance(layer.weight.get_value(), QuantizedWeight)
-    assert isinstance(layer.quant_method, QuantizedLinearMethod)
     x = random(3, 64, seed=1)
-    expected = x @ np.asarray(dequantize(quantize(weights["weight"], "int4", 16))).T
+    expected = x @ np.asarray(dequantize(quantize(weights["weight"], WeightScheme("int4", 16)))).T
     np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=0, atol=1e-4)
 
 
 def test_layers_alike_are_equal_however_their_weights_came():
     layers = [linear(9, quantized("int8", tile_size))[0] for tile_size in (None, 32)]
     assert all(isinstance(jax.tree.leaves(layer.weight.get_value())[0], jax.Array) for layer in layers)
-    assert [layer.quant_method for layer in layers] == [NativeLinearMethod(None)] * 2
+    graphs = [nnx.graphdef(layer) for layer in layers]
+    assert graphs[0] == graphs[1]
+    assert hash(graphs[0]) == hash(graphs[1])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxis.errors import ConfigError
+from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import QuantizationRule, read_mapping, rules_from, rules_to_dict
@@ -22,7 +23,7 @@ EXPECTED = (
 
 
 class Layer:
-    input_size, output_size = 64, 8
+    weight_slots = (WeightSlot("weight", (8, 64), (None, None)),)
 
 
 def test_rules_from_every_source(tmp_path):

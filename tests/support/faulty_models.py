@@ -79,7 +79,7 @@ def head_norms_forgotten(layer):
 
 
 def bias_forgotten(layer):
-    become(layer.self_attn.k_proj, JaxLinear, __call__=lambda self, x: self.quant_method.apply(self, x))
+    become(layer.self_attn.k_proj, JaxLinear, __call__=lambda self, x: self.product(x))
 
 
 def weight_transposed(layer):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxis.config import LoadConfig, ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
@@ -19,7 +20,7 @@ from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.native import NativeQuantizationConfig
+from jaxis.quantization.wrappers import PackingConfig
 
 IDS = [1, 5, 9, 200, 33, 400]
 
@@ -40,7 +41,7 @@ def load(
     config = VllmConfig(
         ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
         load_config=LoadConfig(load_format),
-        quant_config=NativeQuantizationConfig(quant_config) if native else quant_config,
+        quant_config=PackingConfig(quant_config) if native else quant_config,
     )
     return load_model(config, make_mesh())
 
@@ -65,8 +66,5 @@ def assert_equal(one: JaxModule, other: JaxModule) -> None:
         for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(theirs[name]), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b, err_msg=name)
-    for (name, module), (_, twin) in zip(one.named_modules(), other.named_modules(), strict=True):
-        method, its_twin = getattr(module, "quant_method", None), getattr(twin, "quant_method", None)
-        assert type(method) is type(its_twin), name
-        if hasattr(method, "scheme"):
-            assert method.scheme.act_qtype == its_twin.scheme.act_qtype, name
+    # Whatever else decides what is computed: both would share a trace.
+    assert nnx.graphdef(one) == nnx.graphdef(other)

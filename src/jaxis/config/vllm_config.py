@@ -12,7 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
+    from jaxis.config.quantization import QuantizationConfig
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from jaxis.config import (
     VllmConfig,
 )
 from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
@@ -32,10 +33,8 @@ from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.config import QuantizationConfig
-from jaxis.quantization.dequantized import Dequantize
-from jaxis.quantization.native import NativeQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 
@@ -166,7 +165,7 @@ def _quant_config(
         config = quantization_of_checkpoint(hf_config, choice)
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
-    return NativeQuantizationConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
+    return PackingConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native_constants
@@ -172,7 +173,7 @@ def usable() -> bool:
 
 
 def call(
-    name: str, outputs: Any, *operands: jax.Array, aliases: dict[int, int] | None = None, **attributes: Any
+    name: str, outputs: Any, *operands: jax.Array | np.ndarray, aliases: dict[int, int] | None = None, **attributes: Any
 ) -> Any:
     """Calls the kernel `name`; attributes are passed as numpy scalars, arrays or strings.
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.config.quantization import QuantizationConfig
+from jaxis.kernels.weights import lookup, matmul
 from jaxis.layers.linear import DEFAULT_INIT, JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.layers.scale import scaled
-from jaxis.quantization.methods import select_method
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.layers.weight_format import WeightSlot
+from jaxis.layers.weight_method import create_weights
 
 
 class JaxEmbed(JaxModule):
@@ -29,6 +30,9 @@ class JaxEmbed(JaxModule):
       dtype: Data type of the embeddings.
       quant_config, prefix: As for `JaxLinear`.
     """
+
+    weight: nnx.Param
+    can_be_packed = True
 
     def __init__(
         self,
@@ -48,17 +52,20 @@ class JaxEmbed(JaxModule):
         self.kernel_init = DEFAULT_INIT
         self.dtype = dtype
         self.scale = float(np.asarray(scale, dtype))
-        method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
-        self.quant_method = method or select_method(self, None)
-        self.quant_method.create_weights(self, rngs, dtype)
+        self.quant_method = create_weights(self, quant_config, prefix, rngs, dtype)
+
+    @property
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        """As WeightedLayer's."""
+        return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> [T, E]."""
-        return scaled(self.quant_method.lookup(self, input_ids), self.scale)
+        return scaled(lookup(input_ids, self.weight.get_value(), self.dtype), self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        return self.quant_method.apply(self, hidden_states, preferred_element_type=jnp.float32)
+        return matmul(hidden_states, self.weight.get_value(), preferred_element_type=jnp.float32)
 
 
 class JaxLmHead(JaxLinear):
@@ -94,4 +101,4 @@ class JaxLmHead(JaxLinear):
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
         # Never rounded to the weights' type, in which the best tokens would often tie.
-        return self.quant_method.apply(self, hidden_states, preferred_element_type=jnp.float32)
+        return self.product(hidden_states, preferred_element_type=jnp.float32)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import CheckpointError
-from jaxis.layers.expert_stacks import load_expert
-from jaxis.layers.glu import GatedUnit
+from jaxis.kernels.weights import ExpertStacks, GatedUnit, experts
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.quantization.experts import select_experts_method
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.layers.partial_weight import WeightLoader, load_expert
+from jaxis.layers.weight_format import InvalidWeightError, WeightSlot
+from jaxis.layers.weight_method import create_weights
 
 # The projections' names in checkpoints; Mixtral's are w1, w3, w2.
 _PROJECTIONS = {
     **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
+# Of each stack: the logical axes of its weights' (out, in).
+STACK_AXES = {"gate_proj": ("mlp", "embed"), "up_proj": ("mlp", "embed"), "down_proj": ("embed", "mlp")}
 _OF_ONE_EXPERT = re.compile(r"(\d+)\.(\w+)\.(\w+)")
 _OF_ALL_EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)(_\w+)?")
 
@@ -47,7 +48,7 @@ class JaxExperts(JaxModule):
     """`down_proj(unit(gate_proj(x), up_proj(x)))` of the experts each token goes to, weighted and summed.
 
     Its parameters are stacks: `gate_proj` and `up_proj` [X, F, E], `down_proj` [X, E, F], and, with `use_bias`,
-    `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E]. A quantized layer has what its method makes.
+    `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E].
 
     Args:
       num_experts: X.
@@ -60,6 +61,10 @@ class JaxExperts(JaxModule):
       stack_layout: Of a checkpoint whose tensors hold all experts; None where each tensor holds one.
       dtype, quant_config, prefix: As for `JaxLinear`.
     """
+
+    gate_proj: nnx.Param
+    up_proj: nnx.Param
+    down_proj: nnx.Param
 
     def __init__(
         self,
@@ -83,9 +88,7 @@ class JaxExperts(JaxModule):
         self.scales_input = scales_input
         self.stack_layout = stack_layout
         self.kernel_init = DEFAULT_INIT
-        method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
-        self.quant_method = method or select_experts_method(self, None)
-        self.quant_method.create_weights(self, rngs, dtype)
+        self.quant_method = create_weights(self, quant_config, prefix, rngs, dtype)
         self.gate_proj_bias = self.up_proj_bias = self.down_proj_bias = None
         if use_bias:
 
@@ -97,17 +100,39 @@ class JaxExperts(JaxModule):
             self.up_proj_bias = bias(intermediate_size, "mlp")
             self.down_proj_bias = bias(hidden_size, "embed")
 
+    @property
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        """As WeightedLayer's."""
+        sizes = {"embed": self.hidden_size, "mlp": self.intermediate_size}
+        return [
+            WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), ("expert", *axes), self.num_experts)
+            for name, axes in STACK_AXES.items()
+        ]
+
+    @property
+    def can_be_packed(self) -> bool:
+        """As WeightedLayer's."""
+        return self.gated_unit.kernel_arguments is not None
+
     def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
         """x [T, E], expert_ids i32 [T, k], expert_weights float32 [T, k] -> [T, E]."""
-        return self.quant_method.apply(self, x, expert_ids, expert_weights)
+        biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
+        stacks = ExpertStacks(
+            *(param.get_value() for param in (self.gate_proj, self.up_proj, self.down_proj)),
+            *(None if bias is None else bias[...] for bias in biases),
+            num_experts=self.num_experts,
+            gated_unit=self.gated_unit,
+            scales_input=self.scales_input,
+        )
+        return experts(x, expert_ids, expert_weights, stacks)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         """Puts each expert's tensors into their places; experts may come in any order and in several calls.
 
         Args:
           weights: (name, tensor) pairs, of one expert (`3.gate_proj.weight`, `3.w1.weight`) or of all
-            (`gate_up_proj`, `down_proj_bias`). What else a name ends with, the layer's method must have made a stack
-            for: `3.gate_proj.weight_scale_inv` goes to `gate_proj_weight_scale_inv`.
+            (`gate_up_proj`, `down_proj_bias`). What else a name ends with is a tensor of the weights' format:
+            `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
 
         Returns:
           The names of the stacks that something was put into.
@@ -120,21 +145,31 @@ class JaxExperts(JaxModule):
         for name, tensor in weights:
             try:
                 for stack_name, expert, part in self.parts(name, tensor):
-                    self._load_part(stack_name, expert, part)
-                    filled.add(stack_name)
+                    filled.add(self._load_part(stack_name, expert, part))
+            except InvalidWeightError as error:
+                raise CheckpointError(f"after tensor {name!r}, an expert {error}") from None
             except CheckpointError as error:
                 raise CheckpointError(f"tensor {name!r} {list(tensor.shape)} {error}") from None
         return filled
 
-    def _load_part(self, stack_name: str, expert: int, part: np.ndarray) -> None:
-        if not isinstance(getattr(self, stack_name, None), nnx.Param):
-            raise CheckpointError(f"has no parameter {stack_name!r} in {type(self).__name__}")
+    def _load_part(self, stack_name: str, expert: int, part: np.ndarray) -> str:
+        """Loads a part, and returns the name of its parameter."""
+        name, tensor_name = self._parameter_of(stack_name)
         if expert >= self.num_experts:
             raise CheckpointError(f"is for expert {expert}, but the model has {self.num_experts}")
-        if stack_name.endswith("_proj_bias"):
-            load_expert(getattr(self, stack_name), expert, part)
-        else:
-            self.quant_method.load_expert(self, stack_name, expert, part)
+        load_expert(getattr(self, name), expert, part, tensor_name)
+        return name
+
+    def _parameter_of(self, stack_name: str) -> tuple[str, str]:
+        """Stack of the file -> the parameter it is for, and what its weights' format calls it."""
+        if isinstance(getattr(self, stack_name, None), nnx.Param):
+            return stack_name, "weight"
+        for name in STACK_AXES:
+            tensor_name = stack_name.removeprefix(f"{name}_")
+            loader = getattr(self, name).get_metadata().get("weight_loader")
+            if tensor_name != stack_name and isinstance(loader, WeightLoader) and loader.takes(tensor_name):
+                return name, tensor_name
+        raise CheckpointError(f"has no parameter {stack_name!r} in {type(self).__name__}")
 
     def parts(self, name: str, tensor: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
         """(Stack, expert, the expert's part with its outputs along the first axis)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jaxis.kernels.activations import KERNEL_NAMES
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class GLU:
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """gate, up [..., F] -> [..., F]."""
         return self.activation(gate) * up
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """As GatedUnit's."""
+        name = KERNEL_NAMES.get(self.activation)
+        return None if name is None else {"activation": name}
 
 
 @dataclass(frozen=True)
@@ -42,5 +51,7 @@ class ClampedGLU:
         up = jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
 
-
-GatedUnit = GLU | ClampedGLU
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """As GatedUnit's."""
+        return {"activation": "clamped_swiglu", "alpha": self.alpha, "limit": self.limit}

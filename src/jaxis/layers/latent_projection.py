@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,10 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.head_matmul import cpu, head_matmul
-from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights import PackedWeight
 from jaxis.layers.linear import JaxLinear
-from jaxis.quantization.methods import UnquantizedLinearMethod
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
 
 
 class LatentUpProjection(JaxLinear):
@@ -24,7 +21,7 @@ class LatentUpProjection(JaxLinear):
 
     Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents needs it one head at a time and in both
     directions, which is no product of a whole layer. So a quantized weight is widened once it is loaded, to the numbers
-    that its own method multiplies by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
+    that its products multiply by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
     where that changes nothing). Packed, it becomes `key_weight`, H of [L, N], and `value_weight`, H of [V, L].
 
     Args:
@@ -64,7 +61,7 @@ class LatentUpProjection(JaxLinear):
     def keys_and_values(self, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
         """latents [T, L] -> [T, H, N] and [T, H, V]."""
         if self.key_weight is None:
-            out = self.quant_method.apply(self, latents).reshape(latents.shape[0], self.num_heads, -1)
+            out = self.product(latents).reshape(latents.shape[0], self.num_heads, -1)
             return out[..., : self.key_dim], out[..., self.key_dim :]
         # Each of a head's N numbers by itself gives the weight that it has.
         numbers = jnp.eye(self.key_dim, dtype=latents.dtype)[:, None].repeat(self.num_heads, axis=1)
@@ -84,16 +81,14 @@ class LatentUpProjection(JaxLinear):
         return head_matmul(latents, self._of_heads()[:, self.key_dim :])
 
     def after_loading(self) -> None:
-        """Widens the weight, or packs it by heads, once its method is done with it."""
-        if self.quant_method == UnquantizedLinearMethod():
+        """Widens the weight, or packs it by heads."""
+        if isinstance(self.weight.get_value(), jax.Array):
             return
-        identity = jnp.eye(self.input_size)
-        weight = self.quant_method.apply(self, identity, preferred_element_type=jnp.float32).T
-        self.quant_method = UnquantizedLinearMethod()
+        weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
         if isinstance(self.weight.get_value(), PackedWeight):
             self._pack(np.asarray(weight))
         else:
-            self.weight = nnx.Param(weight.astype(self.dtype), logical_axes=self.kernel_axes)
+            self.weight.set_value(weight.astype(self.dtype))
 
     def _pack(self, weight: np.ndarray) -> None:
         """weight: float32 [H * (N + V), L]."""
@@ -102,7 +97,7 @@ class LatentUpProjection(JaxLinear):
         heads = heads.reshape(self.num_heads, -1, self.input_size)
         self.key_weight = nnx.Param(cpu.pack(heads[:, : self.key_dim].swapaxes(1, 2)))
         self.value_weight = nnx.Param(cpu.pack(heads[:, self.key_dim :]))
-        self.weight = None
+        del self.weight
 
     def _of_heads(self) -> jax.Array:
         """[H, N + V, L]."""

@@ -5,9 +5,9 @@ The constructors themselves have the signatures of the model development guides,
 
 from __future__ import annotations
 
+from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.experts import JaxExperts, StackLayout
-from jaxis.layers.glu import GatedUnit
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config.quantization import ApplyingQuantMethod, QuantizationConfig
+from jaxis.kernels.weights import fused_matmul, matmul
 from jaxis.layers.module import Initializer, JaxModule, calls_are_observed, make_parameter
-from jaxis.quantization.methods import select_method
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
+from jaxis.layers.weight_format import WeightSlot
+from jaxis.layers.weight_loader import default_weight_loader
+from jaxis.layers.weight_method import create_weights
 
 DEFAULT_INIT: Initializer = nnx.initializers.normal(stddev=0.02)
 
@@ -28,9 +30,12 @@ class JaxLinear(JaxModule):
       dtype: Data type of the weights.
       kernel_axes: Logical axes of the weight's (out, in).
       kernel_init: Initializer of the weight.
-      quant_config: Decides how the weight is stored and applied.
+      quant_config: Decides how the weight is stored.
       prefix: The layer's dotted name, by which `quant_config` finds it.
     """
+
+    weight: nnx.Param
+    can_be_packed = True
 
     def __init__(
         self,
@@ -49,30 +54,42 @@ class JaxLinear(JaxModule):
         self.output_size = output_size
         self.kernel_axes = kernel_axes
         self.kernel_init = kernel_init
-        method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
-        self.quant_method = method or select_method(self, None)
-        self.quant_method.create_weights(self, rngs, dtype)
+        self.quant_method = create_weights(self, quant_config, prefix, rngs, dtype)
         self.bias = None
         if use_bias:
             self.bias = make_parameter(rngs, nnx.initializers.zeros, (output_size,), dtype, axes=kernel_axes[:1])
 
+    @property
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        """As WeightedLayer's."""
+        return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., in] -> [..., out]."""
-        y = self.quant_method.apply(self, x)
+        y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
+
+    def product(self, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+        """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
+        if isinstance(self.quant_method, ApplyingQuantMethod):
+            return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
+        return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
-    """What each of the layers makes of x [..., in]; in one kernel where their method has one for that."""
-    methods = [layer.quant_method for layer in layers]
-    together = getattr(methods[0], "apply_together", None)
-    if together is None or any(method != methods[0] for method in methods) or calls_are_observed():
-        return [layer(x) for layer in layers]
-    results = together(layers, x)
+    """What each of the layers makes of x [..., in]; in one kernel where there is one for their weights."""
+    results = None
+    if can_be_fused(*layers):
+        results = fused_matmul(x, [layer.weight.get_value() for layer in layers])
     if results is None:
         return [layer(x) for layer in layers]
     biased = zip(layers, results, strict=True)
     return [y if layer.bias is None else y + layer.bias[...] for layer, y in biased]
+
+
+def can_be_fused(*layers: JaxLinear) -> bool:
+    """Whether one kernel may do the layers' work: nobody looks on, and none of them multiplies in a way of its own."""
+    return not calls_are_observed() and not any(isinstance(each.quant_method, ApplyingQuantMethod) for each in layers)
 
 
 class JaxEinsum(JaxModule):
@@ -111,8 +128,6 @@ class JaxEinsum(JaxModule):
 
 def load_reshaped(param: nnx.Param, tensor: Any, shard_id: str | int | None = None) -> None:
     """A `weight_loader` that splits or merges neighbouring axes of the checkpoint's tensor to the parameter's shape."""
-    from jaxis.layers.weight_loader import default_weight_loader
-
     shape = param.get_value().shape
     if _merges(shape, tensor.shape) or _merges(tensor.shape, shape):
         tensor = tensor.reshape(shape)

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.activations import gelu_tanh
+from jaxis.kernels.weights import gated_matmul
 from jaxis.layers.leaves import linear
-from jaxis.layers.linear import apply_together
-from jaxis.layers.module import JaxModule, calls_are_observed
+from jaxis.layers.linear import apply_together, can_be_fused
+from jaxis.layers.module import JaxModule
 from jaxis.layers.scope import LayerScope
 
 
@@ -27,19 +29,13 @@ def _gelu(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _gelu_tanh(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x, approximate=True)
-
-
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "gelu": _gelu,
-    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "relu": jax.nn.relu,
 }
-# Those that a method's `apply_gated` knows, by its names.
-GATED_KERNELS = {jax.nn.silu: "silu", _gelu_tanh: "gelu_tanh"}
 
 
 def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
@@ -101,10 +97,6 @@ class GatedMLP(JaxModule):
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
         gate, up = self.gate_proj, self.up_proj
-        apply_gated = getattr(gate.quant_method, "apply_gated", None)
-        kernel = GATED_KERNELS.get(self.activation)
-        if apply_gated is None or kernel is None or gate.quant_method != up.quant_method:
+        if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):
             return None
-        if gate.bias is not None or up.bias is not None or calls_are_observed():
-            return None
-        return apply_gated(gate, up, x, kernel)
+        return gated_matmul(x, gate.weight.get_value(), up.weight.get_value(), self.activation)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 
+from jaxis.kernels.weights import GatedUnit
 from jaxis.layers import leaves
 from jaxis.layers.experts import StackLayout
-from jaxis.layers.glu import GLU, GatedUnit
+from jaxis.layers.glu import GLU
 from jaxis.layers.mlp import FeedForward, activation_function
 from jaxis.layers.module import JaxModule, NamedByCheckpoint
 from jaxis.layers.routing import JaxRouter, Routing

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter
-from jaxis.quantization.config import without_quantization
-
-if TYPE_CHECKING:
-    from jaxis.quantization.config import QuantizationConfig
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
 GROUP_SCORES = ("max", "top2_sum")
@@ -164,7 +161,7 @@ class JaxRouter(JaxLinear):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [T, E] -> expert_ids i32 [T, k], best first, and expert_weights float32 [T, k]."""
         logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
-        logits = self.quant_method.apply(self, x, preferred_element_type=logits_type)
+        logits = self.product(x, preferred_element_type=logits_type)
         if self.bias is not None:
             logits = logits + self.bias[...]
         selection_bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]

@@ -11,7 +11,7 @@ from flax import nnx
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
+    from jaxis.config.quantization import QuantizationConfig
 
 
 @dataclass(frozen=True)

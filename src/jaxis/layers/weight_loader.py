@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, cast, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,10 +17,20 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_children
+from jaxis.layers.weight_format import InvalidWeightError
 from jaxis.loading.headers import reading_only_headers
 from jaxis.parallel.mesh import logical_sharding
 
 Weights = Iterable[tuple[str, np.ndarray]]
+
+
+@runtime_checkable
+class TakesTensors(Protocol):
+    """The `weight_loader` of a parameter that is made of several tensors; it gets each one's name as `shard_id`."""
+
+    def takes(self, tensor_name: str) -> bool:
+        """Whether a tensor of this name, beside the parameter's own, is for it."""
+        ...
 
 
 def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
@@ -55,10 +66,10 @@ def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
     return place_array(tensor, param.get_metadata().get("logical_axes")).astype(param.get_value().dtype)
 
 
-def place_array(tensor: np.ndarray, axes: tuple[str | None, ...] | None) -> jax.Array:
+def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | None) -> jax.Array:
     """The tensor on the current mesh, split as its logical axes say; of a header, the header."""
     if reading_only_headers():
-        return tensor
+        return cast(jax.Array, tensor)  # which stands in for one
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)
@@ -103,7 +114,8 @@ class JaxAutoWeightsLoader:
         is_root: bool = False,
     ) -> Iterator[str]:
         """`weights` holds (the name's parts below this module, full name, tensor)."""
-        if not is_root and callable(load_weights := getattr(module, "load_weights", None)):
+        load_weights: Callable[[Weights], Iterable[str] | None] | None = getattr(module, "load_weights", None)
+        if not is_root and load_weights is not None:
             weights = iter(weights)
             try:
                 filled = load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
@@ -126,6 +138,8 @@ class JaxAutoWeightsLoader:
             for parts, full_name, tensor in group:
                 shard_id = parts[0] if key in self.fused_by_part and key not in children else None
                 target = self._fused_child(children, parts) if shard_id else child if len(parts) == 1 else None
+                if target is None and len(parts) == 1 and (made_of := _made_of(children, key)) is not None:
+                    target, shard_id = children[made_of], key
                 if not isinstance(target, nnx.Param):
                     where = type(self.model).__name__
                     raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
@@ -136,7 +150,7 @@ class JaxAutoWeightsLoader:
                     jax.block_until_ready(self._last_filled.get_value())
                 self._last_filled = target
                 parameter_name = prefix + ".".join(parts)
-                if shard_id:
+                if shard_id in self.fused_by_part:
                     fused = self.fused_by_part[shard_id]
                     parameter_name = prefix + ".".join([fused, *parts[1:]])
                     self._parts_seen[fused, parameter_name].add(shard_id)
@@ -160,10 +174,22 @@ class JaxAutoWeightsLoader:
         return child if isinstance(child, nnx.Param) else None
 
 
+def _made_of(children: dict[str, nnx.Module | nnx.Param], tensor_name: str) -> str | None:
+    """The parameter that is made of this tensor and others."""
+    for name, child in children.items():
+        if isinstance(child, nnx.Param):
+            loader = child.get_metadata().get("weight_loader")
+            if isinstance(loader, TakesTensors) and loader.takes(tensor_name):
+                return name
+    return None
+
+
 def fill_parameter(param: nnx.Param, name: str, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
     """Runs the parameter's own `weight_loader`, or the default one; errors name the tensor."""
     weight_loader = param.get_metadata().get("weight_loader", default_weight_loader)
     try:
         weight_loader(param, tensor, shard_id)
+    except InvalidWeightError as error:
+        raise CheckpointError(f"{name.rpartition('.')[0]} {error}") from None
     except CheckpointError as error:
         raise CheckpointError(f"tensor {name!r} {error}") from None

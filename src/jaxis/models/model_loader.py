@@ -16,8 +16,8 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.layers.expert_stacks import PartialStack
 from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import place_array
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
@@ -181,15 +181,10 @@ def _tensors(
             on_progress(bytes_read, checkpoint.total_bytes)
 
 
-def _names_of_missing(name: str, param: nnx.Param) -> list[str]:
-    value = param.get_value()
-    return [f"{name} of expert {expert}" for expert in value.missing] if isinstance(value, PartialStack) else [name]
-
-
 def unfilled_parameters(model: nnx.Module) -> list[str]:
-    """Names of the parameters of an abstractly constructed model that nothing has filled yet."""
+    """Names of the tensors that the parameters of an abstractly constructed model still lack."""
     parameters = named_parameters(model)
-    return [name for n, p in parameters if _is_abstract(p) for name in _names_of_missing(n, p)]
+    return [missing for name, param in parameters if _is_abstract(param) for missing in missing_tensors(name, param)]
 
 
 def _is_abstract(param: nnx.Param) -> bool:
@@ -198,6 +193,6 @@ def _is_abstract(param: nnx.Param) -> bool:
 
 def _place_initial_values(model: JaxModule) -> None:
     for _, param in named_parameters(model):
-        # A quantized weight is several arrays, split alike.
-        axes = param.get_metadata().get("logical_axes")
-        param.set_value(jax.tree.map(lambda array, axes=axes: place_array(np.asarray(array), axes), param.get_value()))
+        # What is no plain array is in its place.
+        if isinstance(value := param.get_value(), jax.Array):
+            param.set_value(place_array(value, param.get_metadata().get("logical_axes")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxis.quantization.dequantized import Dequantize
 from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.wrappers import Dequantize
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.kernels.weights import quantize
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.headers import HeaderTensor
@@ -112,7 +113,7 @@ def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterato
         if not quantized:
             yield {name: TensorSpec(tensor.dtype, tensor.shape)}
         for part in quantized:
-            yield tensor_specs(part.module, part.weight.shape, part.method.scheme)
+            yield tensor_specs(part.module, part.weight.shape, part.scheme)
 
 
 def _quantized(
@@ -129,8 +130,8 @@ def _quantized(
                 yield name, tensor
             for part in quantized:
                 try:
-                    weight = part.method.quantize(part.weight)
-                except (ValueError, CheckpointError) as error:
+                    weight = quantize(part.weight, part.scheme)
+                except ValueError as error:
                     raise CheckpointError(f"tensor {name!r} {error}") from None
                 yield from tensors(part.module, weight).items()
         bytes_read += tensor.nbytes

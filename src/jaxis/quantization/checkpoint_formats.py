@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
 from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig
-from jaxis.quantization.dequantized import Dequantize, DequantizingConfig
-from jaxis.quantization.fp8 import Fp8Config
-from jaxis.quantization.mxfp4 import Mxfp4Config
+from jaxis.quantization.formats.fp8_blocks import FP8_BLOCKS
+from jaxis.quantization.formats.mxfp4 import MXFP4
+from jaxis.quantization.published import PublishedFormat, PublishedQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.wrappers import Dequantize, DequantizingConfig
 from jaxis.quantization_rules import rules_from
 
-if TYPE_CHECKING:
-    from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
-
-# Those whose activations no rule can change.
-_FORMATS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {"fp8": Fp8Config, "mxfp4": Mxfp4Config}
+# `quant_method` -> what it may mean, the first that says so; besides compressed-tensors, which has its own settings.
+_FORMATS: dict[str, tuple[PublishedFormat, ...]] = {
+    "fp8": (FP8_BLOCKS,),
+    "mxfp4": (MXFP4,),
+}
 QUANT_METHODS = ("compressed-tensors", *_FORMATS)
 
 
@@ -59,5 +58,6 @@ def quantization_of_checkpoint(
             f"the checkpoint is quantized by {method} and cannot be quantized again: leave quantization out, or give "
             "'dequantize' for weights in the model's data type"
         )
-    config = _FORMATS[method](stored)
+    published = next(each for each in _FORMATS[method] if each.is_meant(stored))
+    config = PublishedQuantizationConfig(published, stored)
     return config if choice is None else DequantizingConfig(config)

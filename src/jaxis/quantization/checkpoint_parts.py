@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxis.errors import CheckpointError
+from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.embed import JaxEmbed
-from jaxis.layers.experts import JaxExperts
+from jaxis.layers.experts import STACK_AXES, JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
-from jaxis.quantization.experts import STACK_AXES, QuantizedExpertsMethod
-from jaxis.quantization.methods import QuantizedLinearMethod, WeightScheme
+from jaxis.layers.weight_method import WeightMethod
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Part:
 
     Attributes:
       module: Its dotted name in the quantized checkpoint: of an expert, `model.layers.0.mlp.experts.3.up_proj`.
-      method: How.
+      scheme: How.
       weight: [out, in].
     """
 
     module: str
-    method: QuantizedLinearMethod | QuantizedExpertsMethod
+    scheme: WeightScheme
     weight: np.ndarray
 
 
@@ -52,17 +52,17 @@ class CheckpointParts:
           CheckpointError: It is not as the model has it.
         """
         module, _, leaf = name.rpartition(".")
-        if leaf == "weight" and isinstance(method := self._method(self._layers.get(module)), QuantizedLinearMethod):
+        if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
             if tensor.ndim != 2:
                 raise CheckpointError(f"tensor {name!r} has shape {list(tensor.shape)}, not [out, in]")
-            return [Part(module, method, tensor)]
+            return [Part(module, scheme, tensor)]
         prefix, experts = self._experts_of(name)
-        if experts is None or not isinstance(method := self._method(experts), QuantizedExpertsMethod):
+        if experts is None or (scheme := _scheme(experts)) is None:
             return []
         parts = [part for part in experts.parts(name.removeprefix(f"{prefix}."), tensor) if part[0] in STACK_AXES]
         if tensor.ndim == 2:  # of one expert, which keeps the file's own name
-            return [Part(module, method, weight) for _, _, weight in parts]
-        return [Part(f"{prefix}.{expert}.{stack}", method, weight) for stack, expert, weight in parts]
+            return [Part(module, scheme, weight) for _, _, weight in parts]
+        return [Part(f"{prefix}.{expert}.{stack}", scheme, weight) for stack, expert, weight in parts]
 
     def check(self, tensors: Iterable[tuple[str, np.ndarray]], model_name: str) -> None:
         """Makes sure that the tensors are those of the model.
@@ -94,9 +94,9 @@ class CheckpointParts:
         """
         found: dict[str, tuple[str, WeightScheme | None]] = {}
         for name, layer in self._layers.items():
-            found[name] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", self._scheme(layer))
+            found[name] = ("Embedding" if isinstance(layer, JaxEmbed) else "Linear", _scheme(layer))
         for name, experts in self._experts.items():
-            found[rf"re:{re.escape(name)}\.\d+\."] = ("Linear", self._scheme(experts))
+            found[rf"re:{re.escape(name)}\.\d+\."] = ("Linear", _scheme(experts))
         return found
 
     def _entries(self, parameter: str) -> list[str]:
@@ -110,8 +110,8 @@ class CheckpointParts:
                 return prefix, experts
         return "", None
 
-    def _method(self, layer: JaxModule | None) -> object:
-        return getattr(layer, "quant_method", None)
 
-    def _scheme(self, layer: JaxModule) -> WeightScheme | None:
-        return getattr(self._method(layer), "scheme", None)
+def _scheme(layer: JaxLinear | JaxEmbed | JaxExperts | None) -> WeightScheme | None:
+    """How a layer's weights are to be quantized; None is not at all."""
+    method = None if layer is None else layer.quant_method
+    return method.scheme if isinstance(method, WeightMethod) else None

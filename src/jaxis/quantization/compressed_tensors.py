@@ -11,29 +11,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.quantized_matmul.quantize import check_quantizable
-from jaxis.layers.module import JaxModule
-from jaxis.quantization.block_scaled import BlockScaledLinearMethod, StoredBlocksMethod
-from jaxis.quantization.block_scaled_experts import BlockScaledExpertsMethod, StoredBlockExpertsMethod, StoredStacks
-from jaxis.quantization.compressed_tensors_experts import CompressedTensorsExpertsMethod
-from jaxis.quantization.compressed_tensors_method import CompressedTensorsMethod
-from jaxis.quantization.experts import STACK_AXES, select_experts_method
-from jaxis.quantization.methods import WeightScheme, select_method
+from jaxis.kernels.weights import WeightScheme
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.experts import STACK_AXES, JaxExperts
+from jaxis.layers.weight_format import WeightFormat
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
+from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
+from jaxis.quantization.formats.integers import IntQuantizedFormat, PackQuantizedFormat
+from jaxis.quantization.module_patterns import WHERE, check_keys
+from jaxis.quantization.published import stored_as
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
-
-if TYPE_CHECKING:
-    from jaxis.layers.embed import JaxEmbed
-    from jaxis.layers.experts import JaxExperts
-    from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import ExpertsMethod, LinearMethod
 
 RULES_KEY = "jaxis_quantization"
 """Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
 
-_WHERE = "quantization_config in config.json"
 # Key -> the values with which it does nothing, or None where it says nothing about how to compute.
 _CONFIG_KEYS: dict[str, tuple[Any, ...] | None] = {
     **dict.fromkeys(("quant_method", "config_groups", "format", "ignore")),
@@ -72,20 +66,15 @@ _FLOAT_WEIGHT_KEYS = (
 _FLOAT_ACTIVATION_KEYS = _ACTIVATION_KEYS | _FLOATS | {"strategy": ("token", "group"), "group_size": None}
 _BITS = {"int-quantized": 8, "pack-quantized": 4}
 _FLOAT_FORMAT = "float-quantized"
-_FP8_SCALE = "weight_scale"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """For which modules, and how they are stored: integers by a scheme, or fp8 in blocks.
-
-    `block_shape` (rows, columns) of a block; None is all columns.
-    """
+    """For which modules, and how they are stored; `scheme` is that of integers."""
 
     targets: tuple[str, ...]
-    format: str
+    format: WeightFormat
     scheme: WeightScheme | None = None
-    block_shape: tuple[int, int | None] | None = None
 
 
 class CompressedTensorsConfig:
@@ -100,53 +89,25 @@ class CompressedTensorsConfig:
     """
 
     def __init__(self, config: Mapping[str, Any], rules: RuleQuantizationConfig | None = None) -> None:
-        _check_keys(config, _CONFIG_KEYS, _WHERE)
+        check_keys(config, _CONFIG_KEYS, WHERE)
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
-            raise ConfigError(f"{_WHERE} has no config_groups")
-        self._groups = [_read_group(group, config.get("format"), f"{_WHERE}: {name}") for name, group in groups.items()]
+            raise ConfigError(f"{WHERE} has no config_groups")
+        self._groups = [_read_group(group, config.get("format"), f"{WHERE}: {name}") for name, group in groups.items()]
         self._ignore = tuple(config.get("ignore") or ())
         self._rules = rules
 
-    def get_quant_method(
-        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
-    ) -> LinearMethod | ExpertsMethod | None:
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
         """As QuantizationConfig's."""
-        from jaxis.layers.experts import JaxExperts
-
         is_experts = isinstance(layer, JaxExperts)
         group = self._group_of_experts(layer, prefix) if is_experts else self._group_of(layer, prefix)
-        if group is not None and group.block_shape is not None:
-            return self._fp8_method(layer, prefix, group.block_shape)
-        scheme = None if group is None else group.scheme
-        if self._rules is not None:
-            scheme = _with_activations_of(weight_scheme(self._rules.find(prefix)), scheme, prefix)
-        if group is None or scheme is None:
-            return None
-        try:
-            for in_size in (layer.hidden_size, layer.intermediate_size) if is_experts else (layer.input_size,):
-                check_quantizable(in_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
-        except ValueError as error:
-            raise ConfigError(f"{_WHERE}: {prefix} {error}") from None
-        if is_experts:
-            return CompressedTensorsExpertsMethod(group.format, scheme, select_experts_method(layer, scheme))
-        return CompressedTensorsMethod(group.format, scheme, select_method(layer, scheme))
-
-    def _fp8_method(
-        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str, block_shape: tuple[int, int | None]
-    ) -> LinearMethod | ExpertsMethod:
-        from jaxis.layers.experts import JaxExperts
-        from jaxis.layers.linear import JaxLinear
-
-        if self._rules is not None:
+        stored = None if group is None else group.scheme
+        if self._rules is None:
+            return None if group is None else stored_as(group.format, layer, prefix)
+        if group is not None and stored is None:
             raise ConfigError(f"{prefix} is stored in fp8 and cannot be quantized again: leave quantization out")
-        rows, columns = block_shape
-        if isinstance(layer, JaxLinear):
-            return StoredBlocksMethod((rows, columns or layer.input_size), _FP8_SCALE, BlockScaledLinearMethod())
-        if isinstance(layer, JaxExperts) and columns is not None:
-            stored = StoredStacks("", f"_{_FP8_SCALE}", is_mxfp4=False, block_shape=(rows, columns))
-            return StoredBlockExpertsMethod(stored, BlockScaledExpertsMethod())
-        raise ConfigError(f"{_WHERE}: {prefix} has fp8 weights, which are not supported for it in this form")
+        scheme = _with_activations_of(weight_scheme(self._rules.find(prefix)), stored, prefix)
+        return None if scheme is None else stored_as(_integer_format(scheme), layer, prefix)
 
     def check_all_used(self) -> None:
         """As QuantizationConfig's; the file's own targets may name modules that the model does not have."""
@@ -158,10 +119,10 @@ class CompressedTensorsConfig:
         names = [f"{prefix}.{expert}.{name}" for expert in range(layer.num_experts) for name in STACK_AXES]
         first, *others = [self._group_of(layer, name) for name in names]
         if any(group != first for group in others):
-            raise ConfigError(f"{_WHERE}: experts of {prefix} are quantized in different ways, which is not supported")
+            raise ConfigError(f"{WHERE}: experts of {prefix} are quantized in different ways, which is not supported")
         return first
 
-    def _group_of(self, layer: JaxModule | JaxEmbed, prefix: str) -> _Group | None:
+    def _group_of(self, layer: WeightedLayer, prefix: str) -> _Group | None:
         if any(_names(target, prefix) or target == _class_name(layer) for target in self._ignore):
             return None
         for group in self._groups:
@@ -176,10 +137,8 @@ def _names(target: str, prefix: str) -> bool:
     return target == prefix
 
 
-def _class_name(layer: JaxModule) -> str:
+def _class_name(layer: WeightedLayer) -> str:
     """PyTorch's, by which groups know it."""
-    from jaxis.layers.embed import JaxEmbed
-
     return "Embedding" if isinstance(layer, JaxEmbed) else "Linear"
 
 
@@ -189,7 +148,7 @@ def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None,
     def describe(scheme: WeightScheme | None) -> str:
         if scheme is None:
             return "unquantized"
-        groups = "one group a row" if scheme.tile_size is None else f"groups of {scheme.tile_size}"
+        groups = "one group a row" if scheme.group_size is None else f"groups of {scheme.group_size}"
         points = " and zero points" if scheme.weight_calibration_method == "minmax" else ""
         return f"{scheme.weight_qtype} with {groups}{points}"
 
@@ -202,7 +161,7 @@ def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None,
 
 
 def _read_group(group: Any, default_format: Any, where: str) -> _Group:
-    _check_keys(group, _GROUP_KEYS, where)
+    check_keys(group, _GROUP_KEYS, where)
     weights, activations = group.get("weights"), group.get("input_activations")
     targets, file_format = group.get("targets"), group.get("format") or default_format
     if file_format not in (*_BITS, _FLOAT_FORMAT):
@@ -211,10 +170,10 @@ def _read_group(group: Any, default_format: Any, where: str) -> _Group:
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise ConfigError(f"{where}: targets={targets!r} must be a list of names")
     if file_format == _FLOAT_FORMAT:
-        return _Group(tuple(targets), file_format, block_shape=_fp8_blocks(weights, activations, where))
-    _check_keys(weights, _WEIGHT_KEYS, f"{where}: weights")
+        return _Group(tuple(targets), _float_format(weights, activations, where))
+    check_keys(weights, _WEIGHT_KEYS, f"{where}: weights")
     if activations is not None:
-        _check_keys(activations, _ACTIVATION_KEYS, f"{where}: input_activations")
+        check_keys(activations, _ACTIVATION_KEYS, f"{where}: input_activations")
     bits, strategy, group_size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
     symmetric = weights.get("symmetric", True)
     if bits != _BITS[file_format] or (bits == 8 and not symmetric):
@@ -228,31 +187,24 @@ def _read_group(group: Any, default_format: Any, where: str) -> _Group:
         raise ConfigError(f"{where}: strategy={strategy!r} with group_size={group_size!r} is not supported")
     scheme = WeightScheme(
         weight_qtype=f"int{bits}",
-        act_qtype=None if activations is None else "int8",
-        tile_size=group_size if is_grouped else None,
+        group_size=group_size if is_grouped else None,
         weight_calibration_method="absmax" if symmetric else "minmax",
+        act_qtype=None if activations is None else "int8",
     )
-    return _Group(tuple(targets), file_format, scheme)
+    return _Group(tuple(targets), _integer_format(scheme), scheme)
 
 
-def _fp8_blocks(weights: Any, activations: Any, where: str) -> tuple[int, int | None]:
-    _check_keys(weights, _FLOAT_WEIGHT_KEYS, f"{where}: weights")
+def _integer_format(scheme: WeightScheme) -> WeightFormat:
+    return PackQuantizedFormat(scheme) if scheme.weight_qtype == "int4" else IntQuantizedFormat(scheme)
+
+
+def _float_format(weights: Any, activations: Any, where: str) -> WeightFormat:
+    check_keys(weights, _FLOAT_WEIGHT_KEYS, f"{where}: weights")
     if activations is not None:
-        _check_keys(activations, _FLOAT_ACTIVATION_KEYS, f"{where}: input_activations")
+        check_keys(activations, _FLOAT_ACTIVATION_KEYS, f"{where}: input_activations")
     if weights.get("strategy") != "block":
-        return 1, None
+        return Fp8BlocksFormat((1, None), "weight_scale")
     block = weights.get("block_structure")
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise ConfigError(f"{where}: weights: block_structure={block!r} must be [rows, columns]")
-    return block[0], block[1]
-
-
-def _check_keys(value: Any, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} is {value!r}, expected an object")
-    for key, setting in value.items():
-        if key not in known:
-            raise ConfigError(f"{where} has the key {key!r}, which is not supported")
-        allowed = known[key]
-        if allowed is not None and setting not in allowed:
-            raise ConfigError(f"{where}: {key}={setting!r} is not supported; supported: {allowed[0]!r}")
+    return Fp8BlocksFormat((block[0], block[1]), "weight_scale")

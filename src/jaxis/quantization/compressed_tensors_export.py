@@ -8,10 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul import QuantizedWeight
+from jaxis.kernels.weights import QuantizedWeight, WeightScheme
 from jaxis.loading.safetensors_writer import TensorSpec
-from jaxis.quantization.compressed_tensors_method import VALUES_PER_WORD, pack_rows, pack_words
-from jaxis.quantization.methods import WeightScheme
+from jaxis.quantization.formats.int4_words import VALUES_PER_WORD, pack_rows, pack_words
 
 _FORMATS = {"int8": "int-quantized", "int4": "pack-quantized"}
 VERSION = "0.10.2"
@@ -21,8 +20,8 @@ VERSION = "0.10.2"
 def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorSpec]:
     """What `tensors` will return for a weight [out, in] of this shape."""
     rows, columns = shape
-    groups = 1 if scheme.tile_size is None else columns // scheme.tile_size
-    scale_dtype = np.dtype(np.float32 if scheme.tile_size is None else ml_dtypes.bfloat16)
+    groups = 1 if scheme.group_size is None else columns // scheme.group_size
+    scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
     scale = {f"{module}.weight_scale": TensorSpec(scale_dtype, (rows, groups))}
     if scheme.weight_qtype == "int8":
         return {f"{module}.weight": TensorSpec(np.dtype(np.int8), shape)} | scale
@@ -37,13 +36,13 @@ def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> d
 
 def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
     """The tensors that stand for a QuantizedWeight of numpy arrays."""
-    scale = {f"{module}.weight_scale": weight.scale}
+    qvalue, scale = np.asarray(weight.qvalue), {f"{module}.weight_scale": np.asarray(weight.scale)}
     if weight.qtype == "int8":
-        return {f"{module}.weight": weight.qvalue} | scale
-    found = {f"{module}.weight_packed": pack_words(weight.qvalue)} | scale
+        return {f"{module}.weight": qvalue} | scale
+    found = {f"{module}.weight_packed": pack_words(qvalue)} | scale
     found[f"{module}.weight_shape"] = np.asarray(weight.shape, "<i8")
     if weight.zero_point is not None:
-        found[f"{module}.weight_zero_point"] = pack_rows(weight.zero_point)
+        found[f"{module}.weight_zero_point"] = pack_rows(np.asarray(weight.zero_point))
     return found
 
 
@@ -71,7 +70,7 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
         f"group_{number}": {"targets": ["Linear"] if key == most else members[key]} | settings[key]
         for number, key in enumerate(members)
     }
-    formats = {group["format"] for group in groups.values()}
+    formats = {str(group["format"]) for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -84,13 +83,13 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
 
 
 def _group(kind: str, scheme: WeightScheme) -> dict[str, Any]:
-    is_grouped = scheme.tile_size is not None
+    is_grouped = scheme.group_size is not None
     weights = {
         "num_bits": int(scheme.weight_qtype.removeprefix("int")),
         "type": "int",
         "symmetric": scheme.weight_calibration_method != "minmax",
         "strategy": "group" if is_grouped else "channel",
-        "group_size": scheme.tile_size,
+        "group_size": scheme.group_size,
         "dynamic": False,
     }
     activations = None

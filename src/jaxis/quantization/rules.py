@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.quantized_matmul.quantize import check_quantizable
-from jaxis.quantization.experts import select_experts_method
-from jaxis.quantization.methods import WeightScheme, select_method
+from jaxis.kernels.weights import WeightScheme, check_quantizable
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.quantization_rules import QuantizationRule
-
-if TYPE_CHECKING:
-    from jaxis.layers.embed import JaxEmbed
-    from jaxis.layers.experts import JaxExperts
-    from jaxis.layers.linear import JaxLinear
-    from jaxis.quantization.config import ExpertsMethod, LinearMethod
 
 
 class RuleQuantizationConfig:
@@ -40,25 +32,20 @@ class RuleQuantizationConfig:
                 return rule
         return None
 
-    def get_quant_method(
-        self, layer: JaxLinear | JaxEmbed | JaxExperts, prefix: str
-    ) -> LinearMethod | ExpertsMethod | None:
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
         """As QuantizationConfig's.
 
         Raises:
           ConfigError: The layer's sizes do not allow what its rule says.
         """
-        from jaxis.layers.experts import JaxExperts
-
         if (scheme := weight_scheme(self.find(prefix))) is None:
             return None
-        is_experts = isinstance(layer, JaxExperts)
         try:
-            for in_size in (layer.hidden_size, layer.intermediate_size) if is_experts else (layer.input_size,):
-                check_quantizable(in_size, scheme.weight_qtype, scheme.tile_size, scheme.weight_calibration_method)
+            for slot in layer.weight_slots:
+                check_quantizable(slot.shape[1], scheme)
         except ValueError as error:
             raise ConfigError(f"{prefix} {error}: change its quantization rule, or exclude it before") from None
-        return select_experts_method(layer, scheme) if is_experts else select_method(layer, scheme)
+        return WeightMethod(scheme=scheme)
 
     def check_all_used(self) -> None:
         """As QuantizationConfig's."""
@@ -75,4 +62,4 @@ def weight_scheme(rule: QuantizationRule | None) -> WeightScheme | None:
     """What a rule says of a module that it matches; None leaves the module as it is."""
     if rule is None or rule.weight_qtype is None:
         return None
-    return WeightScheme(rule.weight_qtype, rule.act_qtype, rule.tile_size, rule.weight_calibration_method)
+    return WeightScheme(rule.weight_qtype, rule.tile_size, rule.weight_calibration_method, rule.act_qtype)

@@ -5,7 +5,7 @@ import pytest
 
 from jaxis.bringup.analyze.analysis import analyze
 from jaxis.bringup.analyze.figures import MEMORY_SHARE, CacheKind, fit
-from jaxis.kernels.quantized_matmul import quantize
+from jaxis.kernels.weights import WeightScheme, quantize
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
@@ -36,7 +36,7 @@ def test_quantized_weights_have_the_bytes_that_quantizing_gives(checkpoint, name
             wide += 2 * tensor.size
             if tensor.ndim == 2:
                 rule = rules.find(tensor_name.removesuffix(".weight"))
-                expected += quantize(tensor, rule.weight_qtype, rule.tile_size).nbytes
+                expected += quantize(tensor, WeightScheme(rule.weight_qtype, rule.tile_size)).nbytes
             else:
                 expected += 2 * tensor.size
         assert fits["as published"] == weights.total_bytes

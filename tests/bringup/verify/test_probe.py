@@ -7,7 +7,7 @@ from jaxis.bringup.verify.probe import follow, record
 from jaxis.bringup.verify.recording import LOGITS, Values, as_shape
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import calls_are_observed, calls_observed, named_modules
-from jaxis.quantization.native import NativeQuantizationConfig
+from jaxis.quantization.wrappers import PackingConfig
 from tests.support.verified_models import TOKEN_IDS, load, twin
 
 
@@ -30,7 +30,7 @@ def test_every_module_is_recorded_and_the_numbers_are_the_models_own(config):
 
 
 def test_products_that_run_in_one_kernel_are_recorded_one_by_one():
-    model = load("LLAMA_2", quant_config=NativeQuantizationConfig())
+    model = load("LLAMA_2", quant_config=PackingConfig())
     assert {name for name, _ in named_modules(model)} <= set(record(model, TOKEN_IDS))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig, KeyUse
+from jaxis.config.quantization import QuantizationConfig
 from jaxis.engine.setup import DTYPES
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import supported_architectures
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.config import QuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
 
 MAX_REFUSALS = 10

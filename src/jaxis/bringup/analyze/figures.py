@@ -15,10 +15,11 @@ from flax import nnx
 
 from jaxis.config import VllmConfig
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
+from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.layers.weight_method import WeightMethod
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.quantization.methods import WeightScheme
 
 BLOCK_SIZE = 16
 _BITS = {"int8": 8, "int4": 4}
@@ -140,7 +141,8 @@ def weight_bytes(model: JaxModule) -> int:
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
-        if (scheme := getattr(getattr(module, "quant_method", None), "scheme", None)) is not None:
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, WeightMethod) and (scheme := method.scheme) is not None:
             schemes |= {id(param): scheme for param in _matrices(module)}
     total = 0
     for param in {id(param): param for _, param in named_parameters(model)}.values():
@@ -195,9 +197,9 @@ def _matrices(module: nnx.Module) -> list[nnx.Param]:
 
 def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
     elements, columns = math.prod(shape), shape[-1]
-    groups = elements // columns * (1 if scheme.tile_size is None else columns // scheme.tile_size)
+    groups = elements // columns * (1 if scheme.group_size is None else columns // scheme.group_size)
     # Scales are float32 of a whole row, bfloat16 of a group: see QuantizedWeight.
-    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.tile_size is None else 2)
+    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.group_size is None else 2)
 
 
 def _num_elements(param: nnx.Param) -> int:

@@ -34,7 +34,7 @@ def pack_into(
     Raises:
       ValueError: The weight is packed in another format than those before it; the text goes after its name.
     """
-    data = None if stack is None else stack.data
+    data = None if stack is None else np.asarray(stack.data)
 
     def allocate(shape: tuple[int, int]) -> np.ndarray:
         nonlocal data
@@ -52,7 +52,7 @@ def pack_into(
 
 def on_device(stack: PackedWeight) -> PackedWeight:
     """A complete stack as one of a JAX array, in the same memory."""
-    return dataclasses.replace(stack, data=device_array(stack.data))
+    return dataclasses.replace(stack, data=device_array(np.asarray(stack.data)))
 
 
 def experts(

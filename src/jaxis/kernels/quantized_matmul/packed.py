@@ -5,6 +5,7 @@ The layout is described in native/src/matmul.h. Packed weights are for inference
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
-from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight
+from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight, WeightScheme
 
 GROUP_SIZES = (32, 64, 128)
 _PANELS_PER_TASK_BYTES = 1 << 20
@@ -42,14 +43,16 @@ class PackedWeight:
       group_size: Columns that share a scale; 0 if a row has one scale, or none.
       has_zero_points: Whether each group has one.
       has_wide_scales: Whether groups have float32 scales, not bfloat16.
+      act_qtype: "int8" quantizes the input of a product with it on the way; None does not.
     """
 
-    data: jax.Array
+    data: jax.Array | np.ndarray
     shape: tuple[int, int] = field(metadata={"static": True})
     qtype: str = field(metadata={"static": True})
     group_size: int = field(default=0, metadata={"static": True})
     has_zero_points: bool = field(default=False, metadata={"static": True})
     has_wide_scales: bool = field(default=False, metadata={"static": True})
+    act_qtype: str | None = field(default=None, metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +62,7 @@ class PackedWeight:
     @property
     def format(self) -> tuple:
         """What weights must share to be multiplied in one call."""
-        return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales
+        return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales, self.act_qtype
 
     def attributes(self) -> dict[str, Any]:
         """The format as the kernels take it."""
@@ -96,11 +99,11 @@ def can_pack(weight: QuantizedWeight | BlockScaledWeight) -> bool:
     return has_kernel(weight.qtype, weight.shape[1], None if weight.scale.shape[1] == 1 else weight.group_size)
 
 
-def has_kernel(qtype: str, in_size: int, tile_size: int | None) -> bool:
-    """Whether the kernels take quantized weights of `in_size` columns; `tile_size` of them share a scale, None: all."""
-    if tile_size in (None, in_size) and (qtype == "int8" or in_size % DEFAULT_ACT_TILE == 0):
+def has_kernel(qtype: str, in_size: int, group_size: int | None) -> bool:
+    """Whether the kernels take quantized weights of so many columns; `group_size` of them (None: all) share a scale."""
+    if group_size in (None, in_size) and (qtype == "int8" or in_size % DEFAULT_ACT_TILE == 0):
         return True
-    return (tile_size or in_size) in GROUP_SIZES
+    return (group_size or in_size) in GROUP_SIZES
 
 
 def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) -> PackedWeight:
@@ -117,7 +120,8 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
         zero_point = None if zero_point is None else np.repeat(zero_point, groups, axis=1)
     if scale.dtype != ml_dtypes.bfloat16:
         scale = scale.astype(np.float32, copy=False)
-    return _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point, allocate)
+    packed = _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point, allocate)
+    return dataclasses.replace(packed, act_qtype=weight.act_qtype)
 
 
 def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
@@ -130,31 +134,27 @@ def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> 
 
 
 def quantize_and_pack(
-    weight: np.ndarray,
-    qtype: str,
-    tile_size: int | None,
-    calibration_method: str,
-    allocate: Allocate | None = None,
+    weight: np.ndarray, scheme: WeightScheme, allocate: Allocate | None = None
 ) -> PackedWeight | None:
-    """`pack_quantized(quantize(...), allocate)` of the same arguments, in one pass over the weight.
+    """`pack_quantized(quantize(weight, scheme), allocate)`, in one pass over the weight.
 
     None if the kernels do not take such a weight, or there is no native code to quantize it.
 
     Raises:
       ValueError: As for `quantize`.
     """
-    in_size = weight.shape[1]
-    check_quantizable(in_size, qtype, tile_size, calibration_method)
-    is_whole_row = tile_size is None and qtype == "int8"
-    is_grouped = tile_size in GROUP_SIZES and tile_size < in_size
+    in_size, qtype = weight.shape[1], scheme.weight_qtype
+    check_quantizable(in_size, scheme)
+    is_whole_row = scheme.group_size is None and qtype == "int8"
+    is_grouped = scheme.group_size in GROUP_SIZES and scheme.group_size < in_size
     if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
         return None
-    group_size, has_zero_points = tile_size or 0, calibration_method == "minmax"
+    group_size, has_zero_points = scheme.group_size or 0, scheme.weight_calibration_method == "minmax"
     panels = _empty_panels(weight.shape, qtype, group_size, has_zero_points, False, allocate)
-    if not quantize_native.quantize_panels(weight, qtype, group_size, calibration_method, panels, PANEL_ROWS):
+    if not quantize_native.quantize_panels(weight, scheme, panels, PANEL_ROWS):
         raise ValueError(NOT_FINITE)
     data = panels if allocate is not None else device_array(panels)
-    return PackedWeight(data, weight.shape, qtype, group_size, has_zero_points)
+    return PackedWeight(data, weight.shape, qtype, group_size, has_zero_points, act_qtype=scheme.act_qtype)
 
 
 def matmul(
@@ -221,8 +221,8 @@ def _pack(
         assert is_packed  # or there were no size of a panel
 
     for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
-    data = packed if allocate is not None else device_array(packed)
-    return PackedWeight(data, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+    panels = packed if allocate is not None else device_array(packed)
+    return PackedWeight(panels, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
 
 
 def device_array(packed: np.ndarray) -> jax.Array:

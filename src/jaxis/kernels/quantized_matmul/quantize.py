@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.reference import divide
-from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight
+from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight, WeightScheme
 from jaxis.quantization_rules import CALIBRATION_METHODS
 
 NOT_FINITE = "has values that are not finite"
@@ -21,9 +21,7 @@ _ELEMENTS_AT_ONCE = 1 << 22
 _INT4_EXTREMES = (-8.0, -8.8)
 
 
-def quantize(
-    weight: np.ndarray, qtype: str, tile_size: int | None = None, calibration_method: str = "absmax"
-) -> QuantizedWeight:
+def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
     """Quantizes a weight, always on the CPU, so that every device gets the same bits.
 
     A grouped scale is rounded to bfloat16 first and the integers are chosen for the rounded scale, so that the rounding
@@ -31,31 +29,28 @@ def quantize(
 
     Args:
       weight: float32, float16 or bfloat16 [out, in].
-      qtype: "int8" or "int4".
-      tile_size: Columns of a group; None is one group a row.
-      calibration_method: How scales are chosen. "absmax": from the largest magnitude; "minmax": from the smallest and
-        the largest value, with a zero point (int4 only); "mse": of a few scales the one with the least squared error
-        (int4 only).
+      scheme: Its `weight_calibration_method` says how scales are chosen. "absmax": from the largest magnitude;
+        "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": of a few scales the one
+        with the least squared error (int4 only).
 
     Returns:
       A QuantizedWeight of numpy arrays.
 
     Raises:
-      ValueError: The weight has values that are not finite, or the arguments do not go together.
+      ValueError: The weight has values that are not finite, or the scheme does not fit it.
     """
-    check_quantizable(weight.shape[1], qtype, tile_size, calibration_method)
+    check_quantizable(weight.shape[1], scheme)
     if weight.size == 0:
         raise ValueError("has no rows")
     function = quantize_native.quantize if quantize_native.usable(weight) else quantize_by_definition
-    arrays = function(weight, qtype, tile_size, calibration_method)
+    arrays = function(weight, scheme)
     if arrays is None:
         raise ValueError(NOT_FINITE)
-    return QuantizedWeight(*arrays)
+    qvalue, scale, *zero_point = arrays
+    return QuantizedWeight(qvalue, scale, *zero_point, act_qtype=scheme.act_qtype)
 
 
-def quantize_by_definition(
-    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
-) -> tuple[np.ndarray, ...] | None:
+def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
     """The arrays of `quantize`'s result, whose arguments these are; None if one is not finite."""
     out_size, in_size = weight.shape
     num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // in_size))
@@ -63,40 +58,40 @@ def quantize_by_definition(
     for first in range(0, out_size, num_rows):
         # The last part reaches back, so that all have one shape and share a program.
         rows = slice(min(first, out_size - num_rows), min(first, out_size - num_rows) + num_rows)
-        part = _quantize_on_cpu(weight[rows], qtype, tile_size, calibration_method)
+        part = _quantize_on_cpu(weight[rows], scheme)
         result = result or [np.empty((out_size, *array.shape[1:]), array.dtype) for array in part]
         for whole, array in zip(result, part, strict=True):
             whole[rows] = array
     return tuple(result) if np.isfinite(result[1]).all() else None
 
 
-def check_quantizable(in_size: int, qtype: str, tile_size: int | None, calibration_method: str) -> None:
+def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
     """Raises ValueError where a weight of `in_size` columns cannot be quantized so; the text goes after its name."""
+    qtype, calibration_method = scheme.weight_qtype, scheme.weight_calibration_method
     if qtype not in QTYPES:
         raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(QTYPES)}")
     if calibration_method not in CALIBRATION_METHODS:
         raise ValueError(f"cannot be calibrated by {calibration_method!r}; known: {', '.join(CALIBRATION_METHODS)}")
     if qtype == "int8" and calibration_method != "absmax":
         raise ValueError(f"cannot be quantized to int8 by {calibration_method!r}, which is for int4: use 'absmax'")
-    if tile_size is not None and in_size % tile_size:
-        raise ValueError(f"has {in_size} input features, which tile_size={tile_size} does not divide")
+    if scheme.group_size is not None and in_size % scheme.group_size:
+        raise ValueError(f"has {in_size} input features, which tile_size={scheme.group_size} does not divide")
     if qtype == "int4" and in_size % 2:
         raise ValueError(f"has {in_size} input features; int4 needs an even number")
 
 
-def _quantize_on_cpu(
-    weight: np.ndarray, qtype: str, tile_size: int | None, calibration_method: str
-) -> tuple[np.ndarray, ...]:
+def _quantize_on_cpu(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]:
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         device = jax.local_devices()[0]
     # A view: contiguous, and only the first axis is cut.
-    grouped = weight.reshape(len(weight), -1, tile_size or weight.shape[1])
-    scale_dtype = np.dtype(np.float32 if tile_size is None else ml_dtypes.bfloat16)
+    grouped = weight.reshape(len(weight), -1, scheme.group_size or weight.shape[1])
+    scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
+    quantizer = _QUANTIZERS[scheme.weight_qtype, scheme.weight_calibration_method]
     # The caller's mesh may be of other devices.
     with jax.set_mesh(jax.sharding.Mesh([device], "host")):
-        arrays = _QUANTIZERS[qtype, calibration_method](jax.device_put(grouped, device), scale_dtype)
+        arrays = quantizer(jax.device_put(grouped, device), scale_dtype)
     return tuple(np.asarray(array) for array in arrays)
 
 

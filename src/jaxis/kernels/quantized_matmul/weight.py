@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -11,6 +11,23 @@ from jaxis.quantization_rules import QTYPES as QTYPES
 
 INT4_OFFSET = 8
 """What a symmetric int4 value is stored with on top, so that a nibble is unsigned."""
+
+
+@dataclass(frozen=True)
+class WeightScheme:
+    """How a weight is quantized, and what its products do with their input.
+
+    Attributes:
+      weight_qtype: "int8" or "int4".
+      group_size: Input features that share a scale; None is all of them.
+      weight_calibration_method: How scales are chosen: "absmax", "minmax" or "mse", as `quantize` says.
+      act_qtype: "int8" quantizes the input of a product on the way; None does not.
+    """
+
+    weight_qtype: str
+    group_size: int | None = None
+    weight_calibration_method: str = "absmax"
+    act_qtype: str | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -25,11 +42,13 @@ class QuantizedWeight:
         bfloat16 (or float32, as some checkpoints have it).
       zero_point: uint8 [..., out, groups], of int4 only; None is symmetric: int8 as it stands, int4 stored plus
         INT4_OFFSET.
+      act_qtype: "int8" quantizes the input of a product with it on the way; None does not.
     """
 
     qvalue: jax.Array | np.ndarray
     scale: jax.Array | np.ndarray
     zero_point: jax.Array | np.ndarray | None = None
+    act_qtype: str | None = field(default=None, metadata={"static": True})
 
     @property
     def qtype(self) -> str:

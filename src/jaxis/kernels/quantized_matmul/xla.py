@@ -17,9 +17,19 @@ from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
 
 def quantized_matmul(
-    x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None, preferred_element_type: Any
+    x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None = None, preferred_element_type: Any = None
 ) -> jax.Array:
-    """As the definition in `reference`."""
+    """`x @ dequantize(weight).T`; `reference.quantized_matmul` defines it term by term.
+
+    Args:
+      x: [..., in].
+      weight: Of [out, in].
+      act_qtype: "int8" quantizes x on the way, a scale for each row and group; None leaves it as it is.
+      preferred_element_type: Of the result; None is x's.
+
+    Returns:
+      [..., out].
+    """
     out_dtype = preferred_element_type or x.dtype
     if act_qtype is not None:
         x = round_activations(x, weight)

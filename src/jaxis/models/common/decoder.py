@@ -31,7 +31,7 @@ from jaxis.models.common.prediction_layers import without_prediction_layers
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
-    from jaxis.quantization.config import QuantizationConfig
+    from jaxis.config.quantization import QuantizationConfig
 
 Caches = list[jax.Array] | None
 

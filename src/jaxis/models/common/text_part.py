@@ -17,7 +17,7 @@ from jaxis.models.common.interfaces import LoadableWithIterator
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.quantization.config import QuantizationConfig
+    from jaxis.config.quantization import QuantizationConfig
 
 
 class TextPart(JaxModule, LoadableWithIterator):

@@ -1,4 +1,4 @@
-"""Which modules a checkpoint's `quantization_config` leaves as they are."""
+"""Which modules a checkpoint's `quantization_config` leaves as they are, and checks of its keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jaxis.errors import ConfigError
 
 WHERE = "quantization_config in config.json"
-_KEYS = ("modules_to_not_convert", "ignored_layers")
+PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
 
 
 def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -18,9 +18,9 @@ def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       ConfigError: Both keys are there, or the patterns are no list of regular expressions.
     """
-    given = {key: config[key] for key in _KEYS if config.get(key) is not None}
+    given = {key: config[key] for key in PATTERN_KEYS if config.get(key) is not None}
     if len(given) > 1:
-        raise ConfigError(f"{WHERE} has both {' and '.join(_KEYS)}: remove one")
+        raise ConfigError(f"{WHERE} has both {' and '.join(PATTERN_KEYS)}: remove one")
     if not given:
         return ("lm_head",)
     [(key, patterns)] = given.items()
@@ -43,11 +43,13 @@ def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
     return any(re.match(f"(?:{pattern}){boundary}", name) or name.endswith(pattern) for pattern in patterns)
 
 
-def check_keys(config: Mapping[str, Any], known: Mapping[str, tuple[Any, ...] | None]) -> None:
+def check_keys(value: Any, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
     """Raises ConfigError for a key that is not known, or a value that is not among its own (None: any)."""
-    for key, value in config.items():
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {value!r}, expected an object")
+    for key, setting in value.items():
         if key not in known:
-            raise ConfigError(f"{WHERE} has the key {key!r}, which is not supported")
+            raise ConfigError(f"{where} has the key {key!r}, which is not supported")
         allowed = known[key]
-        if allowed is not None and value not in allowed:
-            raise ConfigError(f"{WHERE}: {key}={value!r} is not supported; supported: {allowed[0]!r}")
+        if allowed is not None and setting not in allowed:
+            raise ConfigError(f"{where}: {key}={setting!r} is not supported; supported: {allowed[0]!r}")

@@ -1,0 +1,101 @@
+"""The functions over weights, whatever their type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.kernels.activations import KERNEL_NAMES
+from jaxis.kernels.quantized_matmul import packed
+from jaxis.kernels.quantized_matmul.packed import Allocate
+from jaxis.kernels.quantized_matmul.quantize import quantize
+from jaxis.kernels.quantized_matmul.weight import WeightScheme
+from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
+
+
+def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: Any = None) -> jax.Array:
+    """`x @ weight.T`.
+
+    Args:
+      x: [..., in].
+      weight: [out, in].
+      preferred_element_type: Of the result; None is x's.
+
+    Returns:
+      [..., out].
+    """
+    return operations_of(weight).matmul(x, weight, preferred_element_type)
+
+
+def fused_matmul(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array] | None:
+    """`matmul` of one x [..., in] with each of the weights, in one kernel; None if there is none for them."""
+    if any(type(weight) is not type(weights[0]) for weight in weights):
+        return None
+    return operations_of(weights[0]).fused_matmul(x, weights)
+
+
+def gated_matmul(
+    x: jax.Array, gate: Weight, up: Weight, activation: Callable[[jax.Array], jax.Array]
+) -> jax.Array | None:
+    """`activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if there is none for it."""
+    if type(gate) is not type(up) or activation not in KERNEL_NAMES:
+        return None
+    return operations_of(gate).gated_matmul(x, gate, up, KERNEL_NAMES[activation])
+
+
+def lookup(ids: jax.Array, weight: Weight, dtype: Any) -> jax.Array:
+    """ids i32 [T] -> those rows of the weight [out, in], [T, in] of type `dtype`; an id past an end is the end."""
+    return operations_of(weight).lookup(ids, weight, dtype)
+
+
+def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
+    """`down(unit(gate(x), up(x)))` of the experts each token goes to, weighted and summed.
+
+    No token is dropped, and what a token gets does not depend on the others.
+
+    Args:
+      x: [T, E].
+      expert_ids: i32 [T, k].
+      expert_weights: float32 [T, k].
+      stacks: The experts; all three weights packed, with a unit that the kernel has, or none of them.
+
+    Returns:
+      [T, E] in x's type.
+    """
+    return operations_of(stacks.gate).experts(x, expert_ids, expert_weights, stacks)
+
+
+def dequantize(weight: Weight, dtype: Any = jnp.float32) -> jax.Array:
+    """The array [..., out, in] that the weight stands for."""
+    return operations_of(weight).dequantize(weight, dtype)
+
+
+def pack(
+    weight: Weight, *, dtype: Any = jnp.float32, scheme: WeightScheme | None = None, allocate: Allocate | None = None
+) -> Weight:
+    """The weight [out, in] for the native CPU kernels, from host arrays straight into panels.
+
+    Args:
+      weight: The weight.
+      dtype: The model's type. A float array becomes bfloat16 if this is, and stays bfloat16 if it is.
+      scheme: Quantizes a float array on the way, as `quantize` does; in the same pass where there is code for that.
+      allocate: As for `packed.pack`.
+
+    Returns:
+      A PackedWeight; the weight, quantized by then, if the kernels do not take it.
+
+    Raises:
+      ValueError: As for `quantize`.
+    """
+    if scheme is not None:
+        array = np.asarray(weight)
+        packed_weight = packed.quantize_and_pack(array, scheme, allocate)
+        if packed_weight is not None:
+            return packed_weight
+        weight = quantize(array, scheme)
+    packed_weight = operations_of(weight).pack(weight, dtype, allocate)
+    return weight if packed_weight is None else packed_weight

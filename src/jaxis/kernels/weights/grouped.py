@@ -1,0 +1,89 @@
+"""The experts of a mixture over stacks of weights, and the grouped product that they are made of in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.grouped_matmul import loop, reference
+from jaxis.kernels.grouped_matmul import packed as packed_stacks
+from jaxis.kernels.quantized_matmul.packed import PackedWeight
+from jaxis.kernels.weights.functions import dequantize, matmul
+from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
+
+
+def grouped_matmul(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
+    """`x[rows of group g] @ weight[g].T` for each group g; `grouped_matmul.reference` defines it.
+
+    Args:
+      x: [N, in], sorted by group.
+      weight: [X, out, in]; not packed.
+      group_sizes: i32 [X], how many rows each group has; their sum is at most N.
+
+    Returns:
+      [N, out] in x's type; rows past the last group are 0.
+    """
+    if jax.default_backend() == "cpu":
+        return loop.grouped_matmul(matmul, _grouped_by_definition, x, weight, group_sizes)
+    return _grouped_by_definition(x, weight, group_sizes)
+
+
+def _grouped_by_definition(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
+    x = operations_of(weight).round_input(x, weight)
+    return reference.grouped_matmul(x, dequantize(weight, x.dtype), group_sizes)
+
+
+def experts_by_groups(
+    x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
+) -> jax.Array:
+    """As `functions.experts`, in plain JAX: slots sorted by expert, each group times its expert's weights."""
+    num_tokens, k = expert_ids.shape
+    slot_experts = expert_ids.reshape(-1)
+    # Slots sorted by expert; within an expert in the tokens' order.
+    order = jnp.argsort(slot_experts, stable=True)
+    group_sizes = jnp.bincount(slot_experts, length=stacks.num_experts).astype(jnp.int32)
+    rows, row_experts = x[order // k], slot_experts[order]
+
+    def project(weight: Weight, bias: jax.Array | None, rows: jax.Array) -> jax.Array:
+        y = grouped_matmul(rows, weight, group_sizes)
+        return y if bias is None else y + bias[row_experts]
+
+    if stacks.scales_input:
+        rows = rows * expert_weights.reshape(-1)[order, None].astype(rows.dtype)
+    hidden = stacks.gated_unit(project(stacks.gate, stacks.gate_bias, rows), project(stacks.up, stacks.up_bias, rows))
+    outputs = project(stacks.down, stacks.down_bias, hidden)
+    # Back to each token's own slots, which are summed in their order whatever else is in the batch.
+    outputs = jnp.zeros_like(outputs).at[order].set(outputs).reshape(num_tokens, k, -1).astype(jnp.float32)
+    if not stacks.scales_input:
+        outputs = outputs * expert_weights[:, :, None]
+    return outputs.sum(1).astype(x.dtype)
+
+
+def experts_packed(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
+    """As `functions.experts`, in one native kernel."""
+    num_tokens, k = expert_ids.shape
+    inputs = x.astype(jnp.float32)
+    if stacks.scales_input:
+        # A row for each slot, so that the kernel need not know.
+        inputs = (inputs[:, None] * expert_weights[:, :, None]).reshape(num_tokens * k, -1)
+        expert_ids, expert_weights = expert_ids.reshape(-1, 1), jnp.ones((num_tokens * k, 1), jnp.float32)
+    gate, up, down, unit = stacks.gate, stacks.up, stacks.down, stacks.gated_unit.kernel_arguments
+    assert isinstance(gate, PackedWeight)
+    assert isinstance(up, PackedWeight)
+    assert isinstance(down, PackedWeight)
+    assert unit is not None
+    biases = (stacks.gate_bias, stacks.up_bias, stacks.down_bias)
+    y = packed_stacks.experts(
+        inputs,
+        expert_ids,
+        expert_weights,
+        gate,
+        up,
+        down,
+        [bias.astype(jnp.float32) for bias in biases if bias is not None],
+        act_qtype=gate.act_qtype,
+        **unit,
+    )
+    if stacks.scales_input:
+        y = y.reshape(num_tokens, k, -1).sum(1)
+    return y.astype(x.dtype)

@@ -1,0 +1,104 @@
+"""What can be done with a weight, and how the code for it is found: by the weight's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
+from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+
+Weight: TypeAlias = jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight | PackedWeight
+
+
+class GatedUnit(Protocol):
+    """What an expert makes of its gate and its up projection."""
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        ...
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """The unit as `grouped_matmul.packed.experts` takes it; None if the kernel does not have it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExpertStacks:
+    """The weights of X experts, and what is made of their products.
+
+    Attributes:
+      gate: [X, F, E].
+      up: [X, F, E].
+      down: [X, E, F].
+      gate_bias: [X, F]; None for none, as of the others.
+      up_bias: [X, F].
+      down_bias: [X, E].
+      num_experts: X.
+      gated_unit: Makes of gate and up what `down` gets.
+      scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
+    """
+
+    gate: Weight
+    up: Weight
+    down: Weight
+    gate_bias: jax.Array | None
+    up_bias: jax.Array | None
+    down_bias: jax.Array | None
+    num_experts: int
+    gated_unit: GatedUnit
+    scales_input: bool
+
+
+Experts: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, ExpertStacks], jax.Array]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What there is for one type of weight.
+
+    Attributes:
+      matmul: (x [..., in], weight, preferred_element_type) -> [..., out].
+      lookup: (ids i32 [T], weight, dtype) -> those rows [T, in]; an id past an end is the end.
+      dequantize: (weight, dtype) -> the array [..., out, in] that it stands for.
+      pack: (weight of host arrays, dtype, allocate) -> the same for the native kernels; None if they do not take it.
+      experts: As `functions.experts`, for the type of the gates' stack.
+      round_input: (x, weight) -> what the product makes of x first, in x's type.
+      fused_matmul: (x, weights) -> the products in one kernel; None if these weights cannot be put together.
+      gated_matmul: (x, gate, up, activation's kernel name) -> `activation(x gate^T) * (x up^T)`; None likewise.
+    """
+
+    matmul: Callable[[jax.Array, Any, Any], jax.Array]
+    lookup: Callable[[jax.Array, Any, Any], jax.Array]
+    dequantize: Callable[[Any, Any], jax.Array]
+    pack: Callable[[Any, Any, Allocate | None], PackedWeight | None]
+    experts: Experts
+    round_input: Callable[[jax.Array, Any], jax.Array] = lambda x, _: x
+    fused_matmul: Callable[[jax.Array, Sequence[Any]], list[jax.Array] | None] = lambda *_: None
+    gated_matmul: Callable[[jax.Array, Any, Any, str], jax.Array | None] = lambda *_: None
+
+
+_table: dict[type, Operations] = {}
+
+
+def register(kind: type, operations: Operations) -> None:
+    """Makes a type of weight known."""
+    _table[kind] = operations
+
+
+def operations_of(weight: Weight) -> Operations:
+    """What there is for this weight's type.
+
+    Raises:
+      TypeError: It is no type of weight.
+    """
+    for kind, operations in _table.items():
+        if isinstance(weight, kind):
+            return operations
+    raise TypeError(f"{type(weight).__name__} is not a type of weight: see kernels/weights/table.py")

@@ -1,0 +1,141 @@
+"""Which code computes with which type of weight: the one table to read, and to extend by a new type.
+
+Platforms enter here too: PackedWeight is the form of the native CPU kernels, and everything else runs on XLA anywhere.
+A kernel for another platform is another function in an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.native_constants import MAX_MATRICES
+from jaxis.kernels.quantized_matmul import packed, quantized_matmul, reference
+from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight, block_scaled_matmul, dequantize_blocks
+from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
+from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
+from jaxis.kernels.quantized_matmul.xla import round_activations
+from jaxis.kernels.weights.grouped import experts_by_groups, experts_packed
+from jaxis.kernels.weights.operations import Operations, register
+
+
+def _matmul_array(x: jax.Array, weight: jax.Array, preferred_element_type: Any) -> jax.Array:
+    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=preferred_element_type)
+
+
+def _lookup_array(ids: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+    return _take_rows(weight, ids).astype(dtype)
+
+
+def _pack_array(weight: jax.Array | np.ndarray, dtype: Any, allocate: Allocate | None) -> PackedWeight:
+    array = np.asarray(weight)
+    # A float32 model keeps a bfloat16 file's numbers, which the kernels widen in registers.
+    return packed.pack(array.astype(dtype, copy=False) if dtype == ml_dtypes.bfloat16 else array, allocate)
+
+
+def _matmul_quantized(x: jax.Array, weight: QuantizedWeight, preferred_element_type: Any) -> jax.Array:
+    return quantized_matmul(x, weight, act_qtype=weight.act_qtype, preferred_element_type=preferred_element_type)
+
+
+def _lookup_quantized(ids: jax.Array, weight: QuantizedWeight, dtype: Any) -> jax.Array:
+    return reference.dequantize(jax.tree.map(lambda array: _take_rows(array, ids), weight), dtype)
+
+
+def _pack_quantized(weight: QuantizedWeight, _: Any, allocate: Allocate | None) -> PackedWeight | None:
+    return packed.pack_quantized(weight, allocate) if packed.can_pack(weight) else None
+
+
+def _round_input_of_quantized(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+    return x if weight.act_qtype is None else round_activations(x, weight)
+
+
+def _matmul_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: Any) -> jax.Array:
+    return block_scaled_matmul(x, weight, preferred_element_type=preferred_element_type)
+
+
+def _lookup_blocks(ids: jax.Array, weight: BlockScaledWeight, dtype: Any) -> jax.Array:
+    rows, columns = weight.block_shape
+    ids = jnp.clip(ids, 0, weight.shape[0] - 1)
+    of_rows = BlockScaledWeight(_take_rows(weight.value, ids), _take_rows(weight.scale, ids // rows), (1, columns))
+    return dequantize_blocks(of_rows, dtype)
+
+
+def _pack_blocks(weight: BlockScaledWeight, _: Any, allocate: Allocate | None) -> PackedWeight | None:
+    return packed.pack_blocks(weight, allocate) if packed.can_pack(weight) else None
+
+
+def _matmul_packed(x: jax.Array, weight: PackedWeight, preferred_element_type: Any) -> jax.Array:
+    (y,) = packed.matmul(x.astype(jnp.float32), [weight], act_qtype=weight.act_qtype)
+    return y.astype(preferred_element_type or x.dtype)
+
+
+def _lookup_packed(ids: jax.Array, weight: PackedWeight, dtype: Any) -> jax.Array:
+    return packed.lookup(ids, weight).astype(dtype)
+
+
+def _dequantize_packed(weight: PackedWeight, dtype: Any) -> jax.Array:
+    return _lookup_packed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight, dtype)
+
+
+def _fused_matmul_packed(x: jax.Array, weights: Sequence[PackedWeight]) -> list[jax.Array] | None:
+    if len(weights) > MAX_MATRICES or len({weight.format for weight in weights}) != 1:
+        return None
+    results = packed.matmul(x.astype(jnp.float32), weights, act_qtype=weights[0].act_qtype)
+    return [y.astype(x.dtype) for y in results]
+
+
+def _gated_matmul_packed(x: jax.Array, gate: PackedWeight, up: PackedWeight, activation: str) -> jax.Array | None:
+    if gate.format != up.format or gate.shape != up.shape:
+        return None
+    (y,) = packed.matmul(x.astype(jnp.float32), [gate, up], act_qtype=gate.act_qtype, activation=activation)
+    return y.astype(x.dtype)
+
+
+def _take_rows(array: jax.Array | np.ndarray, ids: jax.Array) -> jax.Array:
+    return jnp.take(jnp.asarray(array), ids, axis=0, mode="clip")
+
+
+_ARRAY = Operations(
+    matmul=_matmul_array,
+    lookup=_lookup_array,
+    dequantize=lambda weight, dtype: jnp.asarray(weight).astype(dtype),
+    pack=_pack_array,
+    experts=experts_by_groups,
+)
+
+TABLE: dict[type, Operations] = {
+    jax.Array: _ARRAY,
+    np.ndarray: _ARRAY,
+    QuantizedWeight: Operations(
+        matmul=_matmul_quantized,
+        lookup=_lookup_quantized,
+        dequantize=reference.dequantize,
+        pack=_pack_quantized,
+        experts=experts_by_groups,
+        round_input=_round_input_of_quantized,
+    ),
+    BlockScaledWeight: Operations(
+        matmul=_matmul_blocks,
+        lookup=_lookup_blocks,
+        dequantize=dequantize_blocks,
+        pack=_pack_blocks,
+        experts=experts_by_groups,
+    ),
+    PackedWeight: Operations(
+        matmul=_matmul_packed,
+        lookup=_lookup_packed,
+        dequantize=_dequantize_packed,
+        pack=lambda weight, *_: weight,
+        experts=experts_packed,
+        fused_matmul=_fused_matmul_packed,
+        gated_matmul=_gated_matmul_packed,
+    ),
+}
+
+for _kind, _operations in TABLE.items():
+    register(_kind, _operations)

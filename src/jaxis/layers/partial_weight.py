@@ -1,0 +1,284 @@
+"""Parameters that hold a weight, or one of each of X experts, filled tensor by tensor as a checkpoint is read.
+
+A weight is made as soon as the last of its tensors is there, so that loading never holds much more than the tensors of
+one weight besides the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxis.errors import CheckpointError
+from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
+from jaxis.kernels.weights import Allocate, PackedWeight, Weight
+from jaxis.layers.module import Initializer, initializers_are_skipped
+from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
+from jaxis.layers.weight_loader import place_array
+from jaxis.layers.weight_recipe import WeightRecipe
+from jaxis.loading.headers import HeaderTensor, reading_only_headers
+from jaxis.parallel.mesh import logical_sharding
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PartialWeight:
+    """The value of a parameter of which tensors are missing.
+
+    Attributes:
+      target: Shape [out, in] or [X, out, in]. Abstract, so that an incomplete parameter counts as not loaded.
+      waiting: (Expert, tensor's name) -> the tensors that wait for others of their weight; views of the mapped file.
+      stack: The weights of the experts that are complete.
+      complete: Those experts.
+    """
+
+    target: jax.ShapeDtypeStruct
+    waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
+    stack: Any = None
+    complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
+
+    @property
+    def missing(self) -> list[int]:
+        """The experts that are not complete."""
+        return [expert for expert in range(self.target.shape[0]) if expert not in self.complete]
+
+
+@dataclass(frozen=True)
+class WeightLoader:
+    """The `weight_loader` of a parameter that holds a weight. Equal for layers alike.
+
+    Attributes:
+      recipe: Makes the weight.
+      slot: The parameter.
+      dtype: The model's data type.
+    """
+
+    recipe: WeightRecipe
+    slot: WeightSlot
+    dtype: np.dtype
+
+    def make_parameter(self, rngs: nnx.Rngs, init: Initializer) -> nnx.Param:
+        """The parameter with initial values, or with zeros where these are skipped."""
+        shape = self._target.shape
+        if initializers_are_skipped():
+            value: Any = jnp.zeros(shape, self.dtype)
+        else:
+            value = self._initial_weight(init(rngs.params(), shape, self.dtype))
+        return nnx.Param(value, logical_axes=self.slot.axes, weight_loader=self)
+
+    def takes(self, tensor_name: str) -> bool:
+        """Whether the file has a tensor of this name for the weight."""
+        return tensor_name in self._specs
+
+    def __call__(self, param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+        """Takes one of the weight's tensors; `shard_id` is its name in the file, None the parameter's own.
+
+        Raises:
+          CheckpointError: It is not what the weight needs.
+        """
+        name = "weight" if shard_id is None else shard_id
+        if name not in self._specs:
+            raise CheckpointError(f"is for {shard_id!r} of a parameter that is not fused: it needs a weight_loader")
+        self._check(str(name), tensor, "has shape {} in the checkpoint, {} in the model")
+        value = param.get_value()
+        partial = value if isinstance(value, PartialWeight) else PartialWeight(self._target)
+        tensors = self._take(partial, 0, str(name), tensor)
+        if tensors is None:
+            param.set_value(partial)
+        elif reading_only_headers():
+            param.set_value(HeaderTensor.of(self.slot.shape, self.dtype))
+        else:
+            param.set_value(self._place(self._make(tensors)))
+
+    def load_expert(self, param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
+        """Takes one of the tensors of an expert's weight.
+
+        Args:
+          param: Of abstract value [X, ...], or one that this function has begun to fill.
+          expert: Whose.
+          tensor: With its outputs along the first axis.
+          name: The tensor's in the format.
+
+        Raises:
+          CheckpointError: It is not what the weight needs, or the expert has it already.
+        """
+        value = param.get_value()
+        partial = PartialWeight(value) if isinstance(value, jax.ShapeDtypeStruct) else value
+        is_taken = not isinstance(partial, PartialWeight) or expert in partial.complete
+        if is_taken or (expert, name) in partial.waiting:
+            raise CheckpointError(f"is a second one for expert {expert}")
+        self._check(name, tensor, "has {} for an expert in the checkpoint, {} in the model")
+        tensors = self._take(partial, expert, name, tensor)
+        if tensors is not None:
+            stack = None if reading_only_headers() else self._put(partial.stack, expert, tensors)
+            partial = dataclasses.replace(partial, stack=stack, complete=partial.complete | {expert})
+        if len(partial.complete) < partial.target.shape[0]:
+            param.set_value(partial)
+        elif reading_only_headers():
+            param.set_value(HeaderTensor.of(partial.target.shape, partial.target.dtype))
+        else:
+            param.set_value(_complete(partial.stack))
+
+    def missing(self, value: Any) -> list[str]:
+        """Which tensors a parameter that holds this value lacks, by their names beside it in the file."""
+        if not isinstance(value, PartialWeight):
+            return [self._file_name(name) for name in self._specs]
+        if self.slot.num_experts is None:
+            return [name for name in self._specs if (0, name) not in value.waiting]
+        missing: list[str] = []
+        for name in self._specs:
+            lack = [expert for expert in value.missing if (expert, name) not in value.waiting]
+            if len(lack) == self.slot.num_experts:
+                missing.append(self._file_name(name))
+            else:
+                missing += [f"{self._file_name(name)} of expert {expert}" for expert in lack]
+        return missing
+
+    @property
+    def _target(self) -> jax.ShapeDtypeStruct:
+        experts = self.slot.num_experts
+        return jax.ShapeDtypeStruct(self.slot.shape if experts is None else (experts, *self.slot.shape), self.dtype)
+
+    @property
+    def _specs(self) -> dict[str, TensorSpec]:
+        return dict(self.recipe.format.tensors(self.slot.shape))
+
+    def _file_name(self, tensor_name: str) -> str:
+        if self.slot.num_experts is None:
+            return tensor_name
+        return self.slot.name if tensor_name == "weight" else f"{self.slot.name}_{tensor_name}"
+
+    def _check(self, name: str, tensor: np.ndarray, shapes_differ: str) -> None:
+        spec = self._specs[name]
+        if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
+            raise CheckpointError(shapes_differ.format(list(tensor.shape), list(spec.shape)))
+        if spec.dtypes and tensor.dtype not in spec.dtypes:
+            expected = " or ".join(map(str, spec.dtypes))
+            raise CheckpointError(f"is {tensor.dtype} in the checkpoint, but must be {expected} here")
+        if spec.content is not None and not reading_only_headers() and tensor.tolist() != list(spec.content):
+            raise CheckpointError(f"is {tensor.tolist()} in the checkpoint, {list(spec.content)} in the model")
+
+    def _take(self, partial: PartialWeight, expert: int, name: str, tensor: np.ndarray) -> dict[str, np.ndarray] | None:
+        """All of a weight's tensors if this is the last of them; otherwise it waits."""
+        partial.waiting[expert, name] = tensor
+        names = self._specs
+        if any((expert, each) not in partial.waiting for each in names):
+            return None
+        return {each: partial.waiting.pop((expert, each)) for each in names}
+
+    def _make(self, tensors: dict[str, np.ndarray], allocate: Allocate | None = None) -> Weight:
+        try:
+            return self.recipe.make(tensors, self.slot.shape, self.dtype, allocate)
+        except InvalidWeightError as error:
+            raise InvalidWeightError(f"has a {self.slot.name} {error}") from None
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+
+    def _make_packed(self, tensors: dict[str, np.ndarray], allocate: Allocate) -> PackedWeight:
+        weight = self._make(tensors, allocate)
+        assert isinstance(weight, PackedWeight)
+        return weight
+
+    def _put(self, stack: Any, expert: int, tensors: dict[str, np.ndarray]) -> Any:
+        """The stack with an expert's weight in its place; a packed one is packed there, straight from the file."""
+        num_experts, axes = self.slot.num_experts, self.slot.axes
+        assert num_experts is not None
+        try:
+            if self.recipe.packs:
+                if self.recipe.format is PLAIN and stack is not None and stack.qtype == "float32":
+                    # Narrower numbers join those that are wide already.
+                    tensors = {name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items()}
+                return pack_into(stack, num_experts, expert, lambda allocate: self._make_packed(tensors, allocate))
+            weight = self._make(tensors)
+            is_array = isinstance(weight, jax.Array | np.ndarray)
+            entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
+            if stack is None:
+                dtype = self.dtype if is_array else None
+                stack = jax.tree.map(
+                    lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry
+                )
+            elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
+                raise ValueError("has another type than those of other experts")
+            # By the time that the tensor after the next is asked for, this one's file pages are given up.
+            return jax.block_until_ready(
+                jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)
+            )
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+
+    def _place(self, weight: Weight) -> Weight:
+        """One weight on the current mesh, each of its arrays split as the matrix is."""
+        axes = self.slot.axes
+        if isinstance(weight, jax.Array | np.ndarray):
+            return place_array(weight, axes).astype(self.dtype)
+        # What is packed stands where it belongs.
+        return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
+
+    def _initial_weight(self, array: jax.Array) -> Any:
+        recipe = self.recipe
+        if recipe.scheme is None and not recipe.packs:
+            return array
+        loader = dataclasses.replace(self, recipe=dataclasses.replace(recipe, format=PLAIN, dequantizes=False))
+        if self.slot.num_experts is None:
+            return loader._place(loader._make({"weight": np.asarray(array)}))
+        stack = None
+        for expert, weight in enumerate(np.asarray(array)):
+            stack = loader._put(stack, expert, {"weight": weight})
+        return _complete(stack)
+
+
+def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
+    """As `WeightLoader.load_expert`, of any parameter [X, ...]: one without such a loader has one tensor an expert."""
+    loader = param.get_metadata().get("weight_loader")
+    if not isinstance(loader, WeightLoader):
+        value = param.get_value()
+        target = value.target if isinstance(value, PartialWeight) else value
+        axes = param.get_metadata().get("logical_axes") or (None,) * len(target.shape)
+        slot = WeightSlot("weight", tuple(target.shape[1:]), axes, target.shape[0])
+        loader = WeightLoader(WeightRecipe(), slot, target.dtype)
+    loader.load_expert(param, expert, tensor, name)
+
+
+def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
+    """The names of the tensors that an unfilled parameter of this dotted name lacks."""
+    loader = param.get_metadata().get("weight_loader")
+    if not isinstance(loader, WeightLoader):
+        value = param.get_value()
+        if not isinstance(value, PartialWeight):
+            return [name]
+        return [f"{name} of expert {expert}" for expert in value.missing]
+    prefix = name.rpartition(".")[0]
+    return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
+
+
+def _complete(stack: Any) -> Any:
+    return on_device(stack) if isinstance(stack, PackedWeight) else stack
+
+
+def _type(array: jax.Array) -> np.dtype:
+    return array.dtype
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> jax.Array:
+    mesh = jax.sharding.get_mesh()
+    device = None if mesh.empty else logical_sharding(mesh, axes, shape)
+    return jnp.zeros(shape, dtype, device=device)
+
+
+@functools.cache
+def _writer(sharding: jax.sharding.Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """Writes an entry in place: the stack is donated and keeps its sharding."""
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
+    def write(stack: jax.Array, entry: jax.Array, index: int) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(stack, entry.astype(stack.dtype), index, 0)
+
+    return write

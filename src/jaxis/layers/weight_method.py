@@ -1,0 +1,74 @@
+"""The `quant_method` of jaxis' own layers, and how a layer gets its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from flax import nnx
+
+from jaxis.config.quantization import QuantizationConfig, QuantMethod
+from jaxis.kernels.weights import PackedWeight, Weight
+from jaxis.layers.module import Initializer
+from jaxis.layers.partial_weight import WeightLoader
+from jaxis.layers.weight_format import WeightSlot
+from jaxis.layers.weight_recipe import WeightRecipe
+
+
+class WeightedLayer(Protocol):
+    """A layer with weights that a WeightMethod can make."""
+
+    kernel_init: Initializer
+
+    @property
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        """Its weights."""
+        ...
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether the native kernels have what the layer does with its weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightMethod(WeightRecipe):
+    """A QuantMethod whose parameters make their weights by a recipe, each as soon as its tensors are there."""
+
+    def create_weights(self, layer: Any, rngs: nnx.Rngs, dtype: Any) -> None:
+        """Sets the parameters that the layer's `weight_slots` name."""
+        slots: Sequence[WeightSlot] = layer.weight_slots
+        recipe = dataclasses.replace(
+            self, packs=self.packs and layer.can_be_packed and self._packs_stacks(slots, dtype)
+        )
+        for slot in slots:
+            loader = WeightLoader(recipe, slot, np.dtype(dtype))
+            setattr(layer, slot.name, loader.make_parameter(rngs, layer.kernel_init))
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Nothing is left to do: a weight is complete with its last tensor."""
+
+    def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: Any) -> bool:
+        """Whether the kernels take every stack: a layer of experts is one kernel, or none."""
+        return self.dequantizes or all(
+            isinstance(self._example(slot, dtype), PackedWeight) for slot in slots if slot.num_experts is not None
+        )
+
+    def _example(self, slot: WeightSlot, dtype: Any) -> Weight:
+        """A weight of one row, otherwise like the slot's."""
+        shape = (1, slot.shape[1])
+        tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items()}
+        return self.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
+
+
+def create_weights(
+    layer: WeightedLayer, quant_config: QuantizationConfig | None, prefix: str, rngs: nnx.Rngs, dtype: Any
+) -> QuantMethod:
+    """Makes a layer's parameters as its quantization config says, and returns the method for its `quant_method`."""
+    method = None if quant_config is None else quant_config.get_quant_method(layer, prefix)
+    method = WeightMethod() if method is None else method
+    method.create_weights(layer, rngs, dtype)
+    return method

@@ -1,0 +1,82 @@
+"""fp8 (e4m3) with a scale for each block, as DeepSeek V3, Kimi K2 and Qwen3-FP8 are published.
+
+Beside `weight` float8_e4m3fn [out, in] stands `weight_scale_inv` [ceil(out / rows), ceil(in / columns)], by which a
+block's values are multiplied (the name notwithstanding). `activation_scheme` "dynamic" lets an engine quantize the
+input of a layer to fp8 as it comes; here it stays as it is, which is never less exact. compressed-tensors'
+`float-quantized` is the same with the scales called `weight_scale`.
+Source: transformers' FineGrainedFP8Config and Fp8Dequantize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.quantized_matmul.block_scaled import scale_shape
+from jaxis.kernels.weights import BlockScaledWeight
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.weight_format import TensorSpec
+from jaxis.quantization.formats.finite import check_finite
+from jaxis.quantization.module_patterns import PATTERN_KEYS, WHERE
+from jaxis.quantization.published import PublishedFormat
+
+SCALE_DTYPES = tuple(
+    np.dtype(dtype) for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e8m0fnu)
+)
+
+
+@dataclass(frozen=True)
+class Fp8BlocksFormat:
+    """`weight` and a scale for each of its blocks.
+
+    Attributes:
+      block_shape: (rows, columns) of a block; None is all columns.
+      scale_name: The scales' name in the file.
+    """
+
+    block_shape: tuple[int, int | None]
+    scale_name: str = "weight_scale_inv"
+
+    def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        return {
+            "weight": TensorSpec(shape, (np.dtype(ml_dtypes.float8_e4m3fn),)),
+            self.scale_name: TensorSpec(scale_shape(shape, self._block_of(shape)), SCALE_DTYPES),
+        }
+
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> BlockScaledWeight:
+        weight = BlockScaledWeight(tensors["weight"], tensors[self.scale_name], self._block_of(shape))
+        check_finite(weight)
+        return weight
+
+    def _block_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        rows, columns = self.block_shape
+        return rows, columns or shape[1]
+
+
+def _read(config: Mapping[str, Any]) -> Fp8BlocksFormat:
+    block = config.get("weight_block_size")
+    if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise ConfigError(f"{WHERE}: weight_block_size={block!r} is not supported; supported: [rows, columns]")
+    return Fp8BlocksFormat((block[0], block[1]))
+
+
+FP8_BLOCKS = PublishedFormat(
+    read=_read,
+    layers=(JaxLinear, JaxExperts),
+    keys={
+        **dict.fromkeys(("quant_method", "weight_block_size", *PATTERN_KEYS)),
+        "activation_scheme": ("dynamic",),
+        "fmt": ("e4m3", None),
+        # How the scales are stored; their tensors say it too.
+        "scale_fmt": ("float", "ue8m0", None),
+        "modules_to_convert": (None, []),
+        "expert_dtype": ("fp8",),
+        "dequantize": (False,),
+    },
+)

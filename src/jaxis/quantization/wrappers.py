@@ -1,0 +1,54 @@
+"""QuantizationConfigs that have something more done with the weights that another one describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from jaxis.config.quantization import QuantizationConfig, QuantMethod
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """What `quantization="dequantize"` asks for: a quantized checkpoint's weights in the model's data type."""
+
+
+@dataclass(frozen=True)
+class DequantizingConfig:
+    """Has each weight that `inner` loads made an array of the model's type. A QuantizationConfig."""
+
+    inner: QuantizationConfig
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
+        """As QuantizationConfig's."""
+        method = self.inner.get_quant_method(layer, prefix)
+        return dataclasses.replace(method, dequantizes=True) if isinstance(method, WeightMethod) else method
+
+    def check_all_used(self) -> None:
+        """As QuantizationConfig's."""
+        self.inner.check_all_used()
+
+
+@dataclass(frozen=True)
+class PackingConfig:
+    """Has every weight packed for the native CPU kernels, stored or quantized as `inner` says. A QuantizationConfig."""
+
+    inner: QuantizationConfig | None = None
+
+    @property
+    def unquantized(self) -> PackingConfig:
+        """As PackingQuantizationConfig's."""
+        return PackingConfig()
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
+        """As QuantizationConfig's; a method that is not jaxis' own is left alone."""
+        method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
+        if method is None:
+            return WeightMethod(packs=True)
+        return dataclasses.replace(method, packs=True) if isinstance(method, WeightMethod) else method
+
+    def check_all_used(self) -> None:
+        """As QuantizationConfig's."""
+        if self.inner is not None:
+            self.inner.check_all_used()

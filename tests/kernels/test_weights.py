@@ -1,0 +1,56 @@
+"""Every type of weight has every operation, and they are those of the array that it stands for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxis.kernels import native
+from jaxis.kernels.weights import TABLE, WeightScheme, dequantize, fused_matmul, lookup, matmul, pack, quantize
+from tests.support.quantized_products import NARROW_FLOATS, random_blocks
+
+ROWS, COLUMNS = 70, 128
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def weights():
+    """Name -> a weight of host arrays."""
+    array = random(ROWS, COLUMNS)
+    made = {"array": array, "int8": quantize(array, WeightScheme("int8"))}
+    made["int4"] = quantize(array, WeightScheme("int4", 32, "minmax"))
+    return made | {name: random_blocks(name, ROWS, COLUMNS)[0] for name in NARROW_FLOATS}
+
+
+def packed():
+    return {name: pack(weight) for name, weight in weights().items()} if native.usable() else {}
+
+
+def cases():
+    return [*weights().items(), *((f"{name} packed", weight) for name, weight in packed().items())]
+
+
+def test_every_type_is_in_the_table():
+    assert {type(weight) for _, weight in cases()} <= set(TABLE)
+
+
+@pytest.mark.parametrize(("name", "weight"), cases(), ids=lambda case: case if isinstance(case, str) else "")
+def test_operations_are_those_of_the_array_it_stands_for(name, weight):
+    dense = np.asarray(dequantize(weight))
+    reference = np.asarray(dequantize(weights()[name.removesuffix(" packed")]))
+    np.testing.assert_array_equal(dense, reference)
+    x = random(5, COLUMNS, seed=1)
+    y = jax.jit(matmul)(x, weight)
+    np.testing.assert_allclose(y, x @ dense.T, rtol=0, atol=1e-4)
+    assert matmul(jnp.asarray(x, jnp.bfloat16), weight, preferred_element_type=jnp.float32).dtype == jnp.float32
+    ids = np.array([0, ROWS - 1, 65, 3, ROWS + 5], np.int32)
+    np.testing.assert_array_equal(lookup(ids, weight, jnp.float32), dense[np.clip(ids, 0, ROWS - 1)])
+    together = fused_matmul(x, [weight, weight])
+    assert together is None or all(np.array_equal(each, y) for each in together)
+
+
+def test_what_is_no_weight_is_refused():
+    with pytest.raises(TypeError, match="str is not a type of weight"):
+        matmul(random(1, 2), "int8")
