@@ -200,7 +200,7 @@ class TestMistakes:
         [
             ({"activation_scheme": "static"}, "activation_scheme='static' is not supported; supported: 'dynamic'"),
             ({"fmt": "e5m2"}, "fmt='e5m2' is not supported; supported: 'e4m3'"),
-            ({"weight_block_size": None}, "weight_block_size=None is not supported"),
+            ({"weight_block_size": 128}, "weight_block_size=128 is not supported"),
             ({"weight_block_size": [128]}, r"weight_block_size=\[128\] is not supported"),
             ({"scale_fmt": "int"}, "scale_fmt='int' is not supported"),
             ({"expert_dtype": "fp4"}, "expert_dtype='fp4' is not supported"),

@@ -7,6 +7,7 @@ from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
 from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig
 from jaxis.quantization.formats.fp8_blocks import FP8_BLOCKS
+from jaxis.quantization.formats.fp8_tensor import FP8_TENSOR
 from jaxis.quantization.formats.mxfp4 import MXFP4
 from jaxis.quantization.published import PublishedFormat, PublishedQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -15,7 +16,7 @@ from jaxis.quantization_rules import rules_from
 
 # `quant_method` -> what it may mean, the first that says so; besides compressed-tensors, which has its own settings.
 _FORMATS: dict[str, tuple[PublishedFormat, ...]] = {
-    "fp8": (FP8_BLOCKS,),
+    "fp8": (FP8_TENSOR, FP8_BLOCKS),
     "mxfp4": (MXFP4,),
 }
 QUANT_METHODS = ("compressed-tensors", *_FORMATS)

@@ -20,6 +20,7 @@ from jaxis.layers.experts import STACK_AXES, JaxExperts
 from jaxis.layers.weight_format import WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.quantization.formats.fp8_blocks import Fp8BlocksFormat
+from jaxis.quantization.formats.fp8_tensor import Fp8TensorFormat
 from jaxis.quantization.formats.integers import IntQuantizedFormat, PackQuantizedFormat
 from jaxis.quantization.module_patterns import WHERE, check_keys
 from jaxis.quantization.published import stored_as
@@ -60,10 +61,13 @@ _ACTIVATION_KEYS = _COMMON_ARGUMENTS | {
     "actorder": (None, False),
 }
 _FLOAT_WEIGHT_KEYS = (
-    _WEIGHT_KEYS | _FLOATS | {"strategy": ("channel", "block"), "block_structure": None, "group_size": (None,)}
+    _WEIGHT_KEYS
+    | _FLOATS
+    | {"strategy": ("channel", "block", "tensor"), "block_structure": None, "group_size": (None,)}
 )
 # Which of these the input is quantized to is an engine's business: here it stays as it is.
 _FLOAT_ACTIVATION_KEYS = _ACTIVATION_KEYS | _FLOATS | {"strategy": ("token", "group"), "group_size": None}
+_STATIC_ACTIVATION_KEYS = _FLOAT_ACTIVATION_KEYS | {"strategy": ("tensor",), "dynamic": (False,)}
 _BITS = {"int-quantized": 8, "pack-quantized": 4}
 _FLOAT_FORMAT = "float-quantized"
 
@@ -200,8 +204,12 @@ def _integer_format(scheme: WeightScheme) -> WeightFormat:
 
 def _float_format(weights: Any, activations: Any, where: str) -> WeightFormat:
     check_keys(weights, _FLOAT_WEIGHT_KEYS, f"{where}: weights")
+    has_input_scale = weights.get("strategy") == "tensor" and bool(activations) and not activations.get("dynamic")
     if activations is not None:
-        check_keys(activations, _FLOAT_ACTIVATION_KEYS, f"{where}: input_activations")
+        keys = _STATIC_ACTIVATION_KEYS if has_input_scale else _FLOAT_ACTIVATION_KEYS
+        check_keys(activations, keys, f"{where}: input_activations")
+    if weights.get("strategy") == "tensor":
+        return Fp8TensorFormat(has_input_scale)
     if weights.get("strategy") != "block":
         return Fp8BlocksFormat((1, None), "weight_scale")
     block = weights.get("block_structure")
