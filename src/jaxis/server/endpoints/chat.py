@@ -63,7 +63,7 @@ class ChatCompletion:
         self._request = request
         self._model = model
         self._num_top = request.top_logprobs or 0
-        self._grammaratter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
         self._tools = choose_tools(request, model)
         params, self._grammar = chat_sampling_params(request, model.default_sampling_params, self._tools)
@@ -103,7 +103,7 @@ class ChatCompletion:
             model=self._model.name,
             choices=choices,
             usage=usage.usage(readers.values()),
-            prompt_logprobs=None if prompt_logprobs is None else self._grammaratter.prompt(prompt_logprobs),
+            prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
         )
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
@@ -195,7 +195,7 @@ class ChatCompletion:
         """A completion's log-probabilities, if they were asked for."""
         if completion.logprobs is None:
             return None
-        return self._grammaratter.chat(completion.logprobs, self._num_top)
+        return self._formatter.chat(completion.logprobs, self._num_top)
 
 
 def _preprocess(request: ChatCompletionRequest, model: ServedModel, arguments: dict[str, Any]) -> list[TokenizedPrompt]:

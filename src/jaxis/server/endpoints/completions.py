@@ -50,7 +50,7 @@ class TextCompletion:
         self._request = request
         self._model = model
         self._params, grammar = completion_sampling_params(request, model.default_sampling_params)
-        self._grammaratter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
+        self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}  # of a choice: characters so far
         self._prompt_logprobs: dict[int, list] = {}  # of a prompt
         self.job = GenerationJob(
@@ -134,7 +134,7 @@ class TextCompletion:
             logprobs=logprobs,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=None if prompt_logprobs is None else self._grammaratter.prompt(prompt_logprobs),
+            prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
         )
 
     def _logprobs(
@@ -145,7 +145,7 @@ class TextCompletion:
             token_ids = output.prompt_token_ids + token_ids
             positions = (prompt_logprobs or []) + positions
         offset = self._offsets.get(number, 0)
-        logprobs, self._offsets[number] = self._grammaratter.completion(token_ids, positions, offset)
+        logprobs, self._offsets[number] = self._formatter.completion(token_ids, positions, offset)
         return logprobs
 
     def _prompt_text(self, output: RequestOutput) -> str:
