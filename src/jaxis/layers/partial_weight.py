@@ -22,7 +22,7 @@ from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
 from jaxis.kernels.weights import Allocate, PackedWeight, Weight
 from jaxis.layers.module import Initializer, initializers_are_skipped
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
-from jaxis.layers.weight_loader import place_array
+from jaxis.layers.weight_loader import place_array, unexpected_shard
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.loading.headers import HeaderTensor, reading_only_headers
 from jaxis.parallel.mesh import logical_sharding
@@ -86,7 +86,7 @@ class WeightLoader:
         """
         name = "weight" if shard_id is None else shard_id
         if name not in self._specs:
-            raise CheckpointError(f"is for {shard_id!r} of a parameter that is not fused: it needs a weight_loader")
+            raise unexpected_shard(name)
         self._check(str(name), tensor, "has shape {} in the checkpoint, {} in the model")
         value = param.get_value()
         partial = value if isinstance(value, PartialWeight) else PartialWeight(self._target)

@@ -50,12 +50,15 @@ def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | N
       CheckpointError: The shapes differ, or only a shard was given.
     """
     if shard_id is not None:
-        raise CheckpointError(
-            f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader"
-        )
+        raise unexpected_shard(shard_id)
     target = param.get_value()
     if tuple(tensor.shape) != tuple(target.shape):
         raise CheckpointError(f"has shape {list(tensor.shape)} in the checkpoint, {list(target.shape)} in the model")
+
+
+def unexpected_shard(shard_id: str | int) -> CheckpointError:
+    """The error for a shard of a parameter that has none."""
+    return CheckpointError(f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader")
 
 
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
