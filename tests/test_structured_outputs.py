@@ -35,7 +35,7 @@ def nested(depth):
         ({"choice": []}, "choice is empty"),
         ({"choice": "yes"}, "list of non-empty strings"),
         ({"choice": ["yes", ""]}, "list of non-empty strings"),
-        ({"choice": ["a"] * 5000}, "5000 texts, and at most 4096"),
+        ({"choice": ["a"] * 5000}, "5000 strings, and at most 4096"),
     ],
 )
 def test_what_is_refused(given, message):

@@ -37,7 +37,7 @@ class Olmo2Attention(JaxModule):
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        """What the engine allocates for this layer."""
+        """The cache that the engine allocates for this layer."""
         return KVCacheSpec(self.num_kv_heads, self.head_dim)
 
     def __call__(

@@ -40,7 +40,7 @@ QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
   return out;
 }
 
-// Widens a panel to float32 [k][32].
+// Upcasts a panel to float32 [k][32].
 void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
   if (f.type == WeightType::kBf16) {
     const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
@@ -76,7 +76,7 @@ void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
   }
 }
 
-// Widens a panel of 4-bit values to bytes, laid out as kInt8's.
+// Upcasts a panel of 4-bit values to bytes, laid out as kInt8's.
 void unpack_nibbles(const QuantizedPanel& p, uint8_t* out) {
   const int64_t half = p.steps / 2 * 128;
   for (int64_t g = 0; g < p.groups; ++g, out += 2 * half) {

@@ -1,4 +1,4 @@
-// Quantizes rows of weights, as kernels/quantized_matmul/quantize.py defines it, to the very same numbers.
+// Quantizes rows of weights, as kernels/quantized_matmul/quantize.py defines it, to bit-identical values.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,7 @@ from jaxis.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """What a step added to a streamed completion.
+    """The addition of one step to a streamed completion.
 
     Attributes:
       text: New text; may be empty while a character or a stop string is incomplete.
@@ -67,7 +67,7 @@ class LLM:
     leaves the LLM usable. Not for use from several threads at once.
 
     Args:
-      model: Folder of a checkpoint in Hugging Face format, or a hub id; None is the embedded demonstration model.
+      model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
       **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`.
 
@@ -113,7 +113,7 @@ class LLM:
         return self._engine.runner.weight_bytes
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json recommends, generating until the model stops."""
+        """The sampling parameters that generation_config.json recommends, without a limit on the tokens."""
         return self._built.default_sampling_params
 
     def generate(

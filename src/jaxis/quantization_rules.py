@@ -1,4 +1,4 @@
-"""What a user asks for as `quantization`: a name, rules in Qwix's terms, or a file with rules.
+"""The argument `quantization`: a name, rules in Qwix's terms, or a file with rules.
 
 No JAX is imported, so that a request is checked before an engine's process is started.
 
@@ -90,7 +90,7 @@ class RequestedQuantization:
 
     Attributes:
       rules: For an unquantized checkpoint, in order.
-      rules_must_match: Whether a rule that decides for no module is a mistake.
+      rules_must_match: Whether it is an error if a rule applies to no module.
       dequantize: The weights of a quantized checkpoint become the model's data type; there are no rules then.
     """
 
@@ -154,7 +154,7 @@ def rules_from(value: Any, source: str) -> tuple[QuantizationRule, ...]:
 
 
 def rules_to_dict(rules: Sequence[QuantizationRule]) -> dict[str, Any]:
-    """What `rules_from` reads, defaults left out."""
+    """The inverse of `rules_from`, defaults left out."""
     fields = dataclasses.fields(QuantizationRule)
     return {
         "qwix": {

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler and of the stopping rules, under vLLM's names."""
+"""Parameters of sampling and stopping, under vLLM's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a completion must match: a JSON schema, a regular expression, one of several strings, or a grammar."""
+"""Constraints on a completion: a JSON schema, a regular expression, one of several strings, or a grammar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CHOICE_CHARACTERS = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """What a completion must match; exactly one attribute is given.
+    """A constraint on a completion; exactly one attribute is given.
 
     Attributes:
       json_schema: A JSON schema, as a dict or as JSON text.
@@ -36,7 +36,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    # The attribute as text: equal texts of one kind are the same grammar.
+    # The attribute as a string: equal strings of one kind are the same grammar.
     _source: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,9 +93,9 @@ class StructuredOutputs:
         if not isinstance(self.choice, list | tuple) or not all(isinstance(c, str) and c for c in self.choice):
             raise RequestError(f"{name} must be a list of non-empty strings")
         if not self.choice:
-            raise RequestError(f"{name} is empty: give at least one text")
+            raise RequestError(f"{name} is empty: give at least one string")
         if len(self.choice) > MAX_CHOICES:
-            raise RequestError(f"{name} has {len(self.choice)} texts, and at most {MAX_CHOICES} are taken")
+            raise RequestError(f"{name} has {len(self.choice)} strings, and at most {MAX_CHOICES} are allowed")
         _check_length(name, "".join(self.choice), MAX_CHOICE_CHARACTERS)
         return json.dumps(list(dict.fromkeys(self.choice)), ensure_ascii=False)
 
@@ -109,7 +109,7 @@ def _checked_text(name: str, text: object, limit: int) -> str:
 
 def _check_length(name: str, text: str, limit: int) -> None:
     if len(text) > limit:
-        raise RequestError(f"{name} has {len(text)} characters, and at most {limit} are taken")
+        raise RequestError(f"{name} has {len(text)} characters, and at most {limit} are allowed")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

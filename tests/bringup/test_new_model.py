@@ -82,10 +82,10 @@ def test_what_it_writes_passes_the_tests_of_the_family_it_copied(tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "like", "message"),
     [
-        ("Falcon4", "qwen99", "no family of jaxis; there are: .*qwen3"),
-        ("Qwen3", "llama", "is there already"),
-        ("falcon", "llama", "must be a name as classes have"),
-        ("FalconForCausalLM", "llama", "must be a name as classes have"),
+        ("Falcon4", "qwen99", "is not a family of jaxis; choose one of: .*qwen3"),
+        ("Qwen3", "llama", "already exists"),
+        ("falcon", "llama", "must be a class name such as"),
+        ("FalconForCausalLM", "llama", "must be a class name such as"),
     ],
 )
 def test_mistakes(checkout: Path, name: str, like: str, message: str):
@@ -96,5 +96,5 @@ def test_mistakes(checkout: Path, name: str, like: str, message: str):
 
 
 def test_a_folder_that_is_no_checkout(tmp_path: Path):
-    with pytest.raises(ConfigError, match="is no checkout of jaxis"):
+    with pytest.raises(ConfigError, match="is not a checkout of jaxis"):
         new_model("Falcon4", "llama", tmp_path)

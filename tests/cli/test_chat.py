@@ -112,15 +112,15 @@ def test_help_lists_every_command_and_key(invoke):
         ("/frobnicate", "there is no command /frobnicate: /help lists them"),
         ("/set temperature -1", "temperature=-1 must be at least 0"),
         ("/set temperature warm", "temperature='warm' must be a finite number"),
-        ("/set beams 4", "/set knows no 'beams'"),
+        ("/set beams 4", "/set has no field 'beams'"),
         ("/set seed", "needs a value"),
         ("/stats", "/stats needs on or off"),
         ("/save", "/save needs a file name"),
         ("/load /nonexistent.json", "/nonexistent.json cannot be read: No such file or directory"),
         ("/load /dev/null", "is not JSON"),
-        ("/undo", "there is nothing to take back"),
+        ("/undo", "there is nothing to undo"),
         ("/retry", "there is no question to ask again"),
-        ("é" * 200, "does not fit the context of 256: /undo takes back the last turn, /clear starts anew"),
+        ("é" * 200, "does not fit the context of 256: /undo takes back the last turn, /clear starts over"),
     ],
 )
 def test_a_mistake_is_one_line_and_the_chat_goes_on(invoke, tmp_path, chat_llm, line, message):
@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(invoke, tmp_path, chat_llm, 
 
 def test_an_answer_that_fills_the_context_says_so(invoke, chat_llm):
     result = invoke("chat", "--temperature", "0", "--repetition-penalty", "1.5", stdin="one\n")
-    assert "(cut off: the context of 256 tokens is full, /clear starts anew)" in result.stderr
+    assert "(cut off: the context of 256 tokens is full, /clear starts over)" in result.stderr
 
 
 def test_a_model_without_chat_template_is_refused(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ def test_to_orbax_and_back(run_jaxis, checkpoint, tmp_path, start_llm):
 def test_mistakes_are_one_line(invoke, checkpoint, tmp_path):
     result = invoke("convert", checkpoint(), tmp_path / "out", "--to", "hf")
     assert result.exit_code == 1
-    assert "in Hugging Face format already" in result.stderr
+    assert "already in Hugging Face format" in result.stderr
     assert result.stderr.count("\n") == 1
     result = invoke("convert", checkpoint(), tmp_path / "out", "--to", "hf", "--unscanned")
     assert result.exit_code == 2

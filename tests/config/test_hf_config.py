@@ -221,7 +221,7 @@ def test_overrides_set_add_and_remove_keys(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not valid JSON"), ("[1]", "must be a JSON object"), ('{"a": 1, "a": 2}', "'a' stands twice")],
+    [("{", "not valid JSON"), ("[1]", "must be a JSON object"), ('{"a": 1, "a": 2}', "'a' appears twice")],
 )
 def test_broken_config_is_named(tmp_path, text, message):
     with pytest.raises(CheckpointError, match=message) as error:

@@ -29,7 +29,7 @@ def test_no_id_of_a_request_is_that_of_anothers_sequence(batching_llm, other):
 def test_an_id_in_use_is_refused_until_its_request_has_ended(batching_llm):
     engine = batching_llm.engine
     engine.add_request("x", [1, 2, 3], PAIR)
-    with pytest.raises(RequestError, match="request 'x' exists already"):
+    with pytest.raises(RequestError, match="request 'x' already exists"):
         engine.add_request("x", [4], PARAMS)
     run(engine)
     again = engine.add_request("x", [4], PARAMS)

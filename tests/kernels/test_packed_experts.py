@@ -209,5 +209,5 @@ def test_weights_of_experts_not_hit_are_not_read():
 def test_a_stack_has_one_format():
     first = pack_into(None, 2, 0, lambda allocate: packed.pack(random(4, 8), allocate))
     narrow = random(4, 8).astype(ml_dtypes.bfloat16)
-    with pytest.raises(ValueError, match="another type"):
+    with pytest.raises(ValueError, match="has a different type"):
         pack_into(first, 2, 1, lambda allocate: packed.pack(narrow, allocate))

@@ -95,7 +95,7 @@ def test_a_stack_is_filled_in_place():
     load_expert(stack, 2, 3 * tensor)
     assert stack.get_value().unsafe_buffer_pointer() == address
     assert stack[...][:, 0, 0].tolist() == [2, 1, 3]
-    with pytest.raises(CheckpointError, match="is a second one for expert 2"):
+    with pytest.raises(CheckpointError, match="is a duplicate for expert 2"):
         load_expert(stack, 2, tensor)
 
 

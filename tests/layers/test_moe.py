@@ -275,13 +275,13 @@ def test_tensors_of_all_experts_are_taken_apart(transposed, interleaved):
     ("name", "shape", "error"),
     [
         ("3.gate_proj.weight", (F, E), r"tensor '3.gate_proj.weight' \[20, 12\] is for expert 3, but the model has 3"),
-        ("0.gate_proj.weight", (F, E), "is a second one for expert 0"),
-        ("0.w1.weight", (F, E), "is a second one for expert 0"),
+        ("0.gate_proj.weight", (F, E), "is a duplicate for expert 0"),
+        ("0.w1.weight", (F, E), "is a duplicate for expert 0"),
         ("1.up_proj.weight", (E, F), r"has \[12, 20\] for an expert in the checkpoint, \[20, 12\] in the model"),
         ("1.up_proj.scale", (1,), "has no parameter 'up_proj_scale' in JaxExperts"),
         ("1.up_proj.bias", (F,), "has no parameter 'up_proj_bias' in JaxExperts"),
-        ("1.side_proj.weight", (F, E), "is none of the tensors of JaxExperts"),
-        ("gate_up_proj", (3, 2 * F, E), "is none of the tensors of JaxExperts"),
+        ("1.side_proj.weight", (F, E), "is not one of the tensors of JaxExperts"),
+        ("gate_up_proj", (3, 2 * F, E), "is not one of the tensors of JaxExperts"),
     ],
 )
 def test_tensors_that_do_not_belong_are_refused(name, shape, error):

@@ -110,7 +110,7 @@ def test_folder_without_safetensors_says_what_to_do(tmp_path, name, message):
 
 def test_shard_that_the_index_names_is_missing(sharded):
     (sharded / "model-00002-of-00002.safetensors").unlink()
-    check_refused(sharded, r"names 1 of 2 shards that are not there \(model-00002-of-00002")
+    check_refused(sharded, r"names 1 of 2 shards that are missing \(model-00002-of-00002")
 
 
 def test_shard_is_missing_where_there_is_no_index(sharded):
@@ -141,7 +141,7 @@ def test_tensor_is_in_two_shards(sharded):
         ("{}", "no weight_map"),
         ('{"weight_map": {"a": 1}}', "not a file name"),
         ('{"weight_map": {"a": "../secret.safetensors"}}', "not a file name"),
-        ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "'a' stands twice"),
+        ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "'a' appears twice"),
     ],
 )
 def test_broken_index(tmp_path, text, message):

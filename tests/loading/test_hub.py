@@ -74,7 +74,7 @@ def test_folder_is_used_as_it_is(tmp_path):
 
 
 def test_folder_with_a_revision_or_a_file_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="revision='main' applies to a hub id"):
+    with pytest.raises(CheckpointError, match="revision='main' applies to a Hub id"):
         resolve_model(tmp_path, revision="main")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file: give the folder"):
@@ -92,7 +92,7 @@ def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(model):
 
 @pytest.mark.parametrize("model", ["my model", "-x", "a--b", "org/model.git", "m" * 300])
 def test_what_can_be_neither_folder_nor_hub_id_is_refused(model):
-    with pytest.raises(CheckpointError, match=r"there is no folder .*not a hub id"):
+    with pytest.raises(CheckpointError, match=r"there is no folder .*not a Hub id"):
         resolve_model(model)
 
 

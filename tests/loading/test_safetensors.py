@@ -142,7 +142,7 @@ BROKEN_HEADERS = {
     "not utf-8": (b'{"\xff": 1}', "not valid JSON"),
     "not an object": (b"[1]", "does not start with"),
     "deep nesting": (b'{"w":' + b"[" * 100_000, "not valid JSON"),
-    "same name twice": (b'{"w": {}, "w": {}}', "'w' stands twice"),
+    "same name twice": (b'{"w": {}, "w": {}}', "'w' appears twice"),
     "metadata not text": ({"__metadata__": {"a": 1}, "w": W}, "__metadata__"),
     "entry not an object": ({"w": 3}, "tensor 'w' lacks"),
     "entry without shape": ({"w": {"dtype": "F32", "data_offsets": [0, 8]}}, "tensor 'w' lacks"),

@@ -52,5 +52,5 @@ def test_what_was_not_announced_is_refused(tmp_path):
         write(path, {"b": TENSORS["b"]})
     with pytest.raises(ValueError, match=r"a float64 \(3, 5\) comes where a"):
         write(path, {"a": TENSORS["a"].astype(np.float64)})
-    with pytest.raises(ValueError, match="empty was announced and never written"):
+    with pytest.raises(ValueError, match="empty was announced but never written"):
         write(path, {"a": TENSORS["a"]})

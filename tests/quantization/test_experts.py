@@ -222,7 +222,7 @@ def test_broken_checkpoints_are_one_clear_error(packed):
     config = PackingConfig(config) if packed else config
     layer, weight = abstract(config), random(F, E)
     layer.load_weights([("0.gate_proj.weight", weight)])
-    with pytest.raises(CheckpointError, match=r"tensor '0.gate_proj.weight' \[96, 64\] is a second one for expert 0"):
+    with pytest.raises(CheckpointError, match=r"tensor '0.gate_proj.weight' \[96, 64\] is a duplicate for expert 0"):
         layer.load_weights([("0.gate_proj.weight", weight)])
     with pytest.raises(CheckpointError, match=r"has \[96, 8\] for an expert in the checkpoint, \[96, 64\] in the"):
         layer.load_weights([("1.gate_proj.weight", weight[:, :8])])
@@ -240,7 +240,9 @@ def test_types_that_differ_between_experts():
     assert layer.up_proj.get_value().missing == [2, 3, 4]
     layer = abstract(PackingConfig())
     layer.load_weights([("0.up_proj.weight", narrow)])
-    with pytest.raises(CheckpointError, match=r"tensor '1.up_proj.weight' .* has another type than those of other exp"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor '1.up_proj.weight' .* has a different type from those of the"
+    ):
         layer.load_weights([("1.up_proj.weight", wide)])
 
 

@@ -141,7 +141,7 @@ def test_the_engine_serves_a_quantized_model(start_llm):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ([{"module_path": "model.q_proj", "weight_qtype": "int8"}], "decides for no module"),
+        ([{"module_path": "model.q_proj", "weight_qtype": "int8"}], "applies to no module"),
         ([{"module_path": ".*", "weight_qtype": "int4", "tile_size": 40}], "model.embed_tokens has 64 input features"),
         ("w8a8", "quantization='w8a8' is neither"),
     ],

@@ -129,7 +129,7 @@ class TestMistakes:
             quantize_checkpoint(source, destination, parse_quantization(rules))
 
     def test_the_destination_exists(self, checkpoint, tmp_path):
-        self.refuses(checkpoint(), tmp_path, "int8", "exists: give a folder that does not, or remove it")
+        self.refuses(checkpoint(), tmp_path, "int8", "already exists: give a folder that does not exist, or remove it")
 
     def test_its_parent_does_not(self, checkpoint, tmp_path):
         self.refuses(checkpoint(), tmp_path / "no" / "q", "int8", "no is not a folder: make it first")
@@ -143,7 +143,7 @@ class TestMistakes:
 
     def test_rules_that_match_nothing(self, checkpoint, tmp_path):
         rules = [{"module_path": "q_proj", "weight_qtype": "int8"}]
-        self.refuses(checkpoint(), tmp_path / "q", rules, "decides for no module", ConfigError)
+        self.refuses(checkpoint(), tmp_path / "q", rules, "applies to no module", ConfigError)
 
     def test_a_tensor_without_a_parameter(self, checkpoint, tmp_path):
         source = variant(tmp_path / "source", checkpoint())

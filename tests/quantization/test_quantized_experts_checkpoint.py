@@ -115,7 +115,10 @@ NAME = "model.layers.0.mlp.experts.2.up_proj.weight"
         (lambda t: t.pop(NAME), r"parameter 'model.layers.0.mlp.experts.up_proj of expert 2' is not in the checkpoint"),
         (lambda t: t.update({NAME: t[NAME] * np.inf}), rf"tensor '{NAME}' has values that are not finite"),
         (lambda t: t.update({NAME.replace("2", "4"): t[NAME]}), r"experts.4.up_proj.weight' has no parameter in Qwen3"),
-        (lambda t: t.update({NAME.replace("up", "side"): t[NAME]}), r"'.*side_proj.weight' is none of the tensors of"),
+        (
+            lambda t: t.update({NAME.replace("up", "side"): t[NAME]}),
+            r"'.*side_proj.weight' is not one of the tensors of",
+        ),
     ],
     ids=["missing", "infinite", "surplus", "unknown"],
 )

@@ -78,7 +78,7 @@ def test_the_first_rule_that_matches_the_whole_name_decides():
     assert config.get_quant_method(Layer(), "lm_head") is None
     assert config.get_quant_method(Layer(), "model.layers.0.self_attn.q_proj") is None
     assert config.get_quant_method(Layer(), "model.mlp.down_proj").scheme.weight_qtype == "int8"
-    with pytest.raises(ConfigError, match=r"module_path='\.\*mlp\.\*' decides for no module"):
+    with pytest.raises(ConfigError, match=r"module_path='\.\*mlp\.\*' applies to no module"):
         config.check_all_used()
     assert config.get_quant_method(Layer(), "model.mlp.up_proj").scheme.weight_qtype == "int4"
     config.check_all_used()
@@ -91,7 +91,7 @@ def test_a_part_of_the_name_is_no_match():
 def test_a_rule_that_another_hides_is_named():
     config = RuleQuantizationConfig([QuantizationRule(".*", "int8"), QuantizationRule("lm_head")])
     config.get_quant_method(Layer(), "lm_head")
-    with pytest.raises(ConfigError, match="module_path='lm_head' decides for no module"):
+    with pytest.raises(ConfigError, match="module_path='lm_head' applies to no module"):
         config.check_all_used()
 
 

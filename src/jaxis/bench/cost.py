@@ -1,4 +1,4 @@
-"""What a model's steps cost at least: the bytes that a decode step reads, the arithmetic of a prefill.
+"""Lower bounds of a model's steps: the bytes that a decode step reads, the arithmetic of a prefill.
 
 The roofline of https://jax-ml.github.io/scaling-book/inference: a decode step takes no less than its weights' and
 context's bytes over the memory's speed, a prefill no less than its operations over the arithmetic's.
@@ -32,7 +32,7 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """What a decode step reads.
+    """The bytes that a decode step reads.
 
     Attributes:
       weight_bytes: Weights that every step reads, as they are in memory.
@@ -59,13 +59,13 @@ class DecodeCost:
         return self.step_weight_bytes(batch_size) + batch_size * context_len * self.kv_bytes_per_token
 
     def held_bytes(self, num_tokens: int) -> int:
-        """Bytes that the weights and the context of so many tokens take in memory."""
+        """Bytes that the weights and the context of this many tokens take in memory."""
         return self.weight_bytes + self.expert_bytes + num_tokens * self.kv_bytes_per_token
 
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What a model with full attention computes.
+    """The arithmetic of a model with full attention.
 
     Attributes:
       layer_params: Parameters that multiply a token: those of all layers' products, and of experts those it goes to.

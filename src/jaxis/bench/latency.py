@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """What one load took; medians over the runs, and over their steps.
+    """Timings of one load; medians over the runs, and over their steps.
 
     Attributes:
       batch_size, input_len, output_len: The load.
@@ -64,7 +64,7 @@ def measure_latency(
     """Runs a load once to compile what it needs, then `repeats` times to measure it.
 
     Raises:
-      RequestError, EngineError: As for `run_batch`.
+      RequestError, EngineError: See `run_batch`.
     """
     run_batch(engine, load, rng)
     runs = [run_batch(engine, load, rng) for _ in range(repeats)]

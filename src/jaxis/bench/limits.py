@@ -1,4 +1,4 @@
-"""What the machine can do at most: how fast it reads and copies memory, and its float32 arithmetic.
+"""Measures the machine's limits: how fast it reads and copies memory, and its float32 arithmetic.
 
     python -m jaxis.bench.limits 4
 

@@ -1,4 +1,4 @@
-"""What a benchmark has to know about its own process and machine."""
+"""Facts about the process and machine of a benchmark."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def compile_stats() -> Iterator[CompileStats]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What figures depend on: processor or accelerator, cores, memory, versions."""
+    """The environment of a measurement: processor or accelerator, cores, memory, versions."""
     import jax
 
     return {

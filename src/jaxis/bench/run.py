@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True)
 class BatchRun:
-    """What one batch took.
+    """Timings of one batch.
 
     Attributes:
       first_token_seconds: For each request, from when all were queued to its first token.

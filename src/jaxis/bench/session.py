@@ -73,7 +73,7 @@ def open_session(
     """Starts an engine and has it generate one token.
 
     Args:
-      model: Folder or hub id; None is the embedded model.
+      model: Folder or Hub id; None is the embedded model.
       arguments: Of `LLM`; they come before the sizes given here.
       max_num_seqs: Sequences that the KV cache is to hold.
       max_model_len: Tokens of each of them.
@@ -82,7 +82,7 @@ def open_session(
       progress: Shows loading and compiling.
 
     Raises:
-      ConfigError, CheckpointError, RequestError, EngineError: As for `LLM` and its `generate`.
+      ConfigError, CheckpointError, RequestError, EngineError: See `LLM` and its `generate`.
     """
     with compile_stats() as compiled:
         engine = build_sized_engine(
@@ -105,7 +105,7 @@ def build_sized_engine(
     """An engine with a KV cache of just the size given; the arguments are those of `open_session`."""
     sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
     if jax.default_backend() == "cpu":
-        # The default is sized for one who shares the machine. The engine takes of this only what it can use.
+        # The default is sized for a shared machine. The engine takes of this only what it can use.
         sizes["kv_cache_memory"] = psutil.virtual_memory().available
     return build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
 

@@ -28,7 +28,7 @@ class RequestShape:
 
 @dataclass(frozen=True)
 class ThroughputResult:
-    """What a list of requests took.
+    """Timings of a list of requests.
 
     Attributes:
       num_requests, num_input_tokens, num_output_tokens: Of all requests.

@@ -28,7 +28,7 @@ _MODELS_PAGE = Path("docs/models.md")
 
 @dataclass(frozen=True)
 class NewModel:
-    """What was made.
+    """The created files.
 
     Attributes:
       architecture: What a checkpoint's config.json says under `architectures` to be run by the new class.
@@ -66,8 +66,8 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     for path in (_REGISTRY, _PARITY, _MODELS_PAGE):
         if not (root / path).is_file():
             raise ConfigError(
-                f"{root.absolute()} is no checkout of jaxis (it has no {path}): go to one; docs/adding-a-model.md "
-                "shows a package of your own"
+                f"{root.absolute()} is not a checkout of jaxis (it has no {path}): change to one; "
+                "docs/adding-a-model.md shows a package of your own"
             )
     family_file = root / "src/jaxis/models" / f"{_snake_case(name)}.py"
     if family_file.exists():
@@ -90,15 +90,15 @@ def _find(like: str) -> _Source:
         families[module.rpartition(".")[2]] = None
         if architecture.endswith(_SUFFIX) and like in (architecture, module.rpartition(".")[2]):
             return _Source(architecture, importlib.import_module(module), architecture.removesuffix(_SUFFIX))
-    raise ConfigError(f"--like {like!r} is no family of jaxis; there are: {', '.join(families)}")
+    raise ConfigError(f"--like {like!r} is not a family of jaxis; choose one of: {', '.join(families)}")
 
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name.endswith(_SUFFIX):
-        raise ConfigError(f"{name!r} must be a name as classes have, such as Falcon4 (without {_SUFFIX})")
+        raise ConfigError(f"{name!r} must be a class name such as Falcon4 (without {_SUFFIX})")
     architecture = name + _SUFFIX
     if architecture in supported_architectures():
-        raise ConfigError(f"{architecture} is there already: choose another name")
+        raise ConfigError(f"{architecture} already exists: choose another name")
     return architecture
 
 

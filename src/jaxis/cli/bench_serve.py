@@ -84,7 +84,7 @@ class LoadOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """What to send."""
+    """Workload options."""
 
     dataset_name: Annotated[
         Literal["random", "custom", "sharegpt"],
@@ -101,7 +101,7 @@ class PromptOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What to tell."""
+    """Output options."""
 
     percentile_metrics: Annotated[str, _output("Latencies to print.", metavar="NAMES")] = ",".join(_METRICS)
     metric_percentiles: Annotated[str, _output("Percentiles to give of each.", metavar="NUMBERS")] = "90,99"
@@ -122,7 +122,7 @@ class ResultOptions:
         names = [name.strip() for name in self.percentile_metrics.split(",")]
         if unknown := [name for name in names if name not in _METRICS]:
             raise typer.BadParameter(
-                f"{unknown[0]!r} is none of {', '.join(_METRICS)}", param_hint="--percentile-metrics"
+                f"{unknown[0]!r} is not one of {', '.join(_METRICS)}", param_hint="--percentile-metrics"
             )
         return names
 

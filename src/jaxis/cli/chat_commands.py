@@ -54,7 +54,7 @@ def _set(session: ChatSession, argument: str) -> None:
         return
     name, _, text = argument.partition(" ")
     if name not in SETTABLE:
-        raise RequestError(f"/set knows no {name!r}: choose from {', '.join(SETTABLE)}")
+        raise RequestError(f"/set has no field {name!r}: choose from {', '.join(SETTABLE)}")
     if not text:
         raise RequestError(f"/set {name} needs a value, as in /set temperature 0.2")
     session.params = dataclasses.replace(session.params, **{name: _parse_value(text.strip())})
@@ -99,7 +99,7 @@ def _path(argument: str, command: str) -> Path:
 def _undo(session: ChatSession, argument: str) -> None:
     text = session.conversation.take_back()
     if text is None:
-        raise RequestError("there is nothing to take back")
+        raise RequestError("there is nothing to undo")
     note(f"(taken back: {text})")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ChatSession:
-    """What a chat remembers between turns.
+    """State of a chat between turns.
 
     Attributes:
       conversation: What was said.
@@ -46,7 +46,7 @@ class ChatSession:
         self._template_kwargs = dict(template_kwargs or {})
 
     def ask(self, text: str) -> None:
-        """Asks, and prints the answer on stdout as it comes.
+        """Asks, and prints the answer on stdout as it is generated.
 
         What was answered before a Ctrl-C stays in the conversation; a question without any answer does not.
 
@@ -74,7 +74,7 @@ class ChatSession:
         if len(token_ids) >= context:
             raise RequestError(
                 f"the conversation has {len(token_ids)} tokens and does not fit the context of {context}: "
-                "/undo takes back the last turn, /clear starts anew"
+                "/undo takes back the last turn, /clear starts over"
             )
         stats, finish_reason = AnswerStats(), None
         stats.num_prompt_tokens = len(token_ids)
@@ -88,7 +88,7 @@ class ChatSession:
         if finish_reason == "length":
             full = len(token_ids) + stats.num_tokens >= context
             why = (
-                f"the context of {context} tokens is full, /clear starts anew"
+                f"the context of {context} tokens is full, /clear starts over"
                 if full
                 else (f"max_tokens={self.params.max_tokens} reached, /set max_tokens changes it")
             )

@@ -13,7 +13,7 @@ from jaxis.cli.options import Debug
 
 
 class Format(StrEnum):
-    """What a checkpoint can be written as."""
+    """Formats in which a checkpoint can be written."""
 
     orbax = "orbax"
     hf = "hf"
@@ -21,7 +21,7 @@ class Format(StrEnum):
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder or hub id of the checkpoint.", show_default=False)
+        str, typer.Argument(metavar="SOURCE", help="Folder or Hub id of the checkpoint.", show_default=False)
     ],
     destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="Folder to make.", show_default=False)],
     to: Annotated[Format, typer.Option(help="Format to write: Orbax, or Hugging Face (safetensors).")],
@@ -39,7 +39,7 @@ def convert(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Convert a checkpoint, every tensor to the bit.
+    """Convert a checkpoint, every tensor bit for bit.
 
     An interrupted conversion goes on where it stopped when it is run again.
     jaxis runs checkpoints of all three kinds as they are.

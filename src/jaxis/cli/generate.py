@@ -42,7 +42,7 @@ def generate(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder or hub id (default: the embedded model).", show_default=False),
+        typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -166,7 +166,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _names_a_model(word: str) -> bool:
-    """Whether a lone word is a checkpoint's folder or shaped like a path or a hub id, rather than a prompt."""
+    """Whether a lone word is a checkpoint's folder or shaped like a path or a Hub id, rather than a prompt."""
     # os.path takes a prompt that is too long for a file name as one that names no file.
     config = os.path.join(os.path.expanduser(word), "config.json")
     return os.path.isfile(config) or _HUB_ID_OR_PATH.fullmatch(word) is not None
@@ -200,7 +200,7 @@ def _prompt_for(
 def _stream(
     llm: LLM, request: str | list[int], params: SamplingParams, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
-    """Generates one completion; with `show`, prints it as it comes."""
+    """Generates one completion; with `show`, prints it as it is generated."""
     timing = AnswerStats()
     completion = CompletionOutput(0, logprobs=None if params.logprobs is None else [])
     for delta in llm.stream(request, params):

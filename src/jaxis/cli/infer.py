@@ -70,7 +70,9 @@ def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
     for word in words:
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name:
-            raise typer.BadParameter(f"{word!r} is not an option: give --config FILE, or fields as --generation.seed 7")
+            raise typer.BadParameter(
+                f"{word!r} is not an option: give --config FILE, or fields such as --generation.seed 7"
+            )
         if not equals:
             text = next(words, None)
             if text is None:

@@ -59,7 +59,7 @@ def jaxis(
 ) -> None:
     """LLM inference in JAX.
 
-    A MODEL is a folder in Hugging Face format or a hub id such as Qwen/Qwen3-0.6B.
+    A MODEL is a folder in Hugging Face format or a Hub id such as Qwen/Qwen3-0.6B.
     Without one, a small embedded demonstration model answers.
 
     \b

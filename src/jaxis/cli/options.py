@@ -129,7 +129,7 @@ def _sampling(name: str, help: str, **settings: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """What overrides the checkpoint's sampling defaults; the fields are those of SamplingParams."""
+    """Options that override the checkpoint's sampling defaults; the fields are those of SamplingParams."""
 
     temperature: Annotated[
         float | None, _sampling("temperature", "0 always takes the most likely token.", metavar="NUMBER")

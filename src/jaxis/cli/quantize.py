@@ -14,7 +14,7 @@ from jaxis.cli.options import Debug, parse_additional_config
 def quantize(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="Folder or hub id of the unquantized checkpoint.", show_default=False),
+        typer.Argument(metavar="SOURCE", help="Folder or Hub id of the unquantized checkpoint.", show_default=False),
     ],
     destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="Folder to make.", show_default=False)],
     quantization: Annotated[

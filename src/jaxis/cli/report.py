@@ -15,7 +15,7 @@ def report(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Folder or hub id of a checkpoint, or a config.json alone.", show_default=False
+            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
         ),
     ],
     output: Annotated[

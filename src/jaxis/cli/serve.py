@@ -31,7 +31,7 @@ _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder or hub id (default: the embedded model).", show_default=False),
+        typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
     ] = None,
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
@@ -102,7 +102,7 @@ def _serve(
 
 
 def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
-    """What is printed when the server starts: the model, what fits, where, and a request that works."""
+    """The message printed when the server starts: the model, what fits, where, and a request that works."""
     from jaxis.server.http.hosts import is_loopback
 
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

@@ -30,7 +30,7 @@ def verify(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Folder or hub id of a checkpoint, or a config.json alone.", show_default=False
+            metavar="MODEL", help="Folder or Hub id of a checkpoint, or a config.json alone.", show_default=False
         ),
     ],
     dtype: Annotated[Dtype, typer.Option(help="Data type that jaxis computes in; the reference is in float32.")] = (

@@ -1,4 +1,4 @@
-"""What config.json says and what a user asks for, as frozen values; no JAX."""
+"""The checkpoint's and the user's configuration, as frozen values; no JAX."""
 
 from jaxis.config.vllm_config import (
     CacheConfig,

@@ -49,7 +49,7 @@ class AttentionSpan:
         """Most blocks that a step of `num_tokens` tokens reads and writes of one sequence of up to `max_blocks`."""
         if self.reach is None:
             return max_blocks
-        # So many blocks do k tokens in a row touch, wherever they begin.
+        # The most blocks that k consecutive tokens touch, wherever they begin.
         k = self.reach + num_tokens
         return min(max_blocks, (k - 2) // block_size + 2)
 

@@ -73,7 +73,7 @@ GENERATION_KEYS = (
 
 @dataclass(frozen=True)
 class KeyUse:
-    """What a reader made of one key of a config.
+    """How one key of a config was used.
 
     Attributes:
       key: The key; one of a nested object is written with dots.
@@ -212,7 +212,7 @@ class HFConfig(Mapping[str, Any]):
         """A nested object as a plain dict, all of it recorded as read; None where it is absent.
 
         Raises:
-          ConfigError: If the key's value is no object.
+          ConfigError: If the key's value is not an object.
         """
         value = self.get(key)
         if value is None:
@@ -251,7 +251,7 @@ class HFConfig(Mapping[str, Any]):
         return sorted(use.key for use in self.key_uses() if use.use == "unread")
 
     def key_uses(self) -> list[KeyUse]:
-        """What was made of each key so far, nulls included; a nested object that was read is followed."""
+        """How each key was used so far, nulls included; a nested object that was read is followed."""
         uses: list[KeyUse] = []
         for key, value in self._values.items():
             if key in self._read and isinstance(value, HFConfig):
@@ -308,6 +308,8 @@ def _apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any], sourc
                 target[parent] = {}
             target = target[parent]
             if not isinstance(target, dict):
-                raise ConfigError(f"the override {dotted!r} goes through {parent!r}, which is no object in {source}")
+                raise ConfigError(
+                    f"the override {dotted!r} goes through {parent!r}, which is not an object in {source}"
+                )
         target[key] = copy.deepcopy(value)
     return values

@@ -1,4 +1,4 @@
-"""What published config.json files leave out, because their makers' own config class has it as a default."""
+"""Defaults of keys that published config.json files omit because transformers' config class supplies them."""
 
 from __future__ import annotations
 

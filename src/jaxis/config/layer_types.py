@@ -32,7 +32,7 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
 
 
 def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | None:
-    """What `layer_types` says of the layer; None where config.json has no such list.
+    """The layer's entry in `layer_types`; None where config.json has no such list.
 
     Args:
       config: Of the model.
@@ -55,7 +55,7 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
 
 
 def layer_span(config: HFConfig, kind: str, *, default_window: int | None = None) -> AttentionSpan:
-    """What a layer of this type sees: everything, or config.json's `sliding_window` of tokens.
+    """The attention span of a layer of this type: everything, or config.json's `sliding_window` of tokens.
 
     Args:
       config: Of the model.

@@ -60,5 +60,5 @@ class PackingQuantizationConfig(QuantizationConfig, Protocol):
 
 
 def without_quantization(config: QuantizationConfig | None) -> QuantizationConfig | None:
-    """What decides for layers that nothing may quantize, such as routers."""
+    """The configuration for layers that must never be quantized, such as routers."""
     return config.unquantized if isinstance(config, PackingQuantizationConfig) else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What runs.
+    """The model to run.
 
     Attributes:
       model: Folder of the checkpoint.
@@ -53,7 +53,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """What one step may hold.
+    """Limits of one step.
 
     Attributes:
       max_num_seqs: Most requests that run at once.

@@ -1,4 +1,4 @@
-"""What an engine can be asked for: the arguments of `LLM`, of `jaxis serve` and of the engine's process. No JAX."""
+"""Engine arguments: those of `LLM`, of `jaxis serve` and of the engine's process. No JAX."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineArgs:
     """The arguments of `LLM`, checked.
 
     Attributes:
-      model: Folder of a checkpoint in Hugging Face format, or a hub id; None is the embedded demonstration model.
+      model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
         low-precision types are slower.
       max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. Shortened, with a
@@ -64,13 +64,13 @@ class EngineArgs:
       tensor_parallel_size: Local devices to spread the model over.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: For requests that bring none, and for random weights.
-      revision: Branch, tag or commit of a hub id; None is the main branch.
+      revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.
       hf_overrides: Keys of config.json to set; None as a value removes the key.
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
         JSON file with rules; or "dequantize": a quantized checkpoint's weights in `dtype`. See docs/quantization.md.
-      additional_config: Rules in the form of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
+      additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
 
     Raises:
       ConfigError: On construction, if a value cannot be honoured whatever the model.

@@ -126,7 +126,7 @@ class LLMEngine:
             if getattr(params, name) and self.tokenizer is None:
                 raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
         if request_id in self._requests:
-            raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
+            raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if params.structured_outputs is None:
             grammar = None
         elif grammar is None:
@@ -199,7 +199,7 @@ class LLMEngine:
           EngineError: Requests are running.
         """
         if self.has_unfinished:
-            raise EngineError("compute_logits needs the engine idle: finish or abort the running requests first")
+            raise EngineError("compute_logits requires an idle engine: finish or abort the running requests first")
         token_ids = self._checked_prompt(token_ids, spare=0)
         if not paged:
             return self.runner.whole_logits(token_ids)

@@ -24,7 +24,7 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise ValueError(f"the key {key!r} stands twice in one object")
+                raise ValueError(f"the key {key!r} appears twice in one object")
             found[key] = value
         return found
 

@@ -1,4 +1,4 @@
-"""What a user sees while waiting: loading, compiling, generating. On stderr, and only where that is a terminal."""
+"""Progress display for loading, compiling and generating. On stderr, and only where that is a terminal."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _ITEM_KEYS = {"type", "content", "text"}
 
 
 class Role(StrEnum):
-    """Who sent a message."""
+    """The sender of a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class Type(StrEnum):
-    """What a content item is; jaxis answers text only."""
+    """The type of a content item; jaxis supports text only."""
 
     TEXT = "text"
     IMAGE_PATH = "image_path"
@@ -199,7 +199,7 @@ def _refuse_unknown(value: Mapping[str, Any], known: set[str], where: str) -> No
     if unknown := sorted(map(str, set(value) - known)):
         raise RequestError(
             f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}"
-            + ("; what shall only be carried along belongs into metadata" if "metadata" in known else "")
+            + ("; put data that is only carried along into metadata" if "metadata" in known else "")
         )
 
 

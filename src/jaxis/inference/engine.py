@@ -66,7 +66,7 @@ class JAXInferenceEngine:
         self.display = ProgressDisplay(show_progress)
         arguments = to_llm_arguments(self.model_params)
         if self.model_params.model_revision is not None and self.model_params.model_name is None:
-            raise ConfigError("model.model_revision applies to a hub id: give model.model_name, or leave it out")
+            raise ConfigError("model.model_revision applies to a Hub id: give model.model_name, or leave it out")
         for note in self.model_params.notes() + self.generation_params.notes():
             self.display.note(f"jaxis: {note}")
         self.llm = LLM(
@@ -97,7 +97,7 @@ class JAXInferenceEngine:
         same call goes on where an interrupted one stopped.
 
         Args:
-          conversations: `Conversation`s, dicts of the same form, or Oumi's own objects.
+          conversations: `Conversation`s, dicts of the same structure, or Oumi's own objects.
           inference_config: Paths of files, and parameters; its model, if named, must be this one.
           input: Another name of `conversations`.
           generation_params: In place of the engine's.
@@ -112,7 +112,7 @@ class JAXInferenceEngine:
         """
         config = InferenceConfig.of({} if inference_config is None else inference_config)
         if inference_config is not None and generation_params is not None:
-            raise ConfigError("generation_params and inference_config were both given: put the one into the other")
+            raise ConfigError("generation_params and inference_config were both given: give only one of them")
         if config.model.model_name not in (None, self.model_params.model_name):
             raise ConfigError(
                 f"inference_config.model.model_name={config.model.model_name!r} is not this engine's model "
@@ -242,7 +242,7 @@ class ConversationTask:
 
 
 def _parsers(engine: JAXInferenceEngine, params: SamplingParams) -> ModelParsers | None:
-    """What reads tool calls and reasoning in the engine's answers; None leaves both in the text."""
+    """Parses tool calls and reasoning in the engine's answers; None leaves both in the text."""
     if (tool := engine.model_params.tool_call_parser) is None:
         return None
     model_type = engine.llm.engine.vllm_config.model_config.hf_config.get("model_type")

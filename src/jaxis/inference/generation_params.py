@@ -14,7 +14,7 @@ from jaxis.structured_outputs import StructuredOutputs
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedDecodingParams(ParameterGroup):
-    """What answers must match: at most one of these.
+    """Constraints on answers: at most one of these.
 
     Attributes:
       json: A JSON schema as an object or as text, or a pydantic model.

@@ -66,7 +66,7 @@ class Journal:
       num_rows: Rows of the input.
 
     Raises:
-      ConfigError: The scratch file cannot be written, or another process is at the same run.
+      ConfigError: The scratch file cannot be written, or another process is working on the same run.
     """
 
     def __init__(self, output_path: Path, key: str, num_rows: int) -> None:
@@ -159,7 +159,7 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(file)
-                raise ConfigError(f"{self.path} is in use: another process is at the same run") from None
+                raise ConfigError(f"{self.path} is in use: another process is working on the same run") from None
             try:
                 if os.path.samestat(os.fstat(file), os.stat(self.path)):
                     return file

@@ -27,9 +27,9 @@ class ModelParams(ParameterGroup):
     """Which model, and how it is loaded.
 
     Attributes:
-      model_name: Folder or hub id; None is the embedded demonstration model.
+      model_name: Folder or Hub id; None is the embedded demonstration model.
       model_max_length: Most tokens of a request; None is the checkpoint's.
-      model_revision: Branch, tag or commit of a hub id.
+      model_revision: Branch, tag or commit of a Hub id.
       torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
       load_pretrained_weights: False makes random weights.
       chat_template: Jinja source, a file with it, or the name of one of the checkpoint's templates.

@@ -1,4 +1,4 @@
-"""What the groups of Oumi's parameters share: reading them, and naming what cannot be honoured."""
+"""Base of Oumi's parameter groups: reads them, and names fields that cannot be honoured."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RowTask(Protocol):
-    """What is done with each row."""
+    """How to process each row."""
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         """Prompt, parameters, and the compiled grammar; None leaves compiling to the engine.
@@ -96,7 +96,7 @@ class StreamSink:
                 self._num_written += 1
             self._stream.flush()
         except BrokenPipeError:
-            raise  # who reads has seen enough
+            raise  # the reader closed the pipe on purpose, as head does
         except OSError as error:
             raise EngineError(
                 f"the output cannot be written: {error.strerror}; with a file as output, a run goes on where it stopped"

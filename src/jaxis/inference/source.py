@@ -51,7 +51,7 @@ class RowSource(Protocol):
     digest: str
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
-        """Those whose numbers are wanted, in order."""
+        """The rows with the requested indices, in order."""
         ...
 
 

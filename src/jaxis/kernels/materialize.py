@@ -1,4 +1,4 @@
-"""Numbers rounded where they are made."""
+"""Rounds values where they are computed."""
 
 from __future__ import annotations
 

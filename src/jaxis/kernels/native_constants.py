@@ -19,7 +19,7 @@ MAX_MATRICES = 4
 ACTIVATION_GROUP = 64
 """Features of an activation that share a scale, where the weight has one scale a row."""
 ATTENTION_TILE = 16
-"""What block sizes and head dimensions of the attention kernels are multiples of."""
+"""Block sizes and head dimensions of the attention kernels are multiples of this."""
 MAX_HEAD_DIM = 256
 """Of the paged attention kernel."""
 VOCAB_TILE = 128

@@ -23,7 +23,7 @@ LayerOutput = tuple[jax.Array | None, jax.Array]
 
 
 class SelfAttention(Protocol):
-    """What mixes the tokens of a sequence; a whole decoder layer has the same signature."""
+    """A layer that mixes the tokens of a sequence; a whole decoder layer has the same signature."""
 
     def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
@@ -75,7 +75,7 @@ class PostNormDecoderLayer(JaxModule):
     `x = x + norm(mlp(x))`
 
     Args:
-      scope, self_attn, mlp: As for `PreNormDecoderLayer`.
+      scope, self_attn, mlp: See `PreNormDecoderLayer`.
     """
 
     def __init__(self, scope: LayerScope, *, self_attn: SelfAttention, mlp: FeedForward) -> None:
@@ -96,7 +96,7 @@ class SandwichNormDecoderLayer(JaxModule):
     `x = x + norm(mlp(norm(x)))`
 
     Args:
-      scope, self_attn, mlp, make_norm: As for `PreNormDecoderLayer`.
+      scope, self_attn, mlp, make_norm: See `PreNormDecoderLayer`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ParallelDecoderLayer(JaxModule):
     `x = x + self_attn(y) + mlp(y)`
 
     Args:
-      scope, self_attn, mlp, make_norm: As for `PreNormDecoderLayer`.
+      scope, self_attn, mlp, make_norm: See `PreNormDecoderLayer`.
     """
 
     def __init__(

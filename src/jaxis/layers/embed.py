@@ -28,7 +28,7 @@ class JaxEmbed(JaxModule):
       rngs: For the initial table.
       scale: What looked up embeddings are multiplied by, once it is rounded to their type (Gemma).
       dtype: Data type of the embeddings.
-      quant_config, prefix: As for `JaxLinear`.
+      quant_config, prefix: See `JaxLinear`.
     """
 
     weight: nnx.Param
@@ -56,7 +56,7 @@ class JaxEmbed(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """As WeightedLayer's."""
+        """See `WeightedLayer`."""
         return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
@@ -74,7 +74,7 @@ class JaxLmHead(JaxLinear):
     Args:
       features: E.
       vocab_size: V.
-      rngs, dtype, quant_config, prefix: As for `JaxLinear`.
+      rngs, dtype, quant_config, prefix: See `JaxLinear`.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class JaxExperts(JaxModule):
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       use_bias: Whether the three projections have biases.
       stack_layout: Of a checkpoint whose tensors hold all experts; None where each tensor holds one.
-      dtype, quant_config, prefix: As for `JaxLinear`.
+      dtype, quant_config, prefix: See `JaxLinear`.
     """
 
     gate_proj: nnx.Param
@@ -102,7 +102,7 @@ class JaxExperts(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """As WeightedLayer's."""
+        """See `WeightedLayer`."""
         sizes = {"embed": self.hidden_size, "mlp": self.intermediate_size}
         return [
             WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), ("expert", *axes), self.num_experts)
@@ -111,7 +111,7 @@ class JaxExperts(JaxModule):
 
     @property
     def can_be_packed(self) -> bool:
-        """As WeightedLayer's."""
+        """See `WeightedLayer`."""
         return self.gated_unit.kernel_arguments is not None
 
     def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
@@ -180,7 +180,7 @@ class JaxExperts(JaxModule):
                 return
         match = _OF_ALL_EXPERTS.fullmatch(name)
         if match is None or self.stack_layout is None:
-            raise CheckpointError(f"is none of the tensors of {type(self).__name__}")
+            raise CheckpointError(f"is not one of the tensors of {type(self).__name__}")
         projection, suffix = match[1], match[2] or ""
         if len(tensor) != self.num_experts:
             raise CheckpointError(f"is for {len(tensor)} experts, but the model has {self.num_experts}")

@@ -28,7 +28,7 @@ class GLU:
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """As GatedUnit's."""
+        """See `GatedUnit`."""
         name = KERNEL_NAMES.get(self.activation)
         return None if name is None else {"activation": name}
 
@@ -53,5 +53,5 @@ class ClampedGLU:
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """As GatedUnit's."""
+        """See `GatedUnit`."""
         return {"activation": "clamped_swiglu", "alpha": self.alpha, "limit": self.limit}

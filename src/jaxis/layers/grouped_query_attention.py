@@ -108,7 +108,7 @@ class GroupedQueryAttention(JaxModule):
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        """What the engine allocates for this layer."""
+        """The cache that the engine allocates for this layer."""
         return KVCacheSpec(self.num_kv_heads, self.head_dim, self.span)
 
     def __call__(

@@ -1,4 +1,4 @@
-"""What a layer keeps of each token in the paged cache."""
+"""Specifications of a layer's entries in the paged KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxis.kernels.ragged_paged_attention import kv_cache_shape
 
 
 class CacheSpec(Protocol):
-    """What the engine must know of a layer's cache to make and share it."""
+    """The facts about a layer's cache that the engine needs to allocate and share it."""
 
     @property
     def span(self) -> AttentionSpan:
@@ -29,7 +29,7 @@ class CacheSpec(Protocol):
         ...
 
     def on_devices(self, tensor_parallel_size: int) -> CacheSpec:
-        """The spec of a cache that is spread over so many devices.
+        """The spec of a cache that is sharded over this many devices.
 
         Raises:
           ConfigError: It cannot be.
@@ -43,7 +43,7 @@ class HasCache(Protocol):
 
     @property
     def kv_cache_spec(self) -> CacheSpec:
-        """What the engine allocates for the layer."""
+        """The cache that the engine allocates for the layer."""
         ...
 
 

@@ -20,15 +20,15 @@ class LatentUpProjection(JaxLinear):
     """`kv_b_proj`: the H heads' keys (N numbers each, without position) and values (V) of a latent of L numbers.
 
     Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents needs it one head at a time and in both
-    directions, which is no product of a whole layer. So a quantized weight is widened once it is loaded, to the numbers
-    that its products multiply by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
+    directions, which is not a product of a whole layer. So a quantized weight is dequantized once it is loaded, to the
+    numbers that its products multiply by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
     where that changes nothing). Packed, it becomes `key_weight`, H of [L, N], and `value_weight`, H of [V, L].
 
     Args:
       num_heads: H.
       latent_dim: L.
       key_dim, value_dim: N, V.
-      rngs, dtype, quant_config, prefix: As for `JaxLinear`.
+      rngs, dtype, quant_config, prefix: See `JaxLinear`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LatentUpProjection(JaxLinear):
         return head_matmul(latents, self._of_heads()[:, self.key_dim :])
 
     def after_loading(self) -> None:
-        """Widens the weight, or packs it by heads."""
+        """Dequantizes the weight, or packs it by heads."""
         if isinstance(self.weight.get_value(), jax.Array):
             return
         weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T

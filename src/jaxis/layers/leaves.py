@@ -117,7 +117,7 @@ def router(
     Args:
       scope: Of the router.
       routing: How its logits are read.
-      use_bias, use_selection_bias: As for `JaxRouter`.
+      use_bias, use_selection_bias: See `JaxRouter`.
     """
     return JaxRouter(
         scope.config["hidden_size"],
@@ -146,7 +146,7 @@ def experts(
       scope: Of the experts.
       routing: Of their router.
       intermediate_size: F of one expert.
-      gated_unit, use_bias, stack_layout: As for `JaxExperts`.
+      gated_unit, use_bias, stack_layout: See `JaxExperts`.
     """
     return JaxExperts(
         routing.num_experts,

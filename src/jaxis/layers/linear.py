@@ -61,7 +61,7 @@ class JaxLinear(JaxModule):
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """As WeightedLayer's."""
+        """See `WeightedLayer`."""
         return [WeightSlot("weight", (self.output_size, self.input_size), self.kernel_axes)]
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class JaxLinear(JaxModule):
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
-    """What each of the layers makes of x [..., in]; in one kernel where there is one for their weights."""
+    """The output of each layer for x [..., in]; in one kernel where there is one for their weights."""
     results = None
     if can_be_fused(*layers):
         results = fused_matmul(x, [layer.weight.get_value() for layer in layers])
@@ -88,7 +88,7 @@ def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
 
 
 def can_be_fused(*layers: JaxLinear) -> bool:
-    """Whether one kernel may do the layers' work: nobody looks on, and none of them multiplies in a way of its own."""
+    """Whether one kernel may compute all layers: no observer is attached, and no layer overrides its product."""
     return not calls_are_observed() and not any(isinstance(each.quant_method, ApplyingQuantMethod) for each in layers)
 
 

@@ -125,7 +125,7 @@ class MultiHeadLatentAttention(JaxModule):
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
-        """What the engine allocates for this layer."""
+        """The cache that the engine allocates for this layer."""
         return LatentCacheSpec(self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim)
 
     def __call__(

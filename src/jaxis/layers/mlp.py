@@ -18,7 +18,7 @@ from jaxis.layers.scope import LayerScope
 
 
 class FeedForward(Protocol):
-    """What a decoder layer does to each token by itself."""
+    """The position-wise part of a decoder layer."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""

@@ -23,7 +23,7 @@ class SparseMoE(JaxModule):
       intermediate_size: F of one expert.
       gated_unit: None is the plain one, with config.json's `hidden_act`.
       use_bias: Whether router and experts have biases.
-      use_selection_bias, stack_layout: As for `JaxRouter` and `JaxExperts`.
+      use_selection_bias, stack_layout: See `JaxRouter` and `JaxExperts`.
       shared_experts: What every token goes through besides; None is nothing.
       router_name, shared_experts_name: What the checkpoint calls them.
 

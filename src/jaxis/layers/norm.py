@@ -48,7 +48,7 @@ class JaxRmsNorm(JaxModule):
 
     @property
     def scale(self) -> jax.Array:
-        """What normalised features are multiplied by: [num_features]."""
+        """The factor of the normalised features: [num_features]."""
         weight = self.weight[...]
         # In float32, in which 1 + weight is not rounded to a few bits.
         return 1.0 + weight.astype(jnp.float32) if self.add_unit_offset else weight

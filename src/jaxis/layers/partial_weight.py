@@ -114,7 +114,7 @@ class WeightLoader:
         partial = PartialWeight(value) if isinstance(value, jax.ShapeDtypeStruct) else value
         is_taken = not isinstance(partial, PartialWeight) or expert in partial.complete
         if is_taken or (expert, name) in partial.waiting:
-            raise CheckpointError(f"is a second one for expert {expert}")
+            raise CheckpointError(f"is a duplicate for expert {expert}")
         self._check(name, tensor, "has {} for an expert in the checkpoint, {} in the model")
         tensors = self._take(partial, expert, name, tensor)
         if tensors is not None:
@@ -206,7 +206,7 @@ class WeightLoader:
                     lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry
                 )
             elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
-                raise ValueError("has another type than those of other experts")
+                raise ValueError("has a different type from those of the other experts")
             # By the time that the tensor after the next is asked for, this one's file pages are given up.
             return jax.block_until_ready(
                 jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)

@@ -60,7 +60,9 @@ class Routing:
                     f"the router's {name}={getattr(self, name)!r} is not supported; known: {', '.join(known)}"
                 )
         if self.num_groups < 1 or self.num_experts % self.num_groups:
-            raise ConfigError(f"{self.num_experts} experts do not make {self.num_groups} groups of one size")
+            raise ConfigError(
+                f"{self.num_experts} experts cannot be divided into {self.num_groups} groups of equal size"
+            )
         if not 1 <= self.num_allowed_groups <= self.num_groups:
             raise ConfigError(
                 f"a token's experts cannot come from {self.num_allowed_groups} of {self.num_groups} groups"
@@ -125,7 +127,7 @@ class JaxRouter(JaxLinear):
       rngs: For the initial weights.
       use_bias: Whether there is a `bias` [X] on the logits.
       use_selection_bias: Whether there is an `e_score_correction_bias` [X], added for choosing only.
-      dtype, quant_config, prefix: As for `JaxLinear`.
+      dtype, quant_config, prefix: See `JaxLinear`.
     """
 
     def __init__(

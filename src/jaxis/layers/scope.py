@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerScope:
-    """What the constructor of a composite layer gets.
+    """The arguments of a composite layer's constructor.
 
     `scope / "self_attn"` is the scope of the child of that name. Layers take from a scope what they need and do not
     keep it: decoder layers that are alike but for their place must be equal, so that they are traced once.

@@ -13,12 +13,12 @@ from jaxis.kernels.weights import Weight
 
 
 class InvalidWeightError(CheckpointError):
-    """Tensors that are no weight together; the text goes after the module's name, not after that of one of them."""
+    """Tensors that do not form a weight together; the message follows the module's name."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a checkpoint's tensor must be.
+    """The expected shape and type of a checkpoint's tensor.
 
     Attributes:
       shape: Its shape.

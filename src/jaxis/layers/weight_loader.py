@@ -44,7 +44,7 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
 
 
 def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
-    """What every weight_loader of an unfused parameter must make sure of.
+    """Checks for the weight_loader of an unfused parameter.
 
     Raises:
       CheckpointError: The shapes differ, or only a shard was given.

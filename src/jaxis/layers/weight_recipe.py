@@ -15,7 +15,7 @@ from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """What becomes of a file's tensors, in this order:
+    """The transformations of a file's tensors, in this order:
 
     Attributes:
       format: Makes a weight of them.

@@ -44,7 +44,7 @@ class Checkpoint:
             paths = self._find_files()
         if missing := [path.name for path in paths if not path.exists()]:
             raise CheckpointError(
-                f"{self.folder / _INDEX} names {len(missing)} of {len(paths)} shards that are not there "
+                f"{self.folder / _INDEX} names {len(missing)} of {len(paths)} shards that are missing "
                 f"({missing[0]}{', ...' if len(missing) > 1 else ''}): download them again"
             )
         self._files: list[SafetensorsFile] = []

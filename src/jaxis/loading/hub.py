@@ -40,7 +40,7 @@ def resolve_model(
     cannot be reached. HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and its other variables apply.
 
     Args:
-      model: A folder, or a hub id such as `Qwen/Qwen3-0.6B`.
+      model: A folder, or a Hub id such as `Qwen/Qwen3-0.6B`.
       revision: Branch, tag or commit of the hub's repository; None is its main branch.
       token: Access token; None is the one that `hf auth login` or HF_TOKEN set.
       cache_dir: Folder of the cache; None is huggingface_hub's own.
@@ -54,13 +54,13 @@ def resolve_model(
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):
         if revision is not None:
-            raise CheckpointError(f"revision={revision!r} applies to a hub id, but {model} is a local folder: drop it")
+            raise CheckpointError(f"revision={revision!r} applies to a Hub id, but {model} is a local folder: drop it")
         return path
     if name and os.path.exists(path):
         raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the weights")
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
-            f"there is no folder {name!r}: give an existing folder or a hub id such as Qwen/Qwen3-0.6B"
+            f"there is no folder {name!r}: give an existing folder or a Hub id such as Qwen/Qwen3-0.6B"
         )
 
     # Imported here: a local folder needs none of it, and it takes a good part of a second.
@@ -90,7 +90,7 @@ def explain_error(error: Exception, model: str, revision: str, *, offline: bool)
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.HFValidationError):
-        return f"there is no folder {model!r}, and it is not a hub id such as Qwen/Qwen3-0.6B either"
+        return f"there is no folder {model!r}, and it is not a Hub id such as Qwen/Qwen3-0.6B either"
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{model} is gated: accept its terms on {constants.ENDPOINT}/{model}, "

@@ -1,4 +1,4 @@
-"""What a hub's repository says of a model without its weights: config.json and the headers of its safetensors files."""
+"""Reads a model's metadata from the Hub without its weights: config.json and the headers of its safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
     """Downloads a repository's config.json, and nothing else of it, into huggingface_hub's cache.
 
     Args:
-      model: A hub id.
+      model: A Hub id.
       revision: Branch, tag or commit; None is the main branch.
       token: Access token; None is the one that `hf auth login` or HF_TOKEN set.
 

@@ -176,7 +176,7 @@ class SafetensorsFile:
     def _pop_metadata(self, header: dict[str, Any]) -> dict[str, str]:
         metadata = header.pop("__metadata__", None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise self._fault("its __metadata__ is not a map from text to text")
+            raise self._fault("its __metadata__ is not a map from strings to strings")
         return metadata
 
     def _check_layout(self, header: dict[str, Any], data_start: int, file_bytes: int) -> dict[str, TensorInfo]:

@@ -63,7 +63,7 @@ class SafetensorsWriter:
         """Appends the next tensor. Raises ValueError if it is not the one announced."""
         expected, spec = self._missing.pop(0)
         if (name, tensor.dtype, tensor.shape) != (expected, spec.dtype, spec.shape):
-            raise ValueError(f"{name} {tensor.dtype} {tensor.shape} comes where {expected} {spec} was announced")
+            raise ValueError(f"{name} {tensor.dtype} {tensor.shape} was written where {expected} {spec} was expected")
         self._file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
 
     def __enter__(self) -> SafetensorsWriter:
@@ -73,7 +73,7 @@ class SafetensorsWriter:
         try:
             if kind is None:
                 if self._missing:
-                    raise ValueError(f"{self._missing[0][0]} was announced and never written")
+                    raise ValueError(f"{self._missing[0][0]} was announced but never written")
                 self._file.flush()
                 os.fsync(self._file.fileno())
         finally:

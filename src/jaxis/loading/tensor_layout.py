@@ -2,8 +2,9 @@
 
 Unscanned, a tensor `model.layers.3.mlp.up_proj.weight` is the array at (model, layers, 3, mlp, up_proj, weight).
 Scanned, the layers that have the same tensors are one array `[layers, ...]` at (model, layers, mlp, up_proj, weight),
-and the experts below them another axis: the form that `jax.lax.scan` and `nnx.scan` train. Layers of several kinds (the
-first of DeepSeek V3 have no experts) make several stacks: (model, layers, group_0, ...), (model, layers, group_1, ...).
+and the experts below them another axis: the layout that `jax.lax.scan` and `nnx.scan` train. Layers of several kinds
+(the first of DeepSeek V3 have no experts) make several stacks: (model, layers, group_0, ...), (model, layers, group_1,
+...).
 """
 
 from __future__ import annotations

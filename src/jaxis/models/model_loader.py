@@ -108,7 +108,7 @@ def _arguments_named_by(function: Callable[..., Any], offered: dict[str, Any]) -
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if is_named and parameter.default is parameter.empty and name not in offered:
             raise ConfigError(
-                f"{function.__qualname__} requires the argument {name!r}, which is none of {', '.join(offered)}: "
+                f"{function.__qualname__} requires the argument {name!r}, which is not one of {', '.join(offered)}: "
                 "rename it or give it a default"
             )
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -133,7 +133,7 @@ def _construct_abstractly(construct: Callable[[], JaxModule]) -> JaxModule:
 
 
 def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
-    """What is asked for and the model never looked at is an error, not ignored: config keys, quantization rules."""
+    """Raises an error for config keys and quantization rules that the model never read, instead of ignoring them."""
     if vllm_config.quant_config is not None:
         vllm_config.quant_config.check_all_used()
     unread = vllm_config.model_config.hf_config.unread_keys()

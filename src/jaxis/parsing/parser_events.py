@@ -73,7 +73,7 @@ class ToolCall:
 
 @dataclass
 class ParsedOutput:
-    """What a model's whole text says.
+    """The parsed parts of a model's whole output.
 
     Attributes:
       content: The answer; may be empty.

@@ -40,7 +40,7 @@ class TextReader:
         self._recorded = [text]
 
     def recorded(self) -> str:
-        """What was read since `record`; ends the record."""
+        """The text read since `record`; ends the record."""
         text = "".join(self._recorded or ())
         self._recorded = None
         return text

@@ -1,4 +1,4 @@
-"""What a request's `tool_choice` asks of the model and of the parser."""
+"""The effect of a request's `tool_choice` on the model and on the parser."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def _moved(schema: Any, place: str) -> Any:
             moved[key] = {name: _moved(item, place) for name, item in value.items()}
         elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = place + value[1:]
-        elif key not in ("$id", "$schema"):  # of a document of its own, which this is no more
+        elif key not in ("$id", "$schema"):  # only meaningful at the root of a document, which this no longer is
             moved[key] = value if key in _VALUES else _moved(value, place)
     return moved

@@ -56,7 +56,7 @@ def quantize_checkpoint(
         exists or cannot be written.
     """
     if destination.exists():
-        raise CheckpointError(f"{destination} exists: give a folder that does not, or remove it")
+        raise CheckpointError(f"{destination} already exists: give a folder that does not exist, or remove it")
     if not destination.parent.is_dir():
         raise CheckpointError(f"{destination.parent} is not a folder: make it first")
     hf_config = HFConfig.from_folder(source)
@@ -107,7 +107,7 @@ def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
 
 
 def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterator[dict[str, TensorSpec]]:
-    """What becomes of each tensor."""
+    """The tensors to write for each tensor read."""
     for name, tensor in headers.items():
         quantized = parts.of(name, tensor)
         if not quantized:

@@ -30,7 +30,7 @@ def quantization_of_checkpoint(
     Args:
       hf_config: Its config.json.
       choice: The user's. Rules quantize an unquantized checkpoint; of a compressed-tensors one they must say what is
-        stored, and decide which activations are quantized. `Dequantize` widens a quantized one.
+        stored, and decide which activations are quantized. `Dequantize` dequantizes a quantized one.
 
     Raises:
       ConfigError: A scheme that is not implemented, or a choice that contradicts it.

@@ -102,7 +102,7 @@ class CompressedTensorsConfig:
         self._rules = rules
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         is_experts = isinstance(layer, JaxExperts)
         group = self._group_of_experts(layer, prefix) if is_experts else self._group_of(layer, prefix)
         stored = None if group is None else group.scheme
@@ -114,7 +114,7 @@ class CompressedTensorsConfig:
         return None if scheme is None else stored_as(_integer_format(scheme), layer, prefix)
 
     def check_all_used(self) -> None:
-        """As QuantizationConfig's; the file's own targets may name modules that the model does not have."""
+        """See `QuantizationConfig`; the file's own targets may name modules that the model does not have."""
         if self._rules is not None:
             self._rules.check_all_used()
 
@@ -147,7 +147,7 @@ def _class_name(layer: WeightedLayer) -> str:
 
 
 def _with_activations_of(rule: WeightScheme | None, stored: WeightScheme | None, prefix: str) -> WeightScheme | None:
-    """What is stored, with the rule's activations, if the two agree on the weight."""
+    """The stored scheme with the rule's activations, if the two agree on the weight."""
 
     def describe(scheme: WeightScheme | None) -> str:
         if scheme is None:

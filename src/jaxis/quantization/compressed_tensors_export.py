@@ -14,11 +14,11 @@ from jaxis.quantization.formats.int4_words import VALUES_PER_WORD, pack_rows, pa
 
 _FORMATS = {"int8": "int-quantized", "int4": "pack-quantized"}
 VERSION = "0.10.2"
-"""Of the format, as its own library numbers it."""
+"""Version of the format, in the numbering of the compressed-tensors library."""
 
 
 def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorSpec]:
-    """What `tensors` will return for a weight [out, in] of this shape."""
+    """The specs of what `tensors` returns for a weight [out, in] of this shape."""
     rows, columns = shape
     groups = 1 if scheme.group_size is None else columns // scheme.group_size
     scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)

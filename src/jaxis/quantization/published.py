@@ -47,13 +47,13 @@ class PublishedQuantizationConfig:
         self._unconverted = unconverted_modules(config)
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         if not isinstance(layer, self._layers) or is_unconverted(prefix, self._unconverted):
             return None
         return stored_as(self.format, layer, prefix)
 
     def check_all_used(self) -> None:
-        """As QuantizationConfig's; the file's list may name modules that have no weight matrix."""
+        """See `QuantizationConfig`; the file's list may name modules that have no weight matrix."""
 
 
 def stored_as(weight_format: WeightFormat, layer: WeightedLayer, prefix: str) -> WeightMethod:

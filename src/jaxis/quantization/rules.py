@@ -16,7 +16,7 @@ class RuleQuantizationConfig:
 
     Args:
       rules: In order; the first that matches decides.
-      must_match: Whether a rule that decides for no module is a mistake.
+      must_match: Whether it is an error if a rule applies to no module.
     """
 
     def __init__(self, rules: Sequence[QuantizationRule], *, must_match: bool = True) -> None:
@@ -33,7 +33,7 @@ class RuleQuantizationConfig:
         return None
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
-        """As QuantizationConfig's.
+        """See `QuantizationConfig`.
 
         Raises:
           ConfigError: The layer's sizes do not allow what its rule says.
@@ -48,18 +48,18 @@ class RuleQuantizationConfig:
         return WeightMethod(scheme=scheme)
 
     def check_all_used(self) -> None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         for index, rule in enumerate(self.rules):
             if self._must_match and index not in self._used:
                 raise ConfigError(
-                    f"the quantization rule for module_path={rule.module_path!r} decides for no module of this model: "
+                    f"the quantization rule for module_path={rule.module_path!r} applies to no module of this model: "
                     "correct or remove it (names are like model.layers.0.mlp.up_proj, the whole name must match, and "
                     "the first rule that matches decides)"
                 )
 
 
 def weight_scheme(rule: QuantizationRule | None) -> WeightScheme | None:
-    """What a rule says of a module that it matches; None leaves the module as it is."""
+    """The scheme of a module that the rule matches; None leaves the module as it is."""
     if rule is None or rule.weight_qtype is None:
         return None
     return WeightScheme(rule.weight_qtype, rule.tile_size, rule.weight_calibration_method, rule.act_qtype)

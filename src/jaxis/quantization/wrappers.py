@@ -11,7 +11,7 @@ from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 
 @dataclass(frozen=True)
 class Dequantize:
-    """What `quantization="dequantize"` asks for: a quantized checkpoint's weights in the model's data type."""
+    """Implements `quantization="dequantize"`: a quantized checkpoint's weights in the model's data type."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class DequantizingConfig:
     inner: QuantizationConfig
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         method = self.inner.get_quant_method(layer, prefix)
         return dataclasses.replace(method, dequantizes=True) if isinstance(method, WeightMethod) else method
 
     def check_all_used(self) -> None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         self.inner.check_all_used()
 
 
@@ -38,17 +38,17 @@ class PackingConfig:
 
     @property
     def unquantized(self) -> PackingConfig:
-        """As PackingQuantizationConfig's."""
+        """See `PackingQuantizationConfig`."""
         return PackingConfig()
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
-        """As QuantizationConfig's; a method that is not jaxis' own is left alone."""
+        """See `QuantizationConfig`; a method that is not jaxis' own is left alone."""
         method = None if self.inner is None else self.inner.get_quant_method(layer, prefix)
         if method is None:
             return WeightMethod(packs=True)
         return dataclasses.replace(method, packs=True) if isinstance(method, WeightMethod) else method
 
     def check_all_used(self) -> None:
-        """As QuantizationConfig's."""
+        """See `QuantizationConfig`."""
         if self.inner is not None:
             self.inner.check_all_used()

@@ -1,4 +1,4 @@
-"""What chat templates are given: variables, and messages whose roles and tool calls a template can read."""
+"""The input of chat templates: variables, and messages whose roles and tool calls a template can read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def messages_for_template(
       messages: Their content is one string, or None.
       tokenizer: Has the checkpoint's templates.
       chat_template: In place of the checkpoint's, as for `Tokenizer.apply_chat_template`.
-      tools: As for `Tokenizer.apply_chat_template`.
+      tools: See `Tokenizer.apply_chat_template`.
 
     Raises:
       RequestError: There is no template, or the arguments of a tool call are not the text of a JSON object.
@@ -97,7 +97,7 @@ def _with_arguments(call: Mapping[str, Any], where: str, as_text: bool) -> dict[
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, Mapping):
-        raise RequestError(f"{where}.function.arguments must be the text of a JSON object")
+        raise RequestError(f"{where}.function.arguments must be a JSON object as a string")
     if as_text and not isinstance(arguments, str):
         arguments = json.dumps(value, ensure_ascii=False)
     return {**call, "function": {**call["function"], "arguments": arguments if as_text else value}}

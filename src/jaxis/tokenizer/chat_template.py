@@ -127,7 +127,7 @@ def _mark_last_text(chat: list[dict[str, Any]]) -> str:
         chat[-1]["content"] = content + _CONTINUE_MARK
         return content
     if not content:
-        raise RequestError("continue_final_message=True needs a last message with content to go on with")
+        raise RequestError("continue_final_message=True needs a last message with content to continue")
     text = content[-1]["text"]
     content[-1]["text"] = text + _CONTINUE_MARK
     return text

@@ -1,4 +1,4 @@
-"""What stands beside tokenizer.json in a checkpoint: special tokens, chat templates, decoding flags.
+"""Reads the files beside tokenizer.json in a checkpoint: special tokens, chat templates, decoding flags.
 
 Files and their precedence are those of transformers 5: `chat_template.jinja` and `additional_chat_templates/*.jinja`
 come before the templates in `tokenizer_config.json`; `special_tokens_map.json` counts only where
@@ -26,7 +26,7 @@ class TokenizerConfig:
     """A checkpoint's tokenizer settings other than tokenizer.json.
 
     Attributes:
-      special_tokens: Name, such as "bos_token" -> the token; chat templates see the texts under these names.
+      special_tokens: Name, such as "bos_token" -> the token; chat templates see the strings under these names.
       extra_special_tokens: Special tokens without a name.
       added_tokens: Tokens of `added_tokens_decoder` in the order of their ids; their flags override tokenizer.json's.
       chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.

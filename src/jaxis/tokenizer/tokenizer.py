@@ -117,7 +117,7 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text; special tokens written in it become their ids.
+        """Encodes a string; special tokens written in it become their ids.
 
         Args:
           text: The text.

@@ -165,12 +165,12 @@ def test_the_rest_of_another_conversion_is_not_gone_on_with(folder: Path, tmp_pa
 
 
 def test_what_cannot_be_converted(folder: Path, tmp_path: Path):
-    with pytest.raises(CheckpointError, match="in Hugging Face format already"):
+    with pytest.raises(CheckpointError, match="already in Hugging Face format"):
         convert_checkpoint(folder, tmp_path / "out", "hf")
     with pytest.raises(CheckpointError, match="exists"):
         convert_checkpoint(folder, folder, "orbax")
     convert_checkpoint(folder, tmp_path / "out", "orbax")
-    with pytest.raises(CheckpointError, match="unscanned Orbax checkpoint already"):
+    with pytest.raises(CheckpointError, match="already an unscanned Orbax checkpoint"):
         convert_checkpoint(tmp_path / "out", tmp_path / "again", "orbax")
 
 

@@ -1,4 +1,4 @@
-"""The tap sees every module, changes no number, and is not there when it is not used."""
+"""The probe sees every module, changes no value, and costs nothing when unused."""
 
 import numpy as np
 import pytest

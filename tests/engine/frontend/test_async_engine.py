@@ -311,7 +311,7 @@ def test_an_id_in_use_is_refused_and_its_owner_undisturbed():
             fake.before_step = lambda: time.sleep(0.001)
             task = asyncio.create_task(collect(engine, "r", 300))
             await eventually(lambda: fake.requests)
-            with pytest.raises(RequestError, match="exists already"):
+            with pytest.raises(RequestError, match="already exists"):
                 await collect(engine, "r")
             assert (await task)[0] == [list(range(300))]
 

@@ -354,7 +354,7 @@ class TestRefusal:
     def test_an_id_in_use_is_refused(self) -> None:
         scheduler = make_scheduler()
         add(scheduler, "a", 5)
-        with pytest.raises(RequestError, match="'a' exists already"):
+        with pytest.raises(RequestError, match="'a' already exists"):
             add(scheduler, "a", 5)
 
     def test_a_request_that_just_fits_runs_to_its_end(self) -> None:

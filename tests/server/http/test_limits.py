@@ -68,7 +68,7 @@ def test_key_file(tmp_path):
     path.write_text("# team a\none\n\n two \n")
     assert read_api_keys(path) == ("one", "two")
     path.write_text("# none\n")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="contains no key"):
         read_api_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_api_keys(tmp_path / "nowhere")

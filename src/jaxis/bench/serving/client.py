@@ -27,7 +27,7 @@ _CHAT_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 @dataclass
 class RequestResult:
-    """What one request brought; times are `time.perf_counter` seconds.
+    """The result of one request; times are `time.perf_counter` seconds.
 
     Attributes:
       scheduled_time: When it was to be sent; latencies count from here, so that a client or a limit that holds requests

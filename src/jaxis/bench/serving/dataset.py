@@ -1,4 +1,4 @@
-"""What to ask a server: random prompts of given lengths, or those of a file. No tokenizer is needed."""
+"""The prompts of a server benchmark: random prompts of given lengths, or those of a file. No tokenizer is needed."""
 
 from __future__ import annotations
 

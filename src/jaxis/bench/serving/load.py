@@ -14,7 +14,7 @@ from jaxis.bench.serving.client import RequestResult, ServingClient
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a load brought.
+    """The outcome of a load test.
 
     Attributes:
       results: Of each request, in the order in which they were to be sent.

@@ -80,7 +80,7 @@ def summarize(
 
 
 def details(load: LoadResult) -> dict[str, list[Any]]:
-    """What each request brought, in the order of sending; times in seconds."""
+    """The results of each request, in the order of sending; times in seconds."""
     results = load.results
     return {
         "input_lens": [result.num_prompt_tokens for result in results],

@@ -71,7 +71,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `jaxis analyze` says.
+    """The result of `jaxis analyze`.
 
     Attributes:
       model: What the user called it.
@@ -137,7 +137,7 @@ def analyze(
     """Analyses a model without reading its weights.
 
     Args:
-      model: A folder, a config.json, or a hub id, of which nothing but config.json and headers is downloaded.
+      model: A folder, a config.json, or a Hub id, of which nothing but config.json and headers is downloaded.
       memory: What weights and cache may fill, in bytes or as "80GiB"; None is what this machine has.
       kv_cache_dtype: Type of the cache that the figures are for.
       revision: Branch, tag or commit on the hub.
@@ -285,7 +285,7 @@ def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity, which some configs have: it becomes a text."""
+    """JSON has no infinity, which some configs have: it becomes a string."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a config asks for in attention: its kind, which layers have which, and rope."""
+"""The attention that a config describes: its kind, which layers have which, and rope."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _grouped(config: HFConfig) -> Feature:
 
 
 def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    """How far back each layer looks, and layers that are no attention."""
+    """How far back each layer looks, and layers that are not attention."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     chunk = config.get("attention_chunk_size")
     of_type = {

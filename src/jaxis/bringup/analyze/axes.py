@@ -48,7 +48,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a constructed model shows of itself.
+    """Facts about a constructed model.
 
     Attributes:
       layers: Name of a parameter below its layer -> (shape, number of layers that have it).
@@ -77,7 +77,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Axis:
-    """What a model is on one axis.
+    """A model's value on one axis.
 
     Attributes:
       name: The axis.
@@ -91,7 +91,7 @@ class Axis:
 
     @property
     def missing(self) -> tuple[Feature, ...]:
-        """Those that nothing here provides."""
+        """The values that jaxis does not implement."""
         return tuple(feature for feature in self.features if not feature.is_provided)
 
 
@@ -113,7 +113,7 @@ class AxisRow:
     other_keys: tuple[str, ...] = ()
 
     def detect(self, config: HFConfig, facts: ModelFacts | None) -> Axis:
-        """What a model is on the axis.
+        """The model's value on the axis.
 
         Args:
           config: Of the text model; nothing of what is read here counts as read by anybody.

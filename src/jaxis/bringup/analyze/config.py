@@ -1,4 +1,4 @@
-"""What jaxis makes of each key of a config.json. The code itself is asked: the family is constructed abstractly."""
+"""How jaxis uses each key of a config.json. The code itself answers: the family is constructed abstractly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_CONTEXT = 2048
 
 @dataclass(frozen=True)
 class Construction:
-    """What came of constructing the model's family without weights.
+    """The result of constructing the model's family without weights.
 
     Attributes:
       model: Parameters have shapes and types only; None if the family is not there or refuses the config.
@@ -91,7 +91,7 @@ def _construct(
     try:
         quant_config = quantization_of_checkpoint(config, rules)
     except ConfigError as error:
-        # Of the model as such, everything else can still be told.
+        # Everything else about the model can still be reported.
         refusals.append(_one_line(error))
         refused["quantization_config"] = None
     dtype = str(config.get("dtype", config.get("torch_dtype", "bfloat16")))

@@ -1,4 +1,4 @@
-"""What there is to analyse: a config, and the headers of the weights where there are any."""
+"""The input of an analysis: a config, and the headers of the weights where there are any."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
     """Reads config.json and the safetensors headers of a folder, a hub repository, or config.json alone.
 
     Args:
-      model: A folder, a config.json, or a hub id, of which nothing but config.json and headers is downloaded.
+      model: A folder, a config.json, or a Hub id, of which nothing but config.json and headers is downloaded.
       revision: Branch, tag or commit on the hub.
       token: Access token of the hub.
 
@@ -49,7 +49,9 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix != ".json":
-            raise CheckpointError(f"{name} is no config.json: give that, a folder, or a hub id such as Qwen/Qwen3-0.6B")
+            raise CheckpointError(
+                f"{name} is not a config.json: give one, a folder, or a Hub id such as Qwen/Qwen3-0.6B"
+            )
         return ModelSource(name, str(path), read_json_object(path), None, "config.json alone was given")
     if path.is_dir():
         config_path = path / "config.json"
@@ -63,7 +65,7 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
         return ModelSource(name, str(config_path), config, tensors)
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
-            f"there is no {name!r}: give a folder, a config.json, or a hub id such as Qwen/Qwen3-0.6B"
+            f"there is no {name!r}: give a folder, a config.json, or a Hub id such as Qwen/Qwen3-0.6B"
         )
     config_path = download_config(name, revision=revision, token=token)
     tensors = hub_tensor_infos(name, revision=revision, token=token)

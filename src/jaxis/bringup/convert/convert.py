@@ -1,4 +1,4 @@
-"""Between a checkpoint in Hugging Face format and one in Orbax's: every tensor, to the bit, one at a time.
+"""Between a checkpoint in Hugging Face format and one in Orbax's: every tensor, bit for bit, one at a time.
 
 What is written grows in a folder beside the destination, `.NAME.partial`, which becomes the destination when all of it
 is there. A conversion that was interrupted goes on from what that folder has.
@@ -35,7 +35,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done.
+    """The result of a conversion.
 
     Attributes:
       num_tensors: Tensors of the source.
@@ -71,21 +71,21 @@ def convert_checkpoint(
 
     Raises:
       ConfigError: jaxis does not run the model: whether the source is whole cannot be told.
-      CheckpointError: The source cannot be read, lacks tensors or has others, or is in that form already; or the
+      CheckpointError: The source cannot be read, lacks tensors or has others, or is already in that format; or the
         destination exists, cannot be written, or an interrupted run there was of another source.
     """
     if destination.exists():
-        raise CheckpointError(f"{destination} exists: give a folder that does not, or remove it")
+        raise CheckpointError(f"{destination} already exists: give a folder that does not exist, or remove it")
     if not destination.absolute().parent.is_dir():
         raise CheckpointError(f"{destination.absolute().parent} is not a folder: make it first")
     if to == "hf" and not is_orbax_checkpoint(source):
-        raise CheckpointError(f"{source} is in Hugging Face format already: give the folder of an Orbax checkpoint")
+        raise CheckpointError(f"{source} is already in Hugging Face format: give the folder of an Orbax checkpoint")
     partial = destination.absolute().with_name(f".{destination.name}.partial")
     with open_checkpoint(source) as checkpoint:
         _check_complete(source, checkpoint)
         if to == "orbax" and isinstance(checkpoint, OrbaxCheckpoint) and checkpoint.is_scanned == scanned:
             layout = "scanned" if scanned else "unscanned"
-            raise CheckpointError(f"{source} is an {layout} Orbax checkpoint already")
+            raise CheckpointError(f"{source} is already an {layout} Orbax checkpoint")
         try:
             _begin(partial, _fingerprint(source, checkpoint, to, scanned, max_shard_bytes), destination)
             progress = _Progress(checkpoint, on_progress)
@@ -100,7 +100,7 @@ def convert_checkpoint(
         except OSError as error:
             raise CheckpointError(
                 f"{destination} cannot be written: {error.strerror or error}; what was written stays in {partial}, "
-                "and the same command goes on from there"
+                "and the same command resumes from there"
             ) from error
     return Conversion(len(checkpoint.names()), checkpoint.total_bytes, progress.resumed_bytes, num_arrays)
 
@@ -140,7 +140,8 @@ def _begin(partial: Path, fingerprint: str, destination: Path) -> None:
     if partial.exists():
         if not marker.exists() or marker.read_text() != fingerprint:
             raise CheckpointError(
-                f"{partial} is left of another conversion to {destination}: remove it, or give another destination"
+                f"{partial} is left over from another conversion to {destination}: remove it, or "
+                "give another destination"
             )
         return
     partial.mkdir()

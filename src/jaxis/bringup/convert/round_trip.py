@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.loading.checkpoint import Checkpoint
 
-FORMS = {"unscanned": False, "scanned": True}
+LAYOUTS = {"unscanned": False, "scanned": True}
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class RoundTrip:
     """One way to Orbax and back.
 
     Attributes:
-      form: "unscanned" or "scanned".
+      layout: "unscanned" or "scanned".
       num_tensors, num_arrays: Tensors of the checkpoint, arrays that Orbax held them in.
       total_bytes: Of the tensors.
       different: Names of tensors that did not come back as they were.
     """
 
-    form: str
+    layout: str
     num_tensors: int
     num_arrays: int
     total_bytes: int
@@ -35,15 +35,15 @@ class RoundTrip:
 
 
 def round_trips(folder: Path) -> list[RoundTrip]:
-    """Converts a checkpoint in Hugging Face format to Orbax in both forms, and back. Raises as `convert_checkpoint`."""
+    """Converts a Hugging Face checkpoint to Orbax in both layouts and back. Raises as `convert_checkpoint`."""
     results = []
-    for form, scanned in FORMS.items():
+    for layout, scanned in LAYOUTS.items():
         with tempfile.TemporaryDirectory(prefix="jaxis_round_trip_") as scratch:
             orbax, back = Path(scratch, "orbax"), Path(scratch, "back")
             there = convert_checkpoint(folder, orbax, "orbax", scanned=scanned)
             convert_checkpoint(orbax, back, "hf")
             different = _different(folder, back)
-        results.append(RoundTrip(form, there.num_tensors, there.num_arrays, there.total_bytes, different))
+        results.append(RoundTrip(layout, there.num_tensors, there.num_arrays, there.total_bytes, different))
     return results
 
 

@@ -46,7 +46,7 @@ class ChecklistItem:
 
 @dataclass(frozen=True)
 class Report:
-    """What `jaxis report` writes.
+    """The result of `jaxis report`.
 
     Attributes:
       model: As it was given.
@@ -88,7 +88,7 @@ def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[
     """Analyses, verifies and converts a model.
 
     Args:
-      model: A folder, a config.json, or a hub id. Without weights, its tiny twin is verified. What is converted to
+      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is verified. What is converted to
         Orbax and back is the twin: it has a tensor of every kind.
       revision: Branch, tag or commit on the hub.
       on_stage: Told what begins, in a few words.
@@ -171,7 +171,7 @@ def _conversion(model: str, analysis: Analysis, conversions: Sequence[RoundTrip]
     for trip in conversions:
         outcome = "bit for bit the same" if trip.passed else f"{len(trip.different)} differ: {trip.different[0]}"
         evidence.append(
-            f"tiny twin to Orbax ({trip.form}) and back: {trip.num_tensors} tensors in {trip.num_arrays} arrays, "
+            f"tiny twin to Orbax ({trip.layout}) and back: {trip.num_tensors} tensors in {trip.num_arrays} arrays, "
             f"{outcome}"
         )
     passed = not problems and all(trip.passed for trip in conversions)

@@ -32,7 +32,7 @@ class PathCheck:
 
 @dataclass
 class _Computed:
-    """What the engine computed for a prompt: position -> logits [V], the newest where it did so again."""
+    """The logits that the engine computed for a prompt: position -> logits [V], the newest where it did so again."""
 
     token_ids: list[int]
     logits: dict[int, np.ndarray] = field(default_factory=dict)

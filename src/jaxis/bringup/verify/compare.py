@@ -19,7 +19,7 @@ class Gates:
       max_kl_nats: Of any token.
       mean_kl_nats: Over all tokens.
       module_error: Of one module that is given the reference's input.
-      module_tokens: Share of the tokens for which `module_error` must hold. In a narrow type, a router's close calls
+      module_tokens: Share of the tokens for which `module_error` must hold. In low precision, a router's close calls
         fall differently for some.
     """
 

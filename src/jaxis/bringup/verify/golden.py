@@ -1,4 +1,4 @@
-"""What a comparison needs of the reference's logits, and the file that keeps it for where the reference cannot run.
+"""The reference logits that a comparison needs, and the file that keeps it for where the reference cannot run.
 
 One safetensors file: for each prompt its tokens, which rows were kept and their logits; a prompt's greedy continuation;
 and, in its metadata, the versions that made it and the hashes of what it was made from.

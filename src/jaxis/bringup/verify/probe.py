@@ -1,4 +1,4 @@
-"""A tap on a model: what each of its modules is given and gives, and what it gives when given something else."""
+"""A probe of a model: what each of its modules is given and gives, and what it gives when given something else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens:
       model: To run.
       token_ids: Of the sequence.
       reference: The reference's calls for it, its logits among them.
-      tokens: As for `relative_error`.
+      tokens: See `relative_error`.
     """
     events: list[Event] = []
     seen: set[str] = set()

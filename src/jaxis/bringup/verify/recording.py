@@ -1,4 +1,4 @@
-"""What modules were given and what they made of it, in a form that both sides of a comparison share."""
+"""Recorded inputs and outputs of modules, in a representation that both sides of a comparison share."""
 
 from __future__ import annotations
 

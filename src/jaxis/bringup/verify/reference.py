@@ -3,7 +3,7 @@
 The only module of jaxis that needs torch and transformers. It imports them when a reference is made.
 
 Memory. A checkpoint whose weights fit in float32 is loaded so. One that fits only in its own data type is kept in it,
-and each module's weights are widened while that module runs: the numbers are the same, and one module's weights more
+and each module's weights are upcast while that module runs: the values are the same, and one module's weights more
 are needed. The reference runs first and gives its memory back before jaxis loads the model.
 """
 
@@ -35,7 +35,7 @@ _NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position"
 
 @dataclass(frozen=True)
 class Continuation:
-    """What the reference generates.
+    """The reference's generated tokens.
 
     Attributes:
       token_ids: The most likely token, again and again.
@@ -114,7 +114,7 @@ class Reference:
         if not is_wide:
             _widen_while_running(torch, model)
         return cls(
-            model.eval(), "float32" if is_wide else "the checkpoint's data type, each module widened while it runs"
+            model.eval(), "float32" if is_wide else "the checkpoint's data type, each module upcast while it runs"
         )
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -259,14 +259,14 @@ def _config(config: Mapping[str, Any]) -> Any:
 
 
 def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:
-    """Settings that make transformers widen the weights as it loads them, for formats that have such."""
+    """Settings that make transformers dequantize the weights as it loads them, for formats that support it."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     classes = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
     return getattr(transformers, classes[method])(dequantize=True) if method in classes else None
 
 
 def _widen_while_running(torch: Any, model: Any) -> None:
-    """Makes each module with weights of its own compute in float32, its weights widened for the time of its call."""
+    """Makes each module with weights of its own compute in float32, its weights upcast for the duration of its call."""
 
     def widen(module: Any, _: Any) -> None:
         module.narrow = {parameter: parameter.data for parameter in module.parameters(recurse=False)}

@@ -118,7 +118,7 @@ def _shrink_heads(config: dict[str, Any]) -> None:
     num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if config.get("head_dim") is not None:
         usual = config["head_dim"] * num_heads == config.get("hidden_size")
-        # Of latent attention, head_dim is the part that is turned.
+        # With latent attention, head_dim is the part that is rotated.
         config["head_dim"] = (config.get("qk_rope_head_dim") and _SIZES["qk_rope_head_dim"]) or HEAD_DIM * (
             1 if usual else 2
         )

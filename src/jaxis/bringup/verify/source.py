@@ -1,4 +1,4 @@
-"""What `jaxis verify` is pointed at: a checkpoint with weights, or a config.json alone."""
+"""The model that `jaxis verify` checks: a checkpoint with weights, or a config.json alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source:
 
 
 def find_source(model: str, *, revision: str | None = None) -> Source:
-    """A folder, a config.json, or a hub id, of which the weights count only if they are in the cache already.
+    """A folder, a config.json, or a Hub id, of which the weights count only if they are in the cache already.
 
     Raises:
       CheckpointError: There is no such thing.

@@ -108,7 +108,7 @@ class VerifyResult:
         return all(check.passed for check in checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The result as JSON values."""
         found = {"passed": self.passed, **dataclasses.asdict(self)}
         if self.layers is not None:
             found["layers"]["passed"] = self.layers.passed
@@ -128,7 +128,7 @@ def verify(
     """Compares a model with the reference.
 
     Args:
-      model: A folder, a config.json, or a hub id. Without weights, its tiny twin is compared.
+      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is compared.
       dtype: "float32" or "bfloat16".
       prompt_lengths: Of the prompts whose logits are compared; none are PROMPT_LENGTHS and one past any window.
       golden: A file of the reference's logits that stands for it, so that torch is not needed.

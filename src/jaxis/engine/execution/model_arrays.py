@@ -14,7 +14,7 @@ from jaxis.layers.module import JaxModule
 
 
 class GenerativeModel(Protocol):
-    """What the engine calls on a model."""
+    """The methods that the engine calls on a model."""
 
     def __call__(
         self, kv_caches: list[jax.Array] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata

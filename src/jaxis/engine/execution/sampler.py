@@ -29,7 +29,7 @@ INVALID_TOKEN_ID = -1
 
 
 class SamplerOutput(NamedTuple):
-    """What a step sampled.
+    """The tokens sampled in a step.
 
     Attributes:
       token_ids: int32 [R]; INVALID_TOKEN_ID where there was nothing to choose from.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SequenceSampling:
-    """What the sampler must know of one sequence, kept from step to step.
+    """The sampling state of one sequence, kept from step to step.
 
     Attributes:
       params: The sequence's parameters.

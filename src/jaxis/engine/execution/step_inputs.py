@@ -27,7 +27,7 @@ Array = TypeVar("Array", np.ndarray, jax.Array)
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a step is compiled for; the real numbers are at most these.
+    """The shape a step is compiled for; the actual counts are at most these.
 
     Attributes:
       num_tokens: T.

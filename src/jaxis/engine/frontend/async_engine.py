@@ -136,7 +136,7 @@ class AsyncLLMEngine:
         if self._closed is not None:
             raise self._closed
         if request_id in self._engine_ids:
-            raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
+            raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         self._num_requests += 1
         engine_id = f"{request_id}#{self._num_requests}"
         self._engine_ids[request_id] = engine_id

@@ -1,4 +1,4 @@
-"""What the event loop and an engine exchange, wherever the engine runs. No JAX here."""
+"""The messages between the event loop and an engine, whichever process the engine runs in. No JAX here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a server needs to know of an engine; it stays the same for the engine's life.
+    """The facts about an engine that a server needs; they stay the same for the engine's life.
 
     Attributes:
       model_folder: The checkpoint's.
@@ -106,7 +106,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class EngineOutputs:
-    """What a step, or a command, brought.
+    """The results of a step or a command.
 
     Attributes:
       outputs: What is new of each request that got further, without its prompt; see `DeltaTracker.take`.

@@ -97,7 +97,7 @@ class EngineProcess(EngineClient):
                     raise report.error()
                 if isinstance(report, wire.EngineReady):
                     return report.info
-        raise EngineError(f"the engine's process ended while it was built: {self._end()}")
+        raise EngineError(f"the engine process ended during start-up: {self._end()}")
 
     def connect(
         self,

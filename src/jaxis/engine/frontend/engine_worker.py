@@ -124,7 +124,7 @@ class EngineWorker:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Ends this process if the other end is closed before it sent anything: nobody waits for the engine."""
+    """Ends this process if the other end is closed before it sent anything: nothing waits for the engine."""
     if not connection.recv(1, socket.MSG_PEEK):
         os._exit(1)
 

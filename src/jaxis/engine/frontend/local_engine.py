@@ -46,7 +46,7 @@ class LocalEngine(EngineClient):
             def call(argument: Argument) -> None:
                 try:
                     loop.call_soon_threadsafe(function, argument)
-                except RuntimeError:  # the loop is closed: nobody waits any more
+                except RuntimeError:  # the loop is closed: nothing waits any more
                     _logger.debug("the event loop ended before the engine")
 
             return call

@@ -1,4 +1,4 @@
-"""What a request's coroutine has not read yet."""
+"""Queues outputs that a request's coroutine has not read yet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OutputStream:
             self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """What has come since the last call, at least one output's worth.
+        """Outputs that arrived since the last call, at least one output's worth.
 
         Raises:
           JaxisError: The request failed.

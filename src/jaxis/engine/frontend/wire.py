@@ -1,4 +1,4 @@
-"""What the server's process and the engine's process tell each other: MessagePack frames of fixed types, no pickle."""
+"""The protocol between the server process and the engine process: MessagePack frames of fixed types, no pickle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ERRORS: dict[str, type[JaxisError]] = {
 
 
 class GrammarDelay(msgspec.Struct, array_like=True):
-    """What may come before a grammar, or instead of it; see `DelayedGrammar`."""
+    """Text allowed before a grammar, or instead of it; see `DelayedGrammar`."""
 
     reasoning: ReasoningTokens
     alternatives: list[int]
@@ -123,7 +123,7 @@ class RequestFailed(msgspec.Struct):
 
 
 class StepOutputs(msgspec.Struct, tag="step"):
-    """What a step brought; see `EngineOutputs`."""
+    """The results of a step; see `EngineOutputs`."""
 
     outputs: list[RequestOutput]
     failures: list[RequestFailed]
@@ -134,7 +134,7 @@ class StepOutputs(msgspec.Struct, tag="step"):
         return cls(new.outputs, [RequestFailed.of(request_id, error) for request_id, error in new.errors])
 
     def engine_outputs(self) -> EngineOutputs:
-        """What the step brought."""
+        """The results of the step."""
         return EngineOutputs(self.outputs, [(failed.request_id, failed.error()) for failed in self.failures])
 
 

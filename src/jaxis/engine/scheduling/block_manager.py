@@ -196,7 +196,7 @@ class BlockManager:
             return
         digests = self._digests(sequence, num_full)
         for pool, table in zip(self.pools, sequence.block_tables, strict=True):
-            # With a narrow window a block may have been given back before the values of its tokens were known.
+            # With a short window a block may have been freed before the values of its tokens were known.
             for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
         sequence.num_registered_blocks = num_full

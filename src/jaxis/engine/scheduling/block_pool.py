@@ -41,7 +41,7 @@ class BlockPool:
         return len(self._free) + len(self._out_of_window)
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks nobody holds."""
+        """How many of these blocks are free."""
         return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
 
     def find(self, digest: bytes) -> int | None:

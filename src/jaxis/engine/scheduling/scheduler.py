@@ -127,7 +127,7 @@ class Scheduler:
         """
         if sequence.seq_id in self._unfinished:
             request_id = sequence.seq_id.request_id
-            raise RequestError(f"request {request_id!r} exists already: wait for it, abort it, or choose another id")
+            raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if sequence.num_prompt_tokens == 0:
             raise RequestError("the prompt is empty: give at least one token")
         if sequence.max_total_tokens > self.max_model_len:

@@ -41,12 +41,12 @@ def pack_into(
         if data is None:
             data = native_memory.empty((num_experts, *shape))
         if data.shape[1:] != shape:
-            raise ValueError("has another type than those of other experts")
+            raise ValueError("has a different type from those of the other experts")
         return data[expert]
 
     packed = pack(allocate)
     if stack is not None and packed.format != stack.format:
-        raise ValueError("has another type than those of other experts")
+        raise ValueError("has a different type from those of the other experts")
     return dataclasses.replace(packed, data=data)
 
 
@@ -86,7 +86,7 @@ def experts(
         `g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)` with `g = min(gate, limit)`.
       alpha: Of "clamped_swiglu".
       limit: Of "clamped_swiglu".
-      act_qtype: "int8" quantizes the inputs of the products on the way, as for `quantized_matmul`; None does not.
+      act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
 
     Returns:
       float32 [T, E].

@@ -1,4 +1,4 @@
-"""What a grouped product is, in plain JAX; differentiable."""
+"""The definition of a grouped product, in plain JAX; differentiable."""
 
 from __future__ import annotations
 

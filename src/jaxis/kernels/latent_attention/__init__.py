@@ -21,8 +21,8 @@ def latent_cache_shape(num_blocks: int, block_size: int, value_dim: int, rope_di
 
     Args:
       num_blocks, block_size: Blocks, B.
-      value_dim: Numbers of a compressed latent.
-      rope_dim: Numbers of a rope key.
+      value_dim: Elements of a compressed latent.
+      rope_dim: Elements of a rope key.
       dtype: float32, bfloat16, float16, or int8 with two float32 scales an entry.
     """
     chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
@@ -44,7 +44,7 @@ def latent_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Writes this step's entries into the cache, then attends to it.
 
-    A query's scores are its products with whole entries; the values are the entries' first `value_dim` numbers.
+    A query's scores are its products with whole entries; the values are the entries' first `value_dim` elements.
 
     Args:
       q: [T, H, D].
@@ -56,7 +56,7 @@ def latent_attention(
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
         up to the third either; the third is the number of requests. Rows and requests past it are padding.
-      value_dim: Numbers of a latent, at most D.
+      value_dim: Elements of a latent, at most D.
       scale: Multiplies the scores.
 
     Returns:

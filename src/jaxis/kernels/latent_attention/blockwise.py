@@ -31,7 +31,7 @@ def latent_attention(
 ) -> jax.Array:
     """Attention of each query to its own request's cached entries up to itself.
 
-    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
     """
     attention = _Attention(q, kv_cache, block_tables, value_dim, scale)
     if q.shape[0] == 1:
@@ -118,7 +118,7 @@ class _Attention:
             # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
             cached = self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
             context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
-            # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
+            # Blocks beyond a request's own hold other requests' entries, or none: a NaN there must not spread.
             context = jnp.where((context_positions <= last_positions)[..., None], context, 0)
             scores = jnp.einsum("nmd,nsd->nms", queries, context, preferred_element_type=jnp.float32) * self.scale
             scores = jnp.where(context_positions <= positions[..., None], scores, -jnp.inf)

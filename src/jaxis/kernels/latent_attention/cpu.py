@@ -42,7 +42,7 @@ def latent_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Writes the entries into the cache, in place if it is donated, then attends to it.
 
-    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
     """
     block_size = kv_cache.shape[2] // layout.entry_size(q.shape[-1], kv_cache.dtype)
     kv_cache, out = native.call(

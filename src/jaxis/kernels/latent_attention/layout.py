@@ -1,9 +1,9 @@
 """The layout of the paged cache of latent attention, in one place for every implementation.
 
-A token's entry is D numbers that all heads share: its compressed latent, then its turned rope key. A layer's cache is
+A token's entry is D elements that all heads share: its compressed latent, then its rotated rope key. A layer's cache is
 `[num_blocks, block_size, 1, D]`. Where the native CPU kernel serves it is `[num_blocks, 1, block_size * D]`: the same
 bytes, with the axes that name it the native kernel's. In an int8 cache each entry is followed by the eight bytes of two
-float32 scales, of the latent and of the rope key, whose sizes have nothing to do with one another: D + 8 numbers.
+float32 scales, of the latent and of the rope key, whose sizes have nothing to do with one another: D + 8 elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_
 
 
 def entry_size(head_dim: int, dtype: Any) -> int:
-    """Numbers of the cache's type that an entry of D = `head_dim` numbers takes."""
+    """Elements of the cache's type that an entry of D = `head_dim` elements takes."""
     return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
 
 

@@ -26,7 +26,7 @@ def latent_attention(
 ) -> jax.Array:
     """Attention of each query to its own request's cached entries up to itself.
 
-    Args, result: As for `jaxis.kernels.latent_attention.latent_attention`.
+    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
     """
     num_tokens = q.shape[0]
     context_len = block_tables.shape[1] * kv_cache.shape[1]

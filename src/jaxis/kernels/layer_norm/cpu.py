@@ -19,7 +19,7 @@ def supports(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> bool:
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.layer_norm.layer_norm`."""
+    """Same arguments and result as `jaxis.kernels.layer_norm.layer_norm`."""
     return _layer_norm(epsilon)(x, weight, jnp.zeros_like(weight) if bias is None else bias)
 
 

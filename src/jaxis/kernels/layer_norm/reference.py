@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.layer_norm.layer_norm`."""
+    """Same arguments and result as `jaxis.kernels.layer_norm.layer_norm`."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + epsilon)

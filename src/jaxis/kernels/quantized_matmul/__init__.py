@@ -1,4 +1,4 @@
-"""Products of activations with narrow weights, which stay narrow in memory."""
+"""Products of activations with low-precision weights, which stay low-precision in memory."""
 
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight, block_scaled_matmul
 from jaxis.kernels.quantized_matmul.quantize import quantize

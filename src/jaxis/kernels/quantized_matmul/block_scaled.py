@@ -1,4 +1,4 @@
-"""Weights of narrow floats with a scale for each block: fp8 (e4m3) and MXFP4 (e2m1)."""
+"""Weights of low-precision floats with a scale for each block: fp8 (e4m3) and MXFP4 (e2m1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BlockScaledWeight:
     """A weight [..., out, in] as `value * scale of its block`.
 
     Attributes:
-      value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 numbers a byte, the earlier in the low
+      value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 elements a byte, the earlier in the low
         half (OCP Microscaling Formats 1.0).
       scale: [..., ceil(out / rows), ceil(in / columns)], of any float type (float8_e8m0fnu: powers of two); blocks at
         the end may be cut off.
@@ -65,7 +65,7 @@ def dequantize_blocks(weight: BlockScaledWeight, dtype: Any = jnp.float32) -> ja
 
 
 def _widen_e2m1(pairs: jax.Array) -> jax.Array:
-    """uint8 [..., n] of two numbers a byte -> float32 [..., 2 n]."""
+    """uint8 [..., n] of two elements a byte -> float32 [..., 2 n]."""
     code = jnp.stack([pairs & 0xF, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1).astype(jnp.int32)
     magnitude, exponent, mantissa = code & 7, (code >> 1) & 3, code & 1
     # Twice the number is an integer: 0, 1, 2, 3, 4, 6, 8, 12.
@@ -75,7 +75,7 @@ def _widen_e2m1(pairs: jax.Array) -> jax.Array:
 
 
 def block_scaled_matmul(x: jax.Array, weight: BlockScaledWeight, *, preferred_element_type: Any = None) -> jax.Array:
-    """`x @ dequantize_blocks(weight, x.dtype).T`; the weight is widened where it is used, x is left as it is.
+    """`x @ dequantize_blocks(weight, x.dtype).T`; the weight is dequantized where it is used, x is left as it is.
 
     Args:
       x: [..., in].

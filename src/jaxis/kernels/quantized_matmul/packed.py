@@ -34,7 +34,7 @@ Allocate = Callable[[tuple[int, int]], np.ndarray]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in], or a stack of such.
+    """A weight [out, in], or a stack of weights.
 
     Attributes:
       data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
@@ -43,7 +43,7 @@ class PackedWeight:
       group_size: Columns that share a scale; 0 if a row has one scale, or none.
       has_zero_points: Whether each group has one.
       has_wide_scales: Whether groups have float32 scales, not bfloat16.
-      act_qtype: "int8" quantizes the input of a product with it on the way; None does not.
+      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
     data: jax.Array | np.ndarray
@@ -61,7 +61,7 @@ class PackedWeight:
 
     @property
     def format(self) -> tuple:
-        """What weights must share to be multiplied in one call."""
+        """The properties that weights must share to be multiplied in one call."""
         return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales, self.act_qtype
 
     def attributes(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def has_kernel(qtype: str, in_size: int, group_size: int | None) -> bool:
 
 
 def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) -> PackedWeight:
-    """As `pack`, of a weight that `can_pack`; numbers, scales and zero points are kept as they are."""
+    """As `pack`, of a weight that `can_pack`; elements, scales and zero points are kept as they are."""
     scale = np.asarray(weight.scale)
     zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
     group_size = weight.group_size
@@ -125,7 +125,7 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
 
 
 def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
-    """As `pack`, of a weight that `can_pack`; numbers are kept as they are, scales of fp8 are float32 there."""
+    """As `pack`, of a weight that `can_pack`; elements are kept as they are, scales of fp8 are float32 there."""
     rows, columns = weight.block_shape
     scale = np.asarray(weight.scale)
     if weight.qtype == "float8_e4m3fn":
@@ -141,7 +141,7 @@ def quantize_and_pack(
     None if the kernels do not take such a weight, or there is no native code to quantize it.
 
     Raises:
-      ValueError: As for `quantize`.
+      ValueError: See `quantize`.
     """
     in_size, qtype = weight.shape[1], scheme.weight_qtype
     check_quantizable(in_size, scheme)
@@ -165,7 +165,7 @@ def matmul(
     Args:
       x: float32 [..., in].
       weights: Each of [out, in].
-      act_qtype: "int8" quantizes x on the way, as for `quantized_matmul`; None leaves it as it is.
+      act_qtype: "int8" quantizes x dynamically, as for `quantized_matmul`; None leaves it as it is.
       activation: "silu" or "gelu_tanh": `activation(x w0^T) * (x w1^T)` is the only result.
 
     Returns:

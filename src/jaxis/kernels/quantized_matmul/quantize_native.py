@@ -1,4 +1,4 @@
-"""`quantize` in native code, by ctypes: the numbers of the definition in plain JAX, bit for bit."""
+"""`quantize` in native code, by ctypes: bit-identical to the definition in plain JAX."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray
     """Quantizes straight into packed panels; see `packed.quantize_and_pack`.
 
     Args:
-      weight, scheme: As for `quantize`.
+      weight, scheme: See `quantize`.
       packed: uint8 [panels, panel's bytes], filled.
       panel_rows: Rows of a panel.
 

@@ -1,4 +1,4 @@
-"""What a quantized product is, in plain JAX, term by term: the oracle of the fast implementations."""
+"""The definition of a quantized product, in plain JAX, term by term: the oracle of the fast implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_ACT_TILE = native_constants.ACTIVATION_GROUP
 def quantized_matmul(
     x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None = None, preferred_element_type: Any = None
 ) -> jax.Array:
-    """`x @ dequantize(weight).T`, with x quantized on the way if asked for.
+    """`x @ dequantize(weight).T`, with x quantized dynamically if requested.
 
     y[t, o] = sum over groups g of s_x[t, g] * s_w[o, g] * (sum over k in g of q_x[t, k] * (q_w[o, k] - z_w[o, g])),
     where s_x and q_x are `quantize_activations(x, activation_tile(weight))`; without `act_qtype`, s_x is 1 and

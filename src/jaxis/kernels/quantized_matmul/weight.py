@@ -1,4 +1,4 @@
-"""QuantizedWeight: a matrix of narrow integers and the scales that give them back their size."""
+"""QuantizedWeight: a matrix of low-precision integers and their scales."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxis.quantization_rules import QTYPES as QTYPES
 
 INT4_OFFSET = 8
-"""What a symmetric int4 value is stored with on top, so that a nibble is unsigned."""
+"""The offset added to a stored symmetric int4 value, so that a nibble is unsigned."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class WeightScheme:
       weight_qtype: "int8" or "int4".
       group_size: Input features that share a scale; None is all of them.
       weight_calibration_method: How scales are chosen: "absmax", "minmax" or "mse", as `quantize` says.
-      act_qtype: "int8" quantizes the input of a product on the way; None does not.
+      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
     weight_qtype: str
@@ -33,16 +33,16 @@ class WeightScheme:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out, in], or a stack of such, as `scale * (qvalue - zero_point)`, one scale for each group of a row.
+    """A weight [out, in], or a stack of weights, as `scale * (qvalue - zero_point)`, one scale for each group of a row.
 
     Attributes:
-      qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit numbers a byte, the earlier in the
+      qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit elements a byte, the earlier in the
         low nibble.
       scale: [..., out, groups], of in / groups neighbouring columns each; float32 where a row is one group, else
         bfloat16 (or float32, as some checkpoints have it).
       zero_point: uint8 [..., out, groups], of int4 only; None is symmetric: int8 as it stands, int4 stored plus
         INT4_OFFSET.
-      act_qtype: "int8" quantizes the input of a product with it on the way; None does not.
+      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
     qvalue: jax.Array | np.ndarray

@@ -24,7 +24,7 @@ def quantized_matmul(
     Args:
       x: [..., in].
       weight: Of [out, in].
-      act_qtype: "int8" quantizes x on the way, a scale for each row and group; None leaves it as it is.
+      act_qtype: "int8" quantizes x dynamically, a scale for each row and group; None leaves it as it is.
       preferred_element_type: Of the result; None is x's.
 
     Returns:
@@ -34,7 +34,7 @@ def quantized_matmul(
     if act_qtype is not None:
         x = round_activations(x, weight)
     if weight.qtype == "int8" and weight.scale.shape[1] == 1:
-        # An int8 is exact in every float type, and XLA widens it while it reads.
+        # An int8 is exact in every float type, and XLA upcasts it while it reads.
         y = jnp.einsum("...i,oi->...o", x, weight.qvalue.astype(x.dtype), preferred_element_type=jnp.float32)
         return (y * weight.scale[:, 0]).astype(out_dtype)
     return jnp.einsum("...i,oi->...o", x, dequantize(weight, x.dtype), preferred_element_type=out_dtype)

@@ -41,7 +41,7 @@ def ragged_paged_attention(
 ) -> jax.Array:
     """Attention of each query to its own request's cached tokens up to itself.
 
-    Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
+    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
     attention = _Attention(q, kv_cache, block_tables, scale, span, soft_cap, sinks)
     if q.shape[0] == 1:
@@ -115,7 +115,7 @@ class _Attention:
             # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
             context = decode(self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
-            # Blocks beyond a request's own hold other requests' numbers, or none: a NaN there must not spread.
+            # Blocks beyond a request's own hold other requests' entries, or none: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)
             context = context.reshape(num, chunk_tokens * num_kv_heads, 2 * head_dim)
 

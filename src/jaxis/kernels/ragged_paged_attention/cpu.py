@@ -64,7 +64,8 @@ def ragged_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """Writes keys and values into the cache, in place if it is donated, then attends to it.
 
-    Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`, but for the cache's layout.
+    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`;
+    only the cache's layout differs.
     """
     head_dim = q.shape[-1]
     entry_bytes = head_dim * kv_cache.dtype.itemsize + (SCALE_BYTES if kv_cache.dtype == jnp.int8 else 0)

@@ -28,7 +28,7 @@ def ragged_paged_attention(
 ) -> jax.Array:
     """Attention of each query to its own request's cached tokens up to itself.
 
-    Args, result: As for `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
+    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
     return pallas_kernel.ragged_paged_attention(
         q,

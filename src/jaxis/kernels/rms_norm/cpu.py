@@ -18,7 +18,7 @@ def supports(x: jax.Array, weight: jax.Array) -> bool:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.rms_norm.rms_norm`."""
+    """Same arguments and result as `jaxis.kernels.rms_norm.rms_norm`."""
     return _rms_norm(epsilon)(x, weight)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.rms_norm.rms_norm`."""
+    """Same arguments and result as `jaxis.kernels.rms_norm.rms_norm`."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     # Rounded to the weight's type before the weight is applied, as published models were trained.

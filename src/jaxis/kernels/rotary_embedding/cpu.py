@@ -23,7 +23,7 @@ def supports(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, norms: 
 def rotary_embedding(
     q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.rotary_embedding.rotary_embedding`."""
+    """Same arguments and result as `jaxis.kernels.rotary_embedding.rotary_embedding`."""
     if norms is None:
         return _plain(interleaved)(q, k, cos, sin)
     return _with_norms(interleaved, norms.epsilon)(q, k, cos, sin, norms.q_weight, norms.k_weight)

@@ -12,7 +12,7 @@ from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
 def rotary_embedding(
     q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.rotary_embedding.rotary_embedding`."""
+    """Same arguments and result as `jaxis.kernels.rotary_embedding.rotary_embedding`."""
     if norms is not None:
         q = rms_norm_reference.rms_norm(q, norms.q_weight, epsilon=norms.epsilon)
         k = rms_norm_reference.rms_norm(k, norms.k_weight, epsilon=norms.epsilon)

@@ -16,20 +16,20 @@ def supports(logits: jax.Array) -> bool:
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.sampling.argmax`."""
+    """Same arguments and result as `jaxis.kernels.sampling.argmax`."""
     rows = logits.shape[0]
     ids, maxima = native.call("argmax", [_array(jnp.int32, rows), _array(jnp.float32, rows)], logits)
     return ids, maxima
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.sampling.logsumexp`."""
+    """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
     _, _, row_max, total = _tile_weights(logits, jnp.ones(logits.shape[0], jnp.float32))
     return row_max + jnp.log(total)
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.sampling.top_tokens`."""
+    """Same arguments and result as `jaxis.kernels.sampling.top_tokens`."""
     shape = (logits.shape[0], min(k, logits.shape[1]))
     if k == 0:
         return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
@@ -38,12 +38,12 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    """Same arguments and result as `jaxis.kernels.sampling.token_ranks`."""
     return native.call("token_ranks", _array(jnp.int32, logits.shape[0]), logits, chosen)
 
 
 def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: TokenFilters | None) -> TokenWeights:
-    """Args, result: As for `jaxis.kernels.sampling.filters.weigh_tokens`."""
+    """Same arguments and result as `jaxis.kernels.sampling.filters.weigh_tokens`."""
     tile_max, tile_mass, row_max, total = _tile_weights(logits, inverse_temperature)
     scale = LogitScale(row_max, inverse_temperature)
     if filters is None:

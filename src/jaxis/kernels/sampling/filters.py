@@ -42,7 +42,7 @@ class TokenFilters(NamedTuple):
 
 
 class LogitScale(NamedTuple):
-    """What turns a row's logits into unnormalised probabilities, 1 for the most likely token."""
+    """Maps a row's logits to unnormalised probabilities, 1 for the most likely token."""
 
     max_logit: jax.Array  # float32 [R]
     inverse_temperature: jax.Array  # float32 [R]
@@ -57,7 +57,7 @@ class LogitScale(NamedTuple):
 
 
 class TokenWeights(NamedTuple):
-    """What is drawn from.
+    """The distribution to draw from.
 
     Attributes:
       scale: Turns logits into weights.

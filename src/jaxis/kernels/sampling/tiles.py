@@ -38,7 +38,7 @@ def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
 
 
 def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.sampling.argmax`."""
+    """Same arguments and result as `jaxis.kernels.sampling.argmax`."""
     tiles = split_into_tiles(logits)
     tile_max = jnp.max(tiles, axis=-1)
     tile_id = jnp.argmax(tile_max, axis=-1).astype(jnp.int32)
@@ -47,7 +47,7 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def logsumexp(logits: jax.Array) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.sampling.logsumexp`."""
+    """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
     tiles = split_into_tiles(logits)
     row_max = jnp.max(jnp.max(tiles, axis=-1), axis=-1)
     tile_sums = jnp.sum(jnp.exp(tiles - row_max[:, None, None]), axis=-1)
@@ -55,7 +55,7 @@ def logsumexp(logits: jax.Array) -> jax.Array:
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Args, result: As for `jaxis.kernels.sampling.top_tokens`.
+    """Same arguments and result as `jaxis.kernels.sampling.top_tokens`.
 
     Each of them lies in one of the k tiles with the largest maxima: a token of any other tile has k better ones.
     """
@@ -70,5 +70,5 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Args, result: As for `jaxis.kernels.sampling.token_ranks`."""
+    """Same arguments and result as `jaxis.kernels.sampling.token_ranks`."""
     return 1 + jnp.sum(logits > chosen[:, None], axis=-1, dtype=jnp.int32)

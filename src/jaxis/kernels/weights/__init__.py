@@ -1,9 +1,9 @@
 """Weights as values: what a matrix [out, in] is in memory, and the functions over it.
 
-A weight is a plain array, or a pytree that stands for one: QuantizedWeight (narrow integers), BlockScaledWeight (narrow
-floats), PackedWeight (any of these, laid out for the native CPU kernels). A stack of experts is the same type with a
-leading axis. How a value is multiplied, looked up or packed is decided by its type alone: `table.py` has the functions
-that do it for each type, and a new type of weight is one more entry there.
+A weight is a plain array, or a pytree that stands for one: QuantizedWeight (low-bit integers), BlockScaledWeight
+(low-bit floats), PackedWeight (any of these, laid out for the native CPU kernels). A stack of experts is the same type
+with a leading axis. How a value is multiplied, looked up or packed is decided by its type alone: `table.py` has the
+functions that do it for each type, and a new type of weight is one more entry there.
 """
 
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight

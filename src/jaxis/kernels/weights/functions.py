@@ -82,14 +82,14 @@ def pack(
     Args:
       weight: The weight.
       dtype: The model's type. A float array becomes bfloat16 if this is, and stays bfloat16 if it is.
-      scheme: Quantizes a float array on the way, as `quantize` does; in the same pass where there is code for that.
-      allocate: As for `packed.pack`.
+      scheme: Quantizes a float array while packing, as `quantize` does; in the same pass where there is code for that.
+      allocate: See `packed.pack`.
 
     Returns:
       A PackedWeight; the weight, quantized by then, if the kernels do not take it.
 
     Raises:
-      ValueError: As for `quantize`.
+      ValueError: See `quantize`.
     """
     if scheme is not None:
         array = np.asarray(weight)

@@ -1,4 +1,4 @@
-"""What can be done with a weight, and how the code for it is found: by the weight's type."""
+"""The operations on weights, dispatched by the weight's type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weight: TypeAlias = jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight
 
 
 class GatedUnit(Protocol):
-    """What an expert makes of its gate and its up projection."""
+    """How an expert combines its gate and up projections."""
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """gate, up [..., F] -> [..., F]."""
@@ -61,7 +61,7 @@ Experts: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, ExpertStacks], j
 
 @dataclass(frozen=True)
 class Operations:
-    """What there is for one type of weight.
+    """The operations on one type of weight.
 
     Attributes:
       matmul: (x [..., in], weight, preferred_element_type) -> [..., out].
@@ -93,7 +93,7 @@ def register(kind: type, operations: Operations) -> None:
 
 
 def operations_of(weight: Weight) -> Operations:
-    """What there is for this weight's type.
+    """The operations on this weight's type.
 
     Raises:
       TypeError: It is no type of weight.

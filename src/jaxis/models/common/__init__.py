@@ -1,1 +1,1 @@
-"""What families share."""
+"""Code shared by the model families."""

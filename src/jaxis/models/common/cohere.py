@@ -1,4 +1,4 @@
-"""What Cohere's models share: layer norms without bias, a head that is tied to the embeddings, scaled logits."""
+"""Code shared by Cohere's models: layer norms without bias, a head that is tied to the embeddings, scaled logits."""
 
 from __future__ import annotations
 

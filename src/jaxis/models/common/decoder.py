@@ -46,7 +46,7 @@ class LayerClass(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
-    """What a family's model has around its layers.
+    """A family's settings outside its decoder layers.
 
     Attributes:
       norm: The final norm; None is an RMS norm with config.json's `rms_norm_eps`.
@@ -97,7 +97,7 @@ class DecoderModel(JaxModule):
         inputs_embeds: jax.Array | None = None,
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
-        """As `CausalLM.__call__`."""
+        """See `CausalLM.__call__`."""
         if intermediate_tensors is not None:
             x = intermediate_tensors["hidden_states"]
         else:
@@ -178,7 +178,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        """What config.json says of what is around the layers.
+        """Reads these settings from config.json.
 
         Args:
           scope: Of the whole.

@@ -1,4 +1,4 @@
-"""What DeepSeek V2 and V3 and the families after them share: latent attention, and experts beside shared ones."""
+"""Code shared by DeepSeek V2, V3 and later families: latent attention, and experts beside shared ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def latent_attention(scope: LayerScope, *, interleaved_rope: bool = True) -> Mul
 
 
 def _mscale(rope: RopeConfig) -> float:
-    """What a context stretched by YaRN multiplies queries and keys by."""
+    """The factor of queries and keys for a context extended by YaRN."""
     if rope.mscale_all_dim is None or rope.factor is None or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

@@ -1,4 +1,4 @@
-"""What Gemma's models share: norms whose weights have an offset of 1, the feed-forward block, scaled embeddings."""
+"""Code shared by Gemma's models: norms whose weights have an offset of 1, the feed-forward block, scaled embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model class shares with the loader and the engine."""
+"""The interfaces between model classes, the loader and the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JaxIntermediateTensors(dict):
 
 @runtime_checkable
 class LoadsWeights(Protocol):
-    """What the model loader needs of a model: `load_weights(weights)`, or the older guide's `load_weights(rng)`."""
+    """The contract with the model loader: `load_weights(weights)`, or the older guide's `load_weights(rng)`."""
 
     @property
     def load_weights(self) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What OLMo 2 and OLMo 3 share: attention with a norm over all query heads and one over all key heads."""
+"""Code shared by OLMo 2 and OLMo 3: attention with a norm over all query heads and one over all key heads."""
 
 from __future__ import annotations
 

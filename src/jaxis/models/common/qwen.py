@@ -1,4 +1,4 @@
-"""What Qwen2 and Qwen3 share: which layers have a sliding window."""
+"""Code shared by Qwen2 and Qwen3: which layers have a sliding window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxis.layers.scope import LayerScope
 
 
 def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
-    """What the layer sees.
+    """The layer's attention span.
 
     `use_sliding_window` turns windows on: for the layers that `layer_types` names, or, without such a list, for those
     from `max_window_layers` on.

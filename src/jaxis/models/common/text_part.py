@@ -60,7 +60,7 @@ class TextPart(JaxModule, LoadableWithIterator):
         return self.language_model.model
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[jax.Array] | None, jax.Array, list[jax.Array]]:
-        """As `CausalLM.__call__`."""
+        """See `CausalLM.__call__`."""
         return self.language_model(*args, **kwargs)
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:

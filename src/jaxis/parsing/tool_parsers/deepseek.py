@@ -15,7 +15,7 @@ _CLOSE = "<｜tool▁call▁end｜>"  # noqa: RUF001
 
 
 class DeepSeekToolParser(JSONToolParser):
-    """Both forms: the newer one has the arguments right after the separator."""
+    """Both formats: the newer one has the arguments right after the separator."""
 
     needs_special_tokens = True
     openers = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001

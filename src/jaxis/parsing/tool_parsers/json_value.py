@@ -1,4 +1,4 @@
-"""Reads one JSON value out of a text that arrives in pieces."""
+"""Reads one JSON value out of a string that arrives in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of the numbers of fp8 and MXFP4 checkpoints."""
+"""Checks that the values of fp8 and MXFP4 checkpoints are finite."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Beside `weight` float8_e4m3fn [out, in] stands `weight_scale_inv` [ceil(out / rows), ceil(in / columns)], by which a
 block's values are multiplied (the name notwithstanding). `activation_scheme` "dynamic" lets an engine quantize the
-input of a layer to fp8 as it comes; here it stays as it is, which is never less exact. compressed-tensors'
+input of a layer to fp8 dynamically; here it stays as it is, which is never less exact. compressed-tensors'
 `float-quantized` is the same with the scales called `weight_scale`.
 Source: transformers' FineGrainedFP8Config and Fp8Dequantize.
 """

@@ -1,4 +1,4 @@
-"""Numbers of four bits in 32-bit words, as compressed-tensors packs them: the earliest in the lowest bits."""
+"""Elements of four bits in 32-bit words, as compressed-tensors packs them: the earliest in the lowest bits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ VALUES_PER_WORD = 8
 
 
 def pack_words(nibble_pairs: np.ndarray) -> np.ndarray:
-    """uint8 [out, in / 2] of two numbers a byte, the earlier low -> int32 [out, ceil(in / 8)], likewise."""
+    """uint8 [out, in / 2] of two elements a byte, the earlier low -> int32 [out, ceil(in / 8)], likewise."""
     missing = -nibble_pairs.shape[1] % (VALUES_PER_WORD // 2)
     return np.ascontiguousarray(np.pad(nibble_pairs, ((0, 0), (0, missing)))).view("<i4")
 
 
 def unpack_words(words: np.ndarray, columns: int) -> np.ndarray:
-    """What `pack_words` packed, of so many columns."""
+    """Inverts `pack_words`, for this number of columns."""
     return np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)[:, : columns // 2]
 
 
@@ -28,6 +28,6 @@ def pack_rows(numbers: np.ndarray) -> np.ndarray:
 
 
 def unpack_rows(words: np.ndarray, rows: int) -> np.ndarray:
-    """What `pack_rows` packed, of so many rows."""
+    """Inverts `pack_rows`, for this number of rows."""
     shifts = 4 * np.arange(VALUES_PER_WORD, dtype=np.int32)[:, None]
     return ((words[:, None] >> shifts) & 0xF).astype(np.uint8).reshape(-1, words.shape[1])[:rows]

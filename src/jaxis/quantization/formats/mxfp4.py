@@ -1,4 +1,4 @@
-"""MXFP4, as the experts of GPT-OSS are published: e2m1 numbers, two a byte, and a power of two for each 32.
+"""MXFP4, as the experts of GPT-OSS are published: e2m1 elements, two a byte, and a power of two for each 32.
 
 Of all experts there are `gate_up_proj_blocks` uint8 [X, 2F, E / 32, 16] and `gate_up_proj_scales` uint8 [X, 2F, E / 32]
 (the exponent plus 127), gate and up row by row in turns, and `down_proj_...` likewise; nothing else is quantized.

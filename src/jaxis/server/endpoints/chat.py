@@ -165,7 +165,7 @@ class ChatCompletion:
         if not tokens:
             raise ParameterError(
                 grammar.param,
-                f"{grammar.field} leaves no room for this model's tool calls, which begin as any text does: leave it "
+                f"{grammar.field} leaves no room for this model's tool calls, which begin like ordinary text: leave it "
                 'out, or send tool_choice "none"',
             )
         return tokens

@@ -96,7 +96,7 @@ def message_of(events: Iterable[Event], prefix: str = "") -> AssistantMessage:
 
 
 def delta_of(events: Iterable[Event]) -> ChatDelta:
-    """What a chunk adds to a message."""
+    """A chunk's addition to a message."""
     content = reasoning = ""
     calls: dict[int, ChatToolCallDelta] = {}
     for event in events:

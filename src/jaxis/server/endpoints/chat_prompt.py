@@ -62,7 +62,7 @@ def request_messages(
 
 
 def _message_fields(message: ChatMessage) -> dict[str, Any]:
-    """What was sent, its parts as one string."""
+    """The content as one string, its parts joined."""
     fields: dict[str, Any] = {"role": message.role, "content": message_text(message)}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:

@@ -22,7 +22,7 @@ PromptOutput = tuple[int, RequestOutput]
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """What an endpoint wants generated.
+    """One generation request of an endpoint.
 
     Attributes:
       request_id: Unique.
@@ -49,7 +49,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     """Runs a job; closing the generator before its end aborts all of it.
 
     Raises:
-      JaxisError: As for `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
+      JaxisError: See `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
     """
     arrival = time.monotonic()
     timeout = context.config.request_timeout_seconds
@@ -73,7 +73,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         raise
     except (TimeoutError, DeadlineExceededError):
         raise DeadlineExceededError(
-            f"the request was aborted: its answer took longer than the {timeout:g} s that this server gives it"
+            f"the request was aborted: its answer took longer than the {timeout:g} s that this server allows"
         ) from None
 
 

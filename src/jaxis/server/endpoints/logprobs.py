@@ -20,7 +20,7 @@ class LogprobFormatter:
 
     Attributes:
       tokenizer: None writes ids.
-      as_token_ids: Write each token as "token_id:ID": texts of tokens need not be unique.
+      as_token_ids: Write each token as "token_id:ID": the strings of tokens need not be unique.
     """
 
     tokenizer: Tokenizer | None

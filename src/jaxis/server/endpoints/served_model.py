@@ -40,4 +40,4 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Raises ModelNotFoundError if a request asks for another model."""
         if name is not None and name not in self.names:
-            raise ModelNotFoundError(f"the model {name[:200]!r} is not served here; there is: {', '.join(self.names)}")
+            raise ModelNotFoundError(f"the model {name[:200]!r} is not served here; available: {', '.join(self.names)}")

@@ -69,7 +69,7 @@ def answer_grammar(request: StructuredFields) -> AnswerGrammar | None:
     grammars = _grammars(request)
     if len(grammars) > 1:
         fields = " and ".join(grammars)
-        raise ParameterError(list(grammars)[1], f"{fields} both say the form of the answer: send only one")
+        raise ParameterError(list(grammars)[1], f"{fields} both constrain the format of the answer: send only one")
     return next((AnswerGrammar.of(field, settings) for field, settings in grammars.items()), None)
 
 

@@ -65,7 +65,7 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"the API key file {path} cannot be read: {error}") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
     if not keys:
-        raise ConfigError(f"the API key file {path} holds no key: write one a line")
+        raise ConfigError(f"the API key file {path} contains no key: write one per line")
     return keys
 
 

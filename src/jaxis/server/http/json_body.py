@@ -21,7 +21,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> Any:
-    """What a body says.
+    """Decodes a JSON body.
 
     Raises:
       ValueError: It is not JSON in UTF-8, is nested too deep, names a key twice in an object, holds a number that JSON

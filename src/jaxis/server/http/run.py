@@ -74,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one.
 
     Raises:
-      ConfigError: The address is in use, or is none of this machine.
+      ConfigError: The address is in use, or is not an address of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ClientDisconnectedError(Exception):
-    """The client has gone; there is nobody to answer."""
+    """The client has disconnected."""
 
 
 def sse_event(data: BaseModel) -> str:

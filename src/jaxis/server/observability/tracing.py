@@ -67,7 +67,7 @@ class RequestTracer:
             self._write(parent, operation, request_id, request, error)
 
     def shutdown(self) -> None:
-        """Sends what is left; blocks for a while if nobody takes it."""
+        """Sends what is left; blocks for a while if the receiver does not respond."""
         self._provider.shutdown()
 
     def _write(

@@ -1,4 +1,4 @@
-"""What all requests share."""
+"""Fields shared by all requests."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class SamplingFields(StrictModel):
 
 
 class GenerationRequest(SamplingFields):
-    """What both completion endpoints take.
+    """Fields that both completion endpoints accept.
 
     Attributes:
       model: A served name; None is the one model there is.
-      stream: Send the answer as it comes.
+      stream: Stream the answer.
       stream_options: Only with `stream`.
       priority: The lower value is served first.
       cache_salt: Only requests with the same salt share cached prefixes.
@@ -108,13 +108,13 @@ class GenerationRequest(SamplingFields):
 
 
 class PromptTokensDetails(BaseModel):
-    """Of a prompt's tokens, those that the prefix cache held."""
+    """How many prompt tokens came from the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens, those of reasoning."""
+    """How many generated tokens are reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -130,7 +130,7 @@ class Usage(BaseModel):
 
 
 class Answer(BaseModel):
-    """What every answer begins with.
+    """Fields common to all answers.
 
     Attributes:
       created: Unix seconds.

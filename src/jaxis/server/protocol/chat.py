@@ -134,7 +134,7 @@ class ChatCompletionResponse(Answer):
 
 
 class ChatDelta(BaseModel):
-    """What a chunk adds to a message."""
+    """A chunk's addition to a message."""
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=is_none)
     content: str | None = Field(default=None, exclude_if=is_none)
@@ -143,7 +143,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What a chunk adds to one of `n` answers."""
+    """A chunk's addition to one of `n` answers."""
 
     index: int
     delta: ChatDelta

@@ -18,11 +18,11 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     """A prompt, or a batch of prompts, to complete.
 
     Attributes:
-      prompt: A text, token ids, or a list of either.
+      prompt: A string, token ids, or a list of either.
       max_tokens: 0, with `echo`, only reads the prompt; None is 16.
       echo: Put the prompt before the completion, in the text and in the log-probabilities.
       logprobs: This many most likely tokens' log-probabilities for each token.
-      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a text.
+      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string.
       best_of: Only the value of `n`.
       suffix: Not supported: only None.
     """

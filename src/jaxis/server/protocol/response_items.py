@@ -1,4 +1,4 @@
-"""What goes into /v1/responses and comes out of it: messages, reasoning, function calls and their outputs."""
+"""Input and output items of /v1/responses: messages, reasoning, function calls and their outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReasoningText(SentBack):
 
 
 class ReasoningItem(SentBack):
-    """What the model thought before its answer. There are no summaries."""
+    """The model's reasoning before its answer. There are no summaries."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str | None = None

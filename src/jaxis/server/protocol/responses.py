@@ -60,7 +60,7 @@ class NamedFunction(StrictModel):
 
 
 class ResponseRequest(SamplingFields):
-    """A text or a conversation to answer.
+    """A string or a conversation to answer.
 
     Attributes:
       input: A user's text, or turns.
@@ -111,7 +111,7 @@ class ResponseRequest(SamplingFields):
         return "message.output_text.logprobs" in (self.include or [])
 
     def chat_fields(self) -> dict[str, Any]:
-        """What a chat request has under other names, or in another shape."""
+        """The request's fields under the names, and in the shape, of a chat request."""
         is_text = isinstance(self.input, str)
         messages = [{"role": "user", "content": self.input}] if is_text else chat_messages(self.input)
         if self.instructions is not None:

@@ -1,4 +1,4 @@
-"""What an answer must match, under OpenAI's names and vLLM's."""
+"""Constraints on an answer, under OpenAI's names and vLLM's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StructuredOutputsParams(StrictModel):
 
 
 class StructuredFields(StrictModel):
-    """What both completion endpoints take: at most one of these.
+    """Constraints that both completion endpoints accept: at most one of these.
 
     Attributes:
       response_format: OpenAI's field.

@@ -14,7 +14,7 @@ MAX_TOKEN_IDS = 2**20
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or a conversation.
+    """A string, or a conversation.
 
     Attributes:
       prompt, messages: One of them.

@@ -69,7 +69,7 @@ class FunctionCallDelta(BaseModel):
 
 
 class ChatToolCallDelta(BaseModel):
-    """What a chunk adds to the call with this index; the first chunk has its id and name."""
+    """A chunk's addition to the call with this index; the first chunk has its id and name."""
 
     index: int
     id: str | None = Field(default=None, exclude_if=is_none)

@@ -45,7 +45,7 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
-    """Answers a text or a conversation; nothing is stored."""
+    """Answers a string or a conversation; nothing is stored."""
     return await _respond(ResponseRun(body, context.model), body.stream, request, context)
 
 

@@ -20,7 +20,7 @@ Context = Annotated[ServerContext, Depends(get_context)]
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=TEXT_ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
-    """The tokens of a text or of a conversation."""
+    """The tokens of a string or of a conversation."""
     context.model.check_name(body.model)
     tokenizer = _tokenizer(context)
 
