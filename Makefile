@@ -26,7 +26,7 @@ help:
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make nightly    all of it: test, test-slow, test-sanitizers and release-check"
-	@echo "make lint       check the code with ruff and its format with ruff and clang-format"
+	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
 	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
@@ -60,6 +60,7 @@ nightly: test test-slow test-sanitizers release-check
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/basedpyright
 	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 
 format: $(VENV)/.installed-test

@@ -15,7 +15,7 @@ from jaxis.loading.checkpoint import Checkpoint
 
 ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3}
 FILE_TYPES = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
-_QUIET = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+_QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
 def write_gguf(checkpoint: Path, file: Path) -> None:

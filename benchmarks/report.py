@@ -37,7 +37,7 @@ def write_report(results: dict[str, Any], folder: Path) -> str:
     figures = summarize(results)
     plots = write_plots(figures, folder)
     (folder / "results.md").write_text(markdown(results, figures, [path.name for path in plots]))
-    parts = [f"{title}\n{format_table(header, rows)}" for title, header, rows in tables(results, figures)]
+    parts = [f"{title}\n{format_table(header, rows)}" for title, header, rows in tables(figures)]
     return "\n\n".join([*describe(results), *parts])
 
 
@@ -57,7 +57,7 @@ def write_docs(results: dict[str, Any], page: Path) -> None:
 def markdown(results: dict[str, Any], figures: dict[LoadKey, dict[str, Figures]], plots: list[str]) -> str:
     """The report as Markdown, with headings of the third level."""
     lines = [f"{line}  " for line in describe(results)]
-    for title, header, rows in tables(results, figures):
+    for title, header, rows in tables(figures):
         lines += ["", f"### {title}", "", _row(header), _row(["---"] + ["---:"] * (len(header) - 1))]
         lines += [_row(cells) for cells in rows]
     for plot in plots:
@@ -87,7 +87,7 @@ def describe(results: dict[str, Any]) -> list[str]:
     return lines + [f"Failed: {engine} ({'; '.join(loads)}): {reason}." for (engine, reason), loads in failed.items()]
 
 
-def tables(results: dict[str, Any], figures: dict[LoadKey, dict[str, Figures]]) -> list[Table]:
+def tables(figures: dict[LoadKey, dict[str, Figures]]) -> list[Table]:
     """All the tables: speed and ratios of each load, then starts and memory."""
     result: list[Table] = []
     for (model, batch_size, input_len), by_engine in figures.items():

@@ -15,7 +15,7 @@ from jaxis.bench.run import BatchRun, Load, random_prompts
 
 WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
 _KV_ITEMSIZE = 2  # its cache is float16 unless told otherwise
-_QUIET = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+_QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
 class LlamaCppPeer:
@@ -51,7 +51,7 @@ class LlamaCppPeer:
         kv_numbers *= fields["block_count"] * fields["attention.head_count_kv"]
         return DecodeCost(bytes_read(weights), kv_numbers * _KV_ITEMSIZE)
 
-    def warm_up(self, load: Load, rng: np.random.Generator) -> None:
+    def warm_up(self, _load: Load, rng: np.random.Generator) -> None:
         self.run(WARM_UP, rng)
 
     def run(self, load: Load, rng: np.random.Generator) -> BatchRun:

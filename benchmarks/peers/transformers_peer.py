@@ -19,7 +19,7 @@ WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
 class TransformersPeer:
     """See the package. `arguments`: "dtype", "float32" or "bfloat16"; "threads"."""
 
-    def __init__(self, model: Path, arguments: dict[str, Any], load: Load) -> None:
+    def __init__(self, model: Path, arguments: dict[str, Any], _load: Load) -> None:
         torch.set_num_threads(arguments["threads"])
         dtype = getattr(torch, arguments["dtype"])
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -35,7 +35,7 @@ class TransformersPeer:
         kv_bytes = config.num_hidden_layers * kv_numbers * self._itemsize
         return decode_cost_of(weights, kv_bytes, expert_share(config.to_dict()))
 
-    def warm_up(self, load: Load, rng: np.random.Generator) -> None:
+    def warm_up(self, _load: Load, rng: np.random.Generator) -> None:
         self.run(WARM_UP, rng)
 
     @torch.inference_mode()

@@ -36,7 +36,7 @@ class StubAnswer:
     gap_seconds: float = 0.0
     tokens_per_event: int = 1
     usage: bool = True
-    fault: Callable[[int], Fault] = lambda number: None
+    fault: Callable[[int], Fault] = lambda _: None
 
 
 class StubServer:

@@ -75,6 +75,9 @@ def batches(
     """Endless batches of `tokens_per_batch` tokens, the same for the same seed.
 
     Args:
+        tokenizer: of the model.
+        seed: of everything that is drawn.
+        tokens_per_batch: rows times their length.
         prompt_weight: loss weight of what the user and the system say; the assistant's words and documents weigh 1.
         long_chats: share of samples that are chats of many turns, for the longest rows.
     """

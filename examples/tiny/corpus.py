@@ -169,6 +169,7 @@ def draw(rng: random.Random, longest_chat: int = 4, stage: Stage = ALL) -> Conve
     """The next training sample: nine chats to one document.
 
     Args:
+        rng: what is drawn from.
         longest_chat: most exchanges of a chat.
         stage: which facts, and how often the slowly learnt kinds.
     """

@@ -202,7 +202,8 @@ class LLM:
         Args:
           prompt: One prompt of `generate`, or one conversation of `chat`.
           sampling_params: `n` must be 1; None is `get_default_sampling_params()`.
-          tools, chat_template_kwargs: See `chat`.
+          tools: See `chat`.
+          chat_template_kwargs: See `chat`.
 
         Raises:
           RequestError: The prompt or a parameter cannot be honoured.

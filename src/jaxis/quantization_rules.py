@@ -100,7 +100,7 @@ class RequestedQuantization:
 
 
 def parse_requested_quantization(
-    quantization: Any, additional_config: Mapping[str, Any] | None = None
+    quantization: object, additional_config: Mapping[str, Any] | None = None
 ) -> RequestedQuantization | None:
     """Reads what a user gave; None is nothing.
 
@@ -112,14 +112,7 @@ def parse_requested_quantization(
     Raises:
       ConfigError: One of them cannot be read, or both ask for something.
     """
-    if additional_config is not None:
-        if not isinstance(additional_config, Mapping):
-            raise ConfigError(f"additional_config={additional_config!r} must be a dict")
-        for key in additional_config:
-            if key not in _ADDITIONAL_KEYS:
-                known = ", ".join(_ADDITIONAL_KEYS)
-                raise ConfigError(f"additional_config has the unknown key {key!r}; known: {known}")
-    additional = (additional_config or {}).get("quantization")
+    additional = _additional_quantization(additional_config)
     if quantization is not None and additional is not None:
         raise ConfigError("quantization and additional_config['quantization'] were both given: leave one out")
     if additional is not None:
@@ -136,7 +129,19 @@ def parse_requested_quantization(
     return RequestedQuantization(rules_from(quantization, "quantization"))
 
 
-def rules_from(value: Any, source: str) -> tuple[QuantizationRule, ...]:
+def _additional_quantization(additional_config: Mapping[str, Any] | None) -> Any:
+    if additional_config is None:
+        return None
+    if not isinstance(additional_config, Mapping):
+        raise ConfigError(f"additional_config={additional_config!r} must be a dict")
+    for key in additional_config:
+        if key not in _ADDITIONAL_KEYS:
+            known = ", ".join(_ADDITIONAL_KEYS)
+            raise ConfigError(f"additional_config has the unknown key {key!r}; known: {known}")
+    return additional_config.get("quantization")
+
+
+def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
     """Rules from a parsed JSON or YAML value: a list of rules, or {"qwix": {"rules": [...]}}.
 
     Args:
@@ -167,7 +172,7 @@ def rules_to_dict(rules: Sequence[QuantizationRule]) -> dict[str, Any]:
     }
 
 
-def _rule_from(rule: Any, source: str) -> QuantizationRule:
+def _rule_from(rule: object, source: str) -> QuantizationRule:
     if isinstance(rule, QuantizationRule):
         return rule
     known = [field.name for field in dataclasses.fields(QuantizationRule)]
@@ -184,7 +189,7 @@ def _rule_from(rule: Any, source: str) -> QuantizationRule:
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _only_key(value: Any, key: str, source: str) -> Any:
+def _only_key(value: object, key: str, source: str) -> Any:
     if not isinstance(value, Mapping) or list(value) != [key]:
         found = ", ".join(map(repr, value)) if isinstance(value, Mapping) else repr(value)
         raise ConfigError(f"{source} must be an object with the one key {key!r}, but has {found or 'none'}")

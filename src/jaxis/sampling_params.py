@@ -130,22 +130,14 @@ class SamplingParams:
             self._check_number(name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
-        for name in ("stop", "bad_words"):
-            if not all(isinstance(s, str) and s for s in getattr(self, name)):
-                raise RequestError(f"{name}={getattr(self, name)!r} must hold non-empty strings only")
-        if self.stop and not self.detokenize:
-            raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+        self._check_texts()
         self._check_structured_outputs()
         self._check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids must name at least one token id, or be None to allow all")
             self._check_token_ids("allowed_token_ids", self.allowed_token_ids)
-        if self.logit_bias is not None:
-            self._check_token_ids("logit_bias", list(self.logit_bias))
-            for token_id, bias in self.logit_bias.items():
-                if not _is_number(bias) or bias not in LOGIT_BIAS_BOUNDS:
-                    raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number {LOGIT_BIAS_BOUNDS}")
+        self._check_logit_bias()
 
     @property
     def greedy(self) -> bool:
@@ -172,6 +164,21 @@ class SamplingParams:
             raise RequestError(f"{name}={value!r} must be a finite number")
         if value not in (bounds := NUMBER_BOUNDS[name]):
             raise RequestError(f"{name}={value} must be {bounds}")
+
+    def _check_texts(self) -> None:
+        for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
+            if not all(isinstance(text, str) and text for text in texts):
+                raise RequestError(f"{name}={texts!r} must hold non-empty strings only")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs text to look in: set detokenize=True, or use stop_token_ids")
+
+    def _check_logit_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        self._check_token_ids("logit_bias", list(self.logit_bias))
+        for token_id, bias in self.logit_bias.items():
+            if not _is_number(bias) or bias not in LOGIT_BIAS_BOUNDS:
+                raise RequestError(f"logit_bias[{token_id}]={bias!r} must be a number {LOGIT_BIAS_BOUNDS}")
 
     def _check_structured_outputs(self) -> None:
         if self.structured_outputs is None:

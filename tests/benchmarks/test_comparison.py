@@ -78,7 +78,7 @@ def test_ratios_are_to_the_same_width_and_to_the_best(results):
 
 
 def test_tables_show_shares_ratios_and_starts(results):
-    speed, start = tables(results, summarize(results))
+    speed, start = tables(summarize(results))
     assert speed[2][0] == (
         "jaxis-int8",
         *("5.00", "51%", "2.00x llama.cpp-q8_0", "0.50x llama.cpp-q4_0"),

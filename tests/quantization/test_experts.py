@@ -240,9 +240,7 @@ def test_types_that_differ_between_experts():
     assert layer.up_proj.get_value().missing == [2, 3, 4]
     layer = abstract(PackingConfig())
     layer.load_weights([("0.up_proj.weight", narrow)])
-    with pytest.raises(
-        CheckpointError, match=r"tensor '1.up_proj.weight' .* has a different type from those of the"
-    ):
+    with pytest.raises(CheckpointError, match=r"tensor '1.up_proj.weight' .* has a different type from those of the"):
         layer.load_weights([("1.up_proj.weight", wide)])
 
 

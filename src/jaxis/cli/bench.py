@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
 from jaxis.cli.bench_serve import serve
 from jaxis.cli.console import exit_on_interrupt, report_errors
@@ -25,7 +26,7 @@ LOAD_PANEL = "Load"
 HELP = "Measure speed and memory with random prompts; no tokenizer is needed."
 
 
-def _load(help: str, **settings: Any) -> Any:
+def _load(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=LOAD_PANEL, **settings)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.models import OptionInfo
 
 from jaxis.cli.console import report_errors
 from jaxis.cli.options import OUTPUT_PANEL, Debug, expand_options, parse_json_object
@@ -26,23 +27,23 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 _METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
-def _option(panel: str, help: str, **settings: Any) -> Any:
+def _option(panel: str, help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=panel, **settings)
 
 
-def _server(help: str, **settings: Any) -> Any:
+def _server(help: str, **settings: Any) -> OptionInfo:
     return _option("Server", help, **settings)
 
 
-def _load(help: str, **settings: Any) -> Any:
+def _load(help: str, **settings: Any) -> OptionInfo:
     return _option("Load", help, **settings)
 
 
-def _prompts(help: str, **settings: Any) -> Any:
+def _prompts(help: str, **settings: Any) -> OptionInfo:
     return _option("Prompts", help, **settings)
 
 
-def _output(help: str, **settings: Any) -> Any:
+def _output(help: str, **settings: Any) -> OptionInfo:
     return _option(OUTPUT_PANEL, help, **settings)
 
 

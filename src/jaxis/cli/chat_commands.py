@@ -31,14 +31,14 @@ def run_command(session: ChatSession, line: str) -> None:
     COMMANDS[name].run(session, argument.strip())
 
 
-def _help(session: ChatSession, argument: str) -> None:
+def _help(_session: ChatSession, _argument: str) -> None:
     for command in COMMANDS.values():
         note(f"  {command.usage:<22} {command.help}")
     note("  Enter sends. Alt-Enter (or Esc, then Enter) starts a new line. Tab completes commands.")
     note("  Ctrl-C stops an answer or clears the line. Ctrl-D quits. Up and down recall earlier lines.")
 
 
-def _clear(session: ChatSession, argument: str) -> None:
+def _clear(session: ChatSession, _argument: str) -> None:
     session.conversation.turns.clear()
     note("(conversation cleared" + (")" if session.conversation.system is None else "; the system message stays)"))
 
@@ -96,14 +96,14 @@ def _path(argument: str, command: str) -> Path:
     return Path(argument).expanduser()
 
 
-def _undo(session: ChatSession, argument: str) -> None:
+def _undo(session: ChatSession, _argument: str) -> None:
     text = session.conversation.take_back()
     if text is None:
         raise RequestError("there is nothing to undo")
     note(f"(taken back: {text})")
 
 
-def _retry(session: ChatSession, argument: str) -> None:
+def _retry(session: ChatSession, _argument: str) -> None:
     turns = list(session.conversation.turns)
     text = session.conversation.take_back()
     if text is None:
@@ -116,7 +116,7 @@ def _retry(session: ChatSession, argument: str) -> None:
         raise
 
 
-def _quit(session: ChatSession, argument: str) -> None:
+def _quit(_session: ChatSession, _argument: str) -> None:
     raise EOFError
 
 

@@ -78,7 +78,7 @@ class _ForgivingHistory(FileHistory):
 class _CommandCompleter(Completer):
     """Completes /commands and the names that /set takes."""
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
         text = document.text_before_cursor
         names, word = COMMANDS, text
         if text.startswith("/set "):

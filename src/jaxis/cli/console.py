@@ -87,7 +87,7 @@ def exit_on_interrupt() -> Iterator[None]:
     A KeyboardInterrupt can get lost meanwhile: raised in a library's callback, it is reported and ignored.
     """
 
-    def end(signum: int, frame: FrameType | None) -> None:
+    def end(_signum: int, _frame: FrameType | None) -> None:
         # A progress display hides the cursor of the terminal.
         os.write(sys.stderr.fileno(), b"\x1b[?25h\n" if sys.stderr.isatty() else b"\n")
         os._exit(EXIT_INTERRUPTED)

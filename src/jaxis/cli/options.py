@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from jaxis.cli.console import exit_on_interrupt
 from jaxis.engine.arguments import EngineArgs, argument_infos, argument_types
@@ -116,13 +117,13 @@ def parse_additional_config(text: str) -> dict[str, Any]:
         raise typer.BadParameter(str(error), param_hint="--additional-config") from None
 
 
-def bounded(bounds: Bounds, help: str, **settings: Any) -> Any:
+def bounded(bounds: Bounds, help: str, **settings: Any) -> OptionInfo:
     """An option with a parameter's bounds. Typer has no open ones: SamplingParams checks those."""
     low = None if bounds.excludes_low else bounds.low
     return typer.Option(help=help, min=low, max=bounds.high if low is not None else None, **settings)
 
 
-def _sampling(name: str, help: str, **settings: Any) -> Any:
+def _sampling(name: str, help: str, **settings: Any) -> OptionInfo:
     bounds = (INTEGER_BOUNDS | NUMBER_BOUNDS)[name]
     return bounded(bounds, help, rich_help_panel=SAMPLING_PANEL, **settings)
 

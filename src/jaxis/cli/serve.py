@@ -95,7 +95,7 @@ def _serve(
     for line in start_lines(engine, config, host, port, tls=server.ssl_certfile is not None):
         note(line)
     # uvicorn raises its signals once more after the requests have ended: that is a success.
-    signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn_server.run(sockets=[listener])
     note("stopped")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.models import OptionInfo
 
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
@@ -21,11 +22,11 @@ API_KEY_VARIABLE = "JAXIS_API_KEY"
 _DEFAULTS = ServerConfig()
 
 
-def _server(help: str, **settings: Any) -> Any:
+def _server(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=SERVER_PANEL, **settings)
 
 
-def _limit(help: str, **settings: Any) -> Any:
+def _limit(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=LIMITS_PANEL, **settings)
 
 

@@ -166,13 +166,13 @@ class HFConfig(Mapping[str, Any]):
             raise AttributeError(key)
         return self[key]
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """The key's value, or `default` where it is absent or null. Records the key as read either way."""
         value = self._values.get(key)
         self._read[key] = self._read.get(key, True) and value == default
         return default if value is None else value
 
-    def get_nullable(self, key: str, default: Any) -> Any:
+    def get_nullable(self, key: str, default: object) -> Any:
         """As `get`, but null is None: for keys that null turns off what their absence does not."""
         return self.get(key, None if key in self._values else default)
 
@@ -294,7 +294,7 @@ def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return defaults
 
 
-def _is_neutral(key: str, value: Any) -> bool:
+def _is_neutral(key: str, value: object) -> bool:
     plain = value.to_dict() if isinstance(value, HFConfig) else value
     return key in NEUTRAL_KEYS or plain in NEUTRAL_VALUES.get(key, ())
 

@@ -21,6 +21,16 @@ class QuantMethod(Protocol):
 
 
 @runtime_checkable
+class HasQuantMethod(Protocol):
+    """A layer whose parameters a QuantMethod made; None where the layer has them by itself."""
+
+    @property
+    def quant_method(self) -> QuantMethod | None:
+        """The method that made them."""
+        ...
+
+
+@runtime_checkable
 class ApplyingQuantMethod(QuantMethod, Protocol):
     """A QuantMethod that also multiplies: for parameters other than one `weight` that the kernels know."""
 

@@ -164,14 +164,14 @@ class _Reader:
             raise self._fault(f"has the rope_type {rope_type!r}", f"one of {', '.join(ROPE_TYPES)}")
         return rope_type
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return self.section.get(key, default)
 
-    def number(self, key: str, default: Any = None) -> float:
+    def number(self, key: str, default: object = None) -> float:
         return self.positive(key, self.get(key, default))
 
-    def positive(self, key: str, value: Any) -> float:
-        if type(value) not in (int, float) or not value > 0:
+    def positive(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise self._fault(f"has the {key} {value!r}", "a number above 0")
         return float(value)
 

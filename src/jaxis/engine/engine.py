@@ -122,9 +122,7 @@ class LLMEngine:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
         prompt_token_ids = self._checked_prompt(prompt_token_ids)
-        for name in ("stop", "bad_words"):
-            if getattr(params, name) and self.tokenizer is None:
-                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
+        self._check_needs_no_tokenizer(params)
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if params.structured_outputs is None:
@@ -149,6 +147,13 @@ class LLMEngine:
             self._sampling[completion.sequence.seq_id] = completion.sampling
         self._requests[request_id] = request
         return request
+
+    def _check_needs_no_tokenizer(self, params: SamplingParams) -> None:
+        if self.tokenizer is not None:
+            return
+        for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+            if texts:
+                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Ends a request; returns what it has so far, or None if it is not unfinished."""

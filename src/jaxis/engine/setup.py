@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.config import (
     CacheConfig,
@@ -138,7 +139,7 @@ def _vllm_config(
     )
 
 
-def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> Any:
+def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
     """What was asked for. Else the model's, or, if that was not asked for either, the checkpoint's own bfloat16.
 
     On CPU a model computes in float32 by default, whatever its checkpoint was made in: a context in bfloat16 is what
@@ -168,7 +169,7 @@ def _quant_config(
     return PackingConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
 
 
-def _dtype(name: str, hf_config: HFConfig, platform: str) -> Any:
+def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
     if name == "auto":
         # XLA's CPU backend upcasts low-precision weights on every use: float32 is the fastest there.
         name = "float32" if platform == "cpu" else _checkpoint_dtype(hf_config)

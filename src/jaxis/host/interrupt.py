@@ -21,7 +21,7 @@ def interrupt_deferred() -> Iterator[None]:
         return
     interrupted = False
 
-    def handler(signum: int, frame: FrameType | None) -> None:
+    def handler(_signum: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
         if interrupted:
             raise KeyboardInterrupt

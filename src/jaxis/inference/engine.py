@@ -18,6 +18,7 @@ from jaxis.inference.generation_params import GenerationParams, to_sampling_para
 from jaxis.inference.inference_config import InferenceConfig
 from jaxis.inference.journal import dump_line, run_key
 from jaxis.inference.model_params import ModelParams, to_llm_arguments
+from jaxis.inference.oumi_objects import OumiConversation, OumiParams
 from jaxis.inference.output import ConversationFile
 from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
 from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
@@ -56,9 +57,9 @@ class JAXInferenceEngine:
 
     def __init__(
         self,
-        model_params: ModelParams | Mapping[str, Any] | Any,
+        model_params: ModelParams | Mapping[str, Any] | OumiParams,
         *,
-        generation_params: GenerationParams | Mapping[str, Any] | Any | None = None,
+        generation_params: GenerationParams | Mapping[str, Any] | OumiParams | None = None,
         show_progress: bool = True,
     ) -> None:
         self.model_params = ModelParams.of(model_params)
@@ -84,11 +85,11 @@ class JAXInferenceEngine:
 
     def infer(
         self,
-        conversations: Sequence[Conversation | Mapping[str, Any] | Any] | None = None,
-        inference_config: InferenceConfig | Mapping[str, Any] | Any | None = None,
+        conversations: Sequence[Conversation | Mapping[str, Any] | OumiConversation] | None = None,
+        inference_config: InferenceConfig | Mapping[str, Any] | OumiParams | None = None,
         *,
-        input: Sequence[Conversation | Mapping[str, Any] | Any] | None = None,
-        generation_params: GenerationParams | Mapping[str, Any] | Any | None = None,
+        input: Sequence[Conversation | Mapping[str, Any] | OumiConversation] | None = None,
+        generation_params: GenerationParams | Mapping[str, Any] | OumiParams | None = None,
     ) -> Sequence[Any]:
         """Answers each conversation with one more message.
 
@@ -251,15 +252,14 @@ def _parsers(engine: JAXInferenceEngine, params: SamplingParams) -> ModelParsers
     return ModelParsers.select(engine.llm.tokenizer, model_type, tool=tool, reasoning=reasoning)
 
 
-def _to_dict(value: Any, index: int) -> dict[str, Any]:
+def _to_dict(value: object, index: int) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Conversation):
         return value.to_dict()
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    if not isinstance(value, OumiConversation):
         raise ConfigError(f"conversations[{index}] is {type(value).__name__}; give a Conversation, or a dict")
-    return dump(mode="json", exclude_none=True)
+    return value.model_dump(mode="json", exclude_none=True)
 
 
 def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
@@ -270,7 +270,9 @@ def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError(f"conversations[{i}] cannot be written to output_path as JSON: {error}") from None
 
 
-def _like(given: Any, result: Conversation) -> Any:
+def _like(
+    given: Conversation | Mapping[str, Any] | OumiConversation, result: Conversation
+) -> Conversation | OumiConversation:
     """The result in the class of what was given: ours for dicts, Oumi's for Oumi's."""
     if isinstance(given, Mapping | Conversation):
         return result

@@ -99,11 +99,7 @@ class GenerationParams(ParameterGroup):
     def __post_init__(self) -> None:
         if self.guided_decoding is not None:
             object.__setattr__(self, "guided_decoding", GuidedDecodingParams.of(self.guided_decoding))
-        if self.tools is not None:
-            self.check("tools", list, "a list of JSON objects, each the schema of a function")
-            object.__setattr__(self, "tools", [plain_value(tool) for tool in self.tools])
-            if not all(isinstance(tool, Mapping) for tool in self.tools):
-                raise ConfigError("generation.tools must be a list of JSON objects, each the schema of a function")
+        self._read_tools()
         self.check("skip_special_tokens", bool, "true or false")
         self.check("reasoning_effort", str, "a string such as low", optional=True)
         if self.use_sampling and self.temperature == 0:
@@ -121,6 +117,14 @@ class GenerationParams(ParameterGroup):
         if self.tool_choice not in (None, "auto", "none"):
             self.refuse("tool_choice", "use auto or none")
         to_sampling_params(self)  # raises for a value out of range now, and not after a minute of loading
+
+    def _read_tools(self) -> None:
+        if self.tools is None:
+            return
+        self.check("tools", list, "a list of JSON objects, each the schema of a function")
+        object.__setattr__(self, "tools", [plain_value(tool) for tool in self.tools])
+        if not all(isinstance(tool, Mapping) for tool in self.tools):
+            raise ConfigError("generation.tools must be a list of JSON objects, each the schema of a function")
 
     def notes(self) -> list[str]:
         why = {

@@ -6,10 +6,10 @@ Bodies are read, and answers written, by the server's own code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from jaxis.engine.grammar.delayed_grammar import Grammar
 from jaxis.errors import RequestError
@@ -27,6 +27,8 @@ from jaxis.server.http.errors import ModelNotFoundError, api_error
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
 from jaxis.server.protocol.responses import ResponseRequest
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
 
 CUSTOM_ID = "custom_id"
 CHAT_URL = "/v1/chat/completions"
@@ -95,7 +97,7 @@ class BatchTask:
             raise RequestError(f"{error}; give it another name with --served-model-name, or leave it out") from None
 
 
-def _read(request_model: Any, body: Mapping[str, Any]) -> Any:
+def _read(request_model: type[RequestModel], body: Mapping[str, Any]) -> RequestModel:
     try:
         return request_model.model_validate(body)
     except ValidationError as error:

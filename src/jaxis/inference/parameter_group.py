@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn, Self
 
 from jaxis.errors import ConfigError
+from jaxis.inference.oumi_objects import PydanticObject
 
 _MISSING = "???"  # what Oumi's objects hold where nothing was given
 
@@ -69,12 +70,13 @@ class ParameterGroup:
         raise ConfigError(f"{self.section()}.{name}={value!r} must be {expected}")
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """An enum's value, and a pydantic object as a dict."""
     if isinstance(value, Enum):
         return value.value
-    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
-    return dump(mode="json", exclude_none=True) if dump is not None and not isinstance(value, type) else value
+    if isinstance(value, PydanticObject) and not isinstance(value, type):
+        return value.model_dump(mode="json", exclude_none=True)
+    return value
 
 
 def _default(f: dataclasses.Field[Any]) -> Any:

@@ -56,7 +56,7 @@ class MemorySink:
         self.values: list[dict[str, Any]] = [{}] * num_rows
         self.num_completed = self.num_failed = 0
 
-    def is_done(self, row: int) -> bool:
+    def is_done(self, _row: int) -> bool:
         return False
 
     def append(self, results: list[RowResult]) -> None:
@@ -83,7 +83,7 @@ class StreamSink:
     def num_failed(self) -> int:
         return self._waiting.num_failed
 
-    def is_done(self, row: int) -> bool:
+    def is_done(self, _row: int) -> bool:
         return False
 
     def append(self, results: list[RowResult]) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import jax
 import numpy as np
@@ -172,9 +172,33 @@ def usable() -> bool:
     return mesh.empty or mesh.size == 1
 
 
+@overload
 def call(
-    name: str, outputs: Any, *operands: jax.Array | np.ndarray, aliases: dict[int, int] | None = None, **attributes: Any
-) -> Any:
+    name: str,
+    outputs: jax.ShapeDtypeStruct,
+    *operands: jax.Array | np.ndarray,
+    aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> jax.Array: ...
+
+
+@overload
+def call(
+    name: str,
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    *operands: jax.Array | np.ndarray,
+    aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> Sequence[jax.Array]: ...
+
+
+def call(
+    name: str,
+    outputs: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct],
+    *operands: jax.Array | np.ndarray,
+    aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> jax.Array | Sequence[jax.Array]:
     """Calls the kernel `name`; attributes are passed as numpy scalars, arrays or strings.
 
     Args:
@@ -205,7 +229,7 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
     def forward(*operands: jax.Array) -> tuple[Any, Sequence[jax.Array]]:
         return vectorised(*operands), operands
 
-    def backward(operands: Sequence[jax.Array], cotangents: Any) -> Any:
+    def backward(operands: Sequence[jax.Array], cotangents: object) -> Any:
         return jax.vjp(definition, *operands)[1](cotangents)
 
     wrapped.defvjp(forward, backward)

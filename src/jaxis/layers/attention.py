@@ -40,7 +40,8 @@ def attention(
     Args:
       kv_cache: The layer's cache; None attends within whole sequences, each from its first token.
       q: [T, H, D], before norms and rope.
-      k, v: [T, K, D], k before norms and rope.
+      k: [T, K, D], before norms and rope.
+      v: [T, K, D].
       metadata: Of the step.
       rope: Rotates queries and keys; None does not. For what comes between the two: `apply_rope`, then `rope=None`.
       scale: Multiplies the scores.
@@ -72,7 +73,8 @@ def apply_rope(
 
     Args:
       rope: None for none.
-      q, k: Before norms and rope.
+      q: Before norms and rope.
+      k: Before norms and rope.
       metadata: Of the step.
       norms: Of each query and key head, before the rope; None for none.
       is_paged: Whether a cache keeps the keys. Without one a sequence is whole, and a rope may look at its length.

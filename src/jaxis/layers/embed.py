@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.weights import lookup, matmul
@@ -41,7 +41,7 @@ class JaxEmbed(JaxModule):
         rngs: nnx.Rngs,
         *,
         scale: float = 1.0,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "embed_tokens",
     ) -> None:
@@ -83,7 +83,7 @@ class JaxLmHead(JaxLinear):
         vocab_size: int,
         rngs: nnx.Rngs,
         *,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "lm_head",
     ) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import CheckpointError
@@ -77,7 +77,7 @@ class JaxExperts(JaxModule):
         scales_input: bool = False,
         use_bias: bool = False,
         stack_layout: StackLayout | None = None,
-        dtype: Any,
+        dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
     ) -> None:

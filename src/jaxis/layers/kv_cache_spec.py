@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
+
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
@@ -24,7 +26,7 @@ class CacheSpec(Protocol):
         """The logical axis of the cache's last axis but one; None where every device holds all of it."""
         ...
 
-    def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
+    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache."""
         ...
 
@@ -63,7 +65,7 @@ class KVCacheSpec:
     head_dim: int
     span: AttentionSpan = FULL_CONTEXT
 
-    def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
+    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache; its last axis but one is `head_axis_name`."""
         return kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim, dtype)
 

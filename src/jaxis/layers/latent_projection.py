@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.head_matmul import cpu, head_matmul
@@ -39,7 +38,7 @@ class LatentUpProjection(JaxLinear):
         value_dim: int,
         rngs: nnx.Rngs,
         *,
-        dtype: Any,
+        dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
     ) -> None:

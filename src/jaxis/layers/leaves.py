@@ -27,7 +27,8 @@ def linear(
 
     Args:
       scope: Of the layer.
-      input_size, output_size: Features in and out.
+      input_size: Features in.
+      output_size: Features out.
       axes: Logical axes of the weight's (out, in).
       use_bias: Whether there is a `bias` [out].
     """
@@ -117,7 +118,8 @@ def router(
     Args:
       scope: Of the router.
       routing: How its logits are read.
-      use_bias, use_selection_bias: See `JaxRouter`.
+      use_bias: See `JaxRouter`.
+      use_selection_bias: See `JaxRouter`.
     """
     return JaxRouter(
         scope.config["hidden_size"],
@@ -146,7 +148,9 @@ def experts(
       scope: Of the experts.
       routing: Of their router.
       intermediate_size: F of one expert.
-      gated_unit, use_bias, stack_layout: See `JaxExperts`.
+      gated_unit: See `JaxExperts`.
+      use_bias: See `JaxExperts`.
+      stack_layout: See `JaxExperts`.
     """
     return JaxExperts(
         routing.num_experts,

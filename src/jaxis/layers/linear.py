@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import ApplyingQuantMethod, QuantizationConfig
 from jaxis.kernels.weights import fused_matmul, matmul
@@ -44,7 +45,7 @@ class JaxLinear(JaxModule):
         rngs: nnx.Rngs,
         *,
         use_bias: bool = True,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         kernel_axes: tuple[str | None, str | None] = (None, None),
         kernel_init: Initializer = DEFAULT_INIT,
         quant_config: QuantizationConfig | None = None,
@@ -69,7 +70,7 @@ class JaxLinear(JaxModule):
         y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
 
-    def product(self, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
+    def product(self, x: jax.Array, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
         """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
         if isinstance(self.quant_method, ApplyingQuantMethod):
             return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
@@ -106,7 +107,7 @@ class JaxEinsum(JaxModule):
         rngs: nnx.Rngs,
         *,
         bias_shape: tuple[int, ...] | None = None,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         kernel_axes: tuple[str | None, ...] | None = None,
         kernel_init: Initializer = DEFAULT_INIT,
     ) -> None:
@@ -126,7 +127,7 @@ class JaxEinsum(JaxModule):
         return y if self.bias is None else y + self.bias[...]
 
 
-def load_reshaped(param: nnx.Param, tensor: Any, shard_id: str | int | None = None) -> None:
+def load_reshaped(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
     """A `weight_loader` that splits or merges neighbouring axes of the checkpoint's tensor to the parameter's shape."""
     shape = param.get_value().shape
     if _merges(shape, tensor.shape) or _merges(tensor.shape, shape):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
@@ -40,7 +41,7 @@ class LatentCacheSpec:
     latent_dim: int
     rope_dim: int
 
-    def shape(self, num_blocks: int, block_size: int, dtype: Any) -> tuple[int, ...]:
+    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache."""
         return latent_cache_shape(num_blocks, block_size, self.latent_dim, self.rope_dim, dtype)
 

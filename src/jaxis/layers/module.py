@@ -10,11 +10,12 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 Child = TypeVar("Child")
 
@@ -48,6 +49,15 @@ class JaxModule(nnx.Module, pytree=False):
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
         """This module and every module below it under its dotted name."""
         return named_modules(self, prefix)
+
+
+@runtime_checkable
+class HasAfterLoading(Protocol):
+    """A module that makes something of its own of its weights."""
+
+    def after_loading(self) -> None:
+        """Called once, when the whole checkpoint is read and the module's `quant_method` is done."""
+        ...
 
 
 class NamedByCheckpoint(Generic[Child]):
@@ -123,7 +133,7 @@ def make_parameter(
     rngs: nnx.Rngs,
     init: Initializer,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: DTypeLike,
     *,
     axes: tuple[str | None, ...],
     weight_loader: Callable[..., None] | None = None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.kernels.layer_norm import layer_norm
 from jaxis.kernels.rms_norm import rms_norm
@@ -38,7 +39,7 @@ class JaxRmsNorm(JaxModule):
         rngs: nnx.Rngs,
         *,
         epsilon: float,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         add_unit_offset: bool = False,
     ) -> None:
         self.epsilon = epsilon
@@ -76,7 +77,7 @@ class JaxLayerNorm(JaxModule):
         *,
         epsilon: float,
         use_bias: bool = True,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         self.epsilon = epsilon
         shape = (shape,) if isinstance(shape, int) else shape

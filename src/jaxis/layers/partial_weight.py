@@ -10,12 +10,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
@@ -42,7 +42,7 @@ class PartialWeight:
 
     target: jax.ShapeDtypeStruct
     waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    stack: Any = None
+    stack: Weight | None = None
     complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
 
     @property
@@ -69,7 +69,7 @@ class WeightLoader:
         """The parameter with initial values, or with zeros where these are skipped."""
         shape = self._target.shape
         if initializers_are_skipped():
-            value: Any = jnp.zeros(shape, self.dtype)
+            value: Weight = jnp.zeros(shape, self.dtype)
         else:
             value = self._initial_weight(init(rngs.params(), shape, self.dtype))
         return nnx.Param(value, logical_axes=self.slot.axes, weight_loader=self)
@@ -127,7 +127,7 @@ class WeightLoader:
         else:
             param.set_value(_complete(partial.stack))
 
-    def missing(self, value: Any) -> list[str]:
+    def missing(self, value: object) -> list[str]:
         """Which tensors a parameter that holds this value lacks, by their names beside it in the file."""
         if not isinstance(value, PartialWeight):
             return [self._file_name(name) for name in self._specs]
@@ -187,12 +187,13 @@ class WeightLoader:
         assert isinstance(weight, PackedWeight)
         return weight
 
-    def _put(self, stack: Any, expert: int, tensors: dict[str, np.ndarray]) -> Any:
+    def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
         """The stack with an expert's weight in its place; a packed one is packed there, straight from the file."""
         num_experts, axes = self.slot.num_experts, self.slot.axes
         assert num_experts is not None
         try:
             if self.recipe.packs:
+                assert stack is None or isinstance(stack, PackedWeight)
                 if self.recipe.format is PLAIN and stack is not None and stack.qtype == "float32":
                     # Narrower numbers join those that are wide already.
                     tensors = {name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items()}
@@ -222,7 +223,7 @@ class WeightLoader:
         # What is packed stands where it belongs.
         return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
 
-    def _initial_weight(self, array: jax.Array) -> Any:
+    def _initial_weight(self, array: jax.Array) -> Weight:
         recipe = self.recipe
         if recipe.scheme is None and not recipe.packs:
             return array
@@ -259,7 +260,8 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
 
 
-def _complete(stack: Any) -> Any:
+def _complete(stack: Weight | None) -> Weight:
+    assert stack is not None  # there is at least one expert
     return on_device(stack) if isinstance(stack, PackedWeight) else stack
 
 
@@ -267,7 +269,7 @@ def _type(array: jax.Array) -> np.dtype:
     return array.dtype
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...]) -> jax.Array:
+def _zeros(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str | None, ...]) -> jax.Array:
     mesh = jax.sharding.get_mesh()
     device = None if mesh.empty else logical_sharding(mesh, axes, shape)
     return jnp.zeros(shape, dtype, device=device)

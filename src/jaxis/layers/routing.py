@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
@@ -138,7 +138,7 @@ class JaxRouter(JaxLinear):
         *,
         use_bias: bool = False,
         use_selection_bias: bool = False,
-        dtype: Any,
+        dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
     ) -> None:

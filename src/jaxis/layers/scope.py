@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flax import nnx
+from jax.typing import DTypeLike
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -48,7 +49,7 @@ class LayerScope:
         return self.vllm_config.model_config.hf_config
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DTypeLike:
         """Data type of weights and activations."""
         return self.vllm_config.model_config.dtype
 

@@ -45,7 +45,7 @@ class WeightFormat(Protocol):
         """What the names of the tensors of a weight [out, in] end with in the file -> what they must be."""
         ...
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Weight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], /) -> Weight:
         """A weight [out, in] of host arrays, made of its tensors, which are as `tensors` says.
 
         Raises:
@@ -61,7 +61,7 @@ class PlainFormat:
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         return {"weight": TensorSpec(shape)}
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Weight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], _shape: tuple[int, ...]) -> Weight:
         return tensors["weight"]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import numpy as np
@@ -79,6 +79,26 @@ def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | N
     return jax.device_put(tensor, logical_sharding(mesh, axes, tensor.shape))
 
 
+@runtime_checkable
+class LoadsWeights(Protocol):
+    """What loads its weights itself: `load_weights(weights)`, or, of a model, the older guide's `load_weights(rng)`."""
+
+    @property
+    def load_weights(self) -> Callable[..., Any]:
+        """Fills the parameters."""
+        ...
+
+
+@runtime_checkable
+class HasFusedModules(Protocol):
+    """A model with modules that do the work of several of the checkpoint's."""
+
+    @property
+    def packed_modules_mapping(self) -> Mapping[str, Sequence[str]]:
+        """Name of a fused module -> the checkpoint's names of its parts."""
+        ...
+
+
 class JaxAutoWeightsLoader:
     """Hands each tensor to the parameter or module that its dotted name leads to.
 
@@ -89,7 +109,9 @@ class JaxAutoWeightsLoader:
 
     def __init__(self, model: nnx.Module) -> None:
         self.model = model
-        mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        mapping: Mapping[str, Sequence[str]] = {}
+        if isinstance(model, HasFusedModules):
+            mapping = model.packed_modules_mapping
         self.parts_of = mapping
         self.fused_by_part = {part: fused for fused, parts in mapping.items() for part in parts}
         self._parts_seen: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -117,18 +139,8 @@ class JaxAutoWeightsLoader:
         is_root: bool = False,
     ) -> Iterator[str]:
         """`weights` holds (the name's parts below this module, full name, tensor)."""
-        load_weights: Callable[[Weights], Iterable[str] | None] | None = getattr(module, "load_weights", None)
-        if not is_root and load_weights is not None:
-            weights = iter(weights)
-            try:
-                filled = load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
-            except CheckpointError as error:
-                raise CheckpointError(f"{prefix.removesuffix('.')}: {error}") from None
-            for name in filled:
-                yield f"{prefix}{name}"
-            for _, full_name, tensor in weights:
-                where = type(module).__name__
-                raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} was not read by {where}.load_weights")
+        if not is_root and isinstance(module, LoadsWeights):
+            yield from _load_own(module, prefix, weights)
             return
         children = dict(named_children(module))
         # Consecutive tensors of one child are handed on together, so that a module sees its own as one stream.
@@ -175,6 +187,20 @@ class JaxAutoWeightsLoader:
             return None
         child = dict(named_children(fused)).get(parts[1])
         return child if isinstance(child, nnx.Param) else None
+
+
+def _load_own(module: LoadsWeights, prefix: str, weights: Iterable[tuple[list[str], str, np.ndarray]]) -> Iterator[str]:
+    """The names of what the module's own `load_weights` filled; it must take every tensor."""
+    weights = iter(weights)
+    try:
+        filled: Iterable[str] = module.load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
+    except CheckpointError as error:
+        raise CheckpointError(f"{prefix.removesuffix('.')}: {error}") from None
+    for name in filled:
+        yield f"{prefix}{name}"
+    for _, full_name, tensor in weights:
+        where = type(module).__name__
+        raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} was not read by {where}.load_weights")
 
 
 def _made_of(children: dict[str, nnx.Module | nnx.Param], tensor_name: str) -> str | None:

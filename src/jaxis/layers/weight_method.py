@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig, QuantMethod
 from jaxis.kernels.weights import PackedWeight, Weight
@@ -38,9 +39,9 @@ class WeightedLayer(Protocol):
 class WeightMethod(WeightRecipe):
     """A QuantMethod whose parameters make their weights by a recipe, each as soon as its tensors are there."""
 
-    def create_weights(self, layer: Any, rngs: nnx.Rngs, dtype: Any) -> None:
+    def create_weights(self, layer: WeightedLayer, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         """Sets the parameters that the layer's `weight_slots` name."""
-        slots: Sequence[WeightSlot] = layer.weight_slots
+        slots = layer.weight_slots
         recipe = dataclasses.replace(
             self, packs=self.packs and layer.can_be_packed and self._packs_stacks(slots, dtype)
         )
@@ -48,16 +49,16 @@ class WeightMethod(WeightRecipe):
             loader = WeightLoader(recipe, slot, np.dtype(dtype))
             setattr(layer, slot.name, loader.make_parameter(rngs, layer.kernel_init))
 
-    def process_weights_after_loading(self, layer: Any) -> None:
+    def process_weights_after_loading(self, layer: WeightedLayer) -> None:
         """Nothing is left to do: a weight is complete with its last tensor."""
 
-    def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: Any) -> bool:
+    def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
         """Whether the kernels take every stack: a layer of experts is one kernel, or none."""
         return self.dequantizes or all(
             isinstance(self._example(slot, dtype), PackedWeight) for slot in slots if slot.num_experts is not None
         )
 
-    def _example(self, slot: WeightSlot, dtype: Any) -> Weight:
+    def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
         """A weight of one row, otherwise like the slot's."""
         shape = (1, slot.shape[1])
         tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items()}
@@ -65,7 +66,7 @@ class WeightMethod(WeightRecipe):
 
 
 def create_weights(
-    layer: WeightedLayer, quant_config: QuantizationConfig | None, prefix: str, rngs: nnx.Rngs, dtype: Any
+    layer: WeightedLayer, quant_config: QuantizationConfig | None, prefix: str, rngs: nnx.Rngs, dtype: DTypeLike
 ) -> QuantMethod:
     """Makes a layer's parameters as its quantization config says, and returns the method for its `quant_method`."""
     method = None if quant_config is None else quant_config.get_quant_method(layer, prefix)

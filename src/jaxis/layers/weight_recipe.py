@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.kernels.weights import Allocate, Weight, WeightScheme, dequantize, pack, quantize
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
@@ -33,7 +33,11 @@ class WeightRecipe:
     packs: bool = field(default=False, compare=False)
 
     def make(
-        self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], dtype: Any, allocate: Allocate | None = None
+        self,
+        tensors: Mapping[str, np.ndarray],
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        allocate: Allocate | None = None,
     ) -> Weight:
         """The weight that these tensors make.
 

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 _only_headers: ContextVar[bool] = ContextVar("only_headers", default=False)
 
@@ -38,10 +39,10 @@ class HeaderTensor(np.ndarray):
     """
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], dtype: Any) -> HeaderTensor:
+    def of(cls, shape: tuple[int, ...], dtype: npt.DTypeLike) -> HeaderTensor:
         """One of this shape and type."""
         return np.broadcast_to(np.zeros((), dtype), shape).view(cls)
 
-    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> HeaderTensor:
+    def astype(self, dtype: npt.DTypeLike, *_: Any, **__: Any) -> HeaderTensor:
         """The header of the cast tensor."""
         return HeaderTensor.of(self.shape, dtype)

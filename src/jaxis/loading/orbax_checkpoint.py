@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from jaxis.host.extras import check_extra
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout, layout_from_json
+
+if TYPE_CHECKING:
+    import tensorstore
 
 LAYOUT_FILE = "orbax_layout.json"
 PARAMS = "params"
@@ -46,7 +49,7 @@ class OrbaxCheckpoint:
         self.is_scanned, self._layout = _read_layout(self.folder / LAYOUT_FILE)
         self._params = self.folder / PARAMS
         self._format = _read_format(self._params)
-        self._arrays: dict[tuple[str, ...], Any] = {}
+        self._arrays: dict[tuple[str, ...], tensorstore.TensorStore] = {}
         self._infos: dict[str, TensorInfo] = {}
         for name, place in self._layout.places.items():
             spec = self._layout.arrays[place.path]
@@ -93,7 +96,7 @@ class OrbaxCheckpoint:
     def __contains__(self, name: object) -> bool:
         return name in self._infos
 
-    def _array(self, path: tuple[str, ...]) -> Any:
+    def _array(self, path: tuple[str, ...]) -> tensorstore.TensorStore:
         """The open array; of the shape and type that the layout says."""
         if path not in self._arrays:
             self._arrays[path] = _open_array(self._params, self._format, path, self._layout.arrays[path])
@@ -142,7 +145,7 @@ def _read_format(params: Path) -> dict[str, Any]:
     }
 
 
-def _read_whole(array: Any) -> np.ndarray:
+def _read_whole(array: tensorstore.TensorStore) -> np.ndarray:
     """Some rows at a time: tensorstore holds each of the pieces of a read a second time while it puts them together."""
     whole = np.empty(array.shape, array.dtype.numpy_dtype)
     if whole.ndim == 0:
@@ -154,7 +157,9 @@ def _read_whole(array: Any) -> np.ndarray:
     return whole
 
 
-def _open_array(params: Path, stored: dict[str, Any], path: tuple[str, ...], spec: ArraySpec) -> Any:
+def _open_array(
+    params: Path, stored: dict[str, Any], path: tuple[str, ...], spec: ArraySpec
+) -> tensorstore.TensorStore:
     import tensorstore
 
     name = ".".join(path)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -156,7 +156,7 @@ class SafetensorsFile:
             f"(within {where}); download it again"
         )
 
-    def _read_header(self, prefix: bytes, file: Any, file_bytes: int) -> tuple[dict[str, Any], int]:
+    def _read_header(self, prefix: bytes, file: BinaryIO, file_bytes: int) -> tuple[dict[str, Any], int]:
         """Returns the parsed header and the offset of the tensors' buffer."""
         if len(prefix) < 8:
             raise self._fault(f"it has {len(prefix)} bytes, fewer than the 8 of the header's length")
@@ -196,7 +196,7 @@ class SafetensorsFile:
             raise self._fault(f"{file_bytes - end} bytes after byte {end} belong to no tensor")
         return infos
 
-    def _check_entry(self, name: str, entry: Any, data_start: int) -> TensorInfo:
+    def _check_entry(self, name: str, entry: object, data_start: int) -> TensorInfo:
         if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
             raise self._fault(f"tensor {name!r} lacks one of dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -222,6 +222,6 @@ class SafetensorsFile:
         return TensorInfo(numpy_dtype, tuple(shape), end - begin, data_start + begin)
 
 
-def _is_sizes(value: Any) -> bool:
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
     # type(), because True is an int too.
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

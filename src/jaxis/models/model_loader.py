@@ -15,14 +15,14 @@ import numpy as np
 from flax import nnx
 
 from jaxis.config import VllmConfig
+from jaxis.config.quantization import HasQuantMethod
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.layers.module import JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import missing_tensors
-from jaxis.layers.weight_loader import place_array
+from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
-from jaxis.models.common.interfaces import LoadsWeights
 from jaxis.models.registry import get_model_class
 
 MAX_NAMES_SHOWN = 5
@@ -56,14 +56,14 @@ def load_model(
             _load(model, vllm_config, on_progress)
         # A module may stand under two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
-            if (method := getattr(module, "quant_method", None)) is not None:
+            if isinstance(module, HasQuantMethod) and module.quant_method is not None:
                 try:
-                    method.process_weights_after_loading(module)
+                    module.quant_method.process_weights_after_loading(module)
                 except CheckpointError as error:
                     raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
             # What a module makes of its own of the weights that its method left.
-            if callable(after_loading := getattr(module, "after_loading", None)):
-                after_loading()
+            if isinstance(module, HasAfterLoading):
+                module.after_loading()
     return model
 
 
@@ -147,19 +147,15 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
 
 def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
     folder = vllm_config.model_config.model
-    if not isinstance(model, LoadsWeights):
-        raise ConfigError(
-            f"{type(model).__name__} has no load_weights: inherit LoadableWithIterator, or write one "
-            "(docs/adding-a-model.md)"
-        )
+    load_weights = loader_of(model).load_weights
     # The older of the two model development guides has load_weights(rng), which finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
     with open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, on_progress)
         offered["weights"] = weights
-        arguments = _arguments_named_by(model.load_weights, offered)
+        arguments = _arguments_named_by(load_weights, offered)
         try:
-            model.load_weights(**arguments)
+            load_weights(**arguments)
             if "weights" in arguments and (unread := next(weights, None)) is not None:
                 raise CheckpointError(f"tensor {unread[0]!r} was not read by {type(model).__name__}.load_weights")
         except CheckpointError as error:
@@ -179,6 +175,20 @@ def _tensors(
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)
+
+
+def loader_of(model: JaxModule) -> LoadsWeights:
+    """The model itself, as what fills its parameters.
+
+    Raises:
+      ConfigError: Its class has no `load_weights`.
+    """
+    if not isinstance(model, LoadsWeights):
+        raise ConfigError(
+            f"{type(model).__name__} has no load_weights: inherit LoadableWithIterator, or write one "
+            "(docs/adding-a-model.md)"
+        )
+    return model
 
 
 def unfilled_parameters(model: nnx.Module) -> list[str]:

@@ -42,6 +42,7 @@ def read_header(reader: TextReader, opener: str) -> Reading[Header]:
     """Reads a header.
 
     Args:
+      reader: Stands after the opener.
       opener: What of it was taken already.
     """
     pieces = [opener]

@@ -102,7 +102,7 @@ def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | Non
     return schema if max_calls is None else {**schema, "maxItems": max_calls}
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _moved(schema: object, place: str) -> Any:
     """A schema whose internal references are rewritten for its place in another schema."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]

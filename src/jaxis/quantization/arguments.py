@@ -11,7 +11,7 @@ from jaxis.quantization_rules import RequestedQuantization, parse_requested_quan
 
 
 def parse_quantization(
-    quantization: Any, additional_config: Mapping[str, Any] | None = None
+    quantization: object, additional_config: Mapping[str, Any] | None = None
 ) -> RuleQuantizationConfig | Dequantize | None:
     """`requested_config` of `parse_requested_quantization`, which describes arguments and errors."""
     return requested_config(parse_requested_quantization(quantization, additional_config))

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,10 +14,12 @@ from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import quantize
+from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.models.common.interfaces import DropsRedundantTensors
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
@@ -94,11 +95,11 @@ def quantize_checkpoint(
     return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
 
 
-def _without_redundant(model: Any, checkpoint: Checkpoint) -> list[str]:
+def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> list[str]:
     """The tensors that are parameters, in the file's order, after the model's own check of those that repeat others."""
     pairs = ((name, checkpoint.tensor(name)) for name in checkpoint.names())
-    drop = getattr(model, "without_redundant_tensors", None)
-    return [name for name, _ in (drop(pairs) if drop is not None else pairs)]
+    kept = model.without_redundant_tensors(pairs) if isinstance(model, DropsRedundantTensors) else pairs
+    return [name for name, _ in kept]
 
 
 def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:

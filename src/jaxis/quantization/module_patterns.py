@@ -43,7 +43,7 @@ def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
     return any(re.match(f"(?:{pattern}){boundary}", name) or name.endswith(pattern) for pattern in patterns)
 
 
-def check_keys(value: Any, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
+def check_keys(value: object, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
     """Raises ConfigError for a key that is not known, or a value that is not among its own (None: any)."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} is {value!r}, expected an object")

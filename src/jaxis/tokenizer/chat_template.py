@@ -106,7 +106,7 @@ def _check_content(content: object, where: str) -> None:
             raise RequestError(f'{where}[{i}] must be {{"type": "text", "text": "..."}}; other parts are not supported')
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> Any:
     """Rebuilds a value from plain JSON types, so that a template can reach no Python object."""
     if value is None or isinstance(value, bool):
         return value
@@ -171,7 +171,7 @@ class _PlainNamespace(Namespace):
         for name, value in dict(*values, **kwargs).items():
             self[name] = value
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if str(name).startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
         Namespace.__setitem__(self, name, value)
@@ -186,7 +186,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,

@@ -75,19 +75,19 @@ def test_arrays_are_told_apart():
     ids, weights = np.zeros((5, 2), np.int32), np.ones((5, 2), np.float32)
     found = Values.of([logits, weights, ids])
     assert found.hidden is logits
-    assert found.expert_ids is ids
-    assert found.expert_weights is weights
-    assert Values.of([hidden, ids]).expert_ids is None
+    assert found.routing.expert_ids is ids
+    assert found.routing.expert_weights is weights
+    assert Values.of([hidden, ids]).routing is None
     assert Values.of([np.zeros(5, np.int32)]).hidden is None
 
 
 def test_a_choice_of_experts_said_as_a_weight_for_each_is_understood():
     weights = np.zeros((2, 4), np.float32)
     weights[0, 3], weights[0, 1], weights[1, 0], weights[1, 2] = 0.75, 0.25, 0.5, 0.125
-    found = Values(weights).as_routing(2)
+    found = Values(weights).as_routing(2).routing
     assert found.expert_ids.tolist() == [[3, 1], [0, 2]]
     assert found.expert_weights.tolist() == [[0.75, 0.25], [0.5, 0.125]]
-    assert Values(weights + 1.0).as_routing(2).expert_ids is None
+    assert Values(weights + 1.0).as_routing(2).routing is None
 
 
 def test_shapes_of_the_reference_become_ours():

@@ -149,7 +149,7 @@ async def _read_stream(response: aiohttp.ClientResponse, result: RequestResult) 
         result.error = "the stream ended early"
 
 
-def _take(event: Any, now: float, result: RequestResult, texts: list[str]) -> None:
+def _take(event: Mapping[str, Any], now: float, result: RequestResult, texts: list[str]) -> None:
     """Takes an event in.
 
     One that brings tokens has text. Tokens without any (half a character, a special token) come with those after them;

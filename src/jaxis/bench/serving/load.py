@@ -33,7 +33,7 @@ async def run_load(
     arrivals: Sequence[float],
     *,
     max_concurrency: int | None = None,
-    progress: Callable[[int, int], None] = lambda finished, tokens: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> LoadResult:
     """Sends each body at its time.
 

@@ -29,6 +29,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.hf_defaults import with_defaults
 from jaxis.engine.setup import KV_CACHE_DTYPES
 from jaxis.host.byte_size import parse_bytes
+from jaxis.layers.module import JaxModule
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 
@@ -154,27 +155,26 @@ def analyze(
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
     """As `analyze`, of what was read already; `memory` is (name, bytes)."""
     construction = construct(source.config, source.config_path)
-    facts = None
+    facts = tensor_problems = None
+    plain = construction
     if construction.model is not None and construction.vllm_config is not None:
         facts = ModelFacts.of(construction.model, construction.vllm_config)
-    config = HFConfig(source.config, source=source.config_path)
-    text_config = config.get("text_config")
-    prefix = "text_config." if isinstance(text_config, HFConfig) else ""
-    axes = [row.detect(_text_view(source.config), facts) for row in AXES]
-    keys = _key_statuses(construction, axes, prefix)
-    tensor_problems = None
-    plain = construction
-    if construction.model is not None:
         if construction.vllm_config.quant_config is not None or source.tensors is not None:
             # As it would be without quantization, and with parameters that stay empty: for the figures.
             plain = construct(_unquantized(source.config), source.config_path)
         if source.tensors is not None and not construction.refusals:
             tensor_problems = tuple(check_tensors(construction.model, source.tensors))
-    parameters = kinds = None
+    config = HFConfig(source.config, source=source.config_path)
+    text_config = config.get("text_config")
+    prefix = "text_config." if isinstance(text_config, HFConfig) else ""
+    axes = [row.detect(_text_view(source.config), facts) for row in AXES]
+    keys = _key_statuses(construction, axes, prefix)
+    parameters = kinds = fits = None
     max_context = _text_view(source.config).get("max_position_embeddings")
-    if plain.model is not None:
+    if plain.model is not None and plain.vllm_config is not None:
         parameters = count_parameters(plain.model, _text_view(source.config))
         kinds = tuple(cache_kinds(plain.model, plain.vllm_config, KV_CACHE_DTYPES[kv_cache_dtype]))
+        fits = _memory(source, plain.model, kinds, memory, max_context)
     return Analysis(
         model=source.name,
         architectures=tuple(source.config.get("architectures") or ()),
@@ -189,7 +189,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
         kv_cache_dtype=kv_cache_dtype,
         kv_cache=kinds,
         max_context=max_context,
-        memory=None if kinds is None else _memory(source, plain, kinds, memory, max_context),
+        memory=fits,
     )
 
 
@@ -261,7 +261,7 @@ def _no_tensors_reason(
 
 def _memory(
     source: ModelSource,
-    plain: Construction,
+    unquantized: JaxModule,
     kinds: tuple[CacheKind, ...],
     memory: tuple[str, int],
     max_context: int | None,
@@ -270,7 +270,7 @@ def _memory(
     weights = {}
     if source.tensors is not None:
         weights["as published"] = sum(info.nbytes for info in source.tensors.values())
-    weights["bfloat16"] = weight_bytes(plain.model)
+    weights["bfloat16"] = weight_bytes(unquantized)
     for quantization in _QUANTIZATIONS:
         rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
         quantized = construct(_unquantized(source.config), source.config_path, rules)
@@ -284,7 +284,7 @@ def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "quantization_config": None}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """JSON has no infinity, which some configs have: it becomes a string."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

@@ -12,15 +12,27 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from jaxis.bringup.analyze.figures import cache_span, has_tied_head
 from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.kv_cache import kv_cache_specs
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.layers.rope import RotaryEmbedding
 
 _CODE = re.compile(r"([\w.]+):(\w+)(?:\((\w+)\)|\[(.+)\])?")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+
+
+@runtime_checkable
+class _HasRope(Protocol):
+    """An attention layer of any kind."""
+
+    @property
+    def rope(self) -> RotaryEmbedding | None:
+        """Turns queries and keys by their positions; None where nothing does."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,9 @@ class ModelFacts:
                 shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
                 layers[match[2]] = shape, count + 1
         spans = Counter(cache_span(spec) for spec in kv_cache_specs(model, vllm_config))
-        rope_counts = Counter(module.rope is not None for _, module in named_modules(model) if hasattr(module, "rope"))
+        rope_counts = Counter(
+            module.rope is not None for _, module in named_modules(model) if isinstance(module, _HasRope)
+        )
         return cls(layers, has_tied_head(model), dict(spans), dict(rope_counts))
 
 

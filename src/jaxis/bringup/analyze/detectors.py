@@ -18,7 +18,7 @@ _BIASES = (
 )
 
 
-def _sizes(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+def _sizes(config: HFConfig, _facts: ModelFacts | None) -> Sequence[Feature]:
     keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
     layers, width, inner, vocabulary, context = (config.get(key) for key in keys)
     feed_forward = f", feed-forward {inner}" if inner else ""
@@ -68,7 +68,7 @@ def _norms(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     return features
 
 
-def _activation(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+def _activation(config: HFConfig, _facts: ModelFacts | None) -> Sequence[Feature]:
     features = []
     keys = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function")
     if (key := next((key for key in keys if key in config), None)) is not None:
@@ -136,7 +136,7 @@ def _inputs(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     return features or [Feature("none: text only")]
 
 
-def _format(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
+def _format(config: HFConfig, _facts: ModelFacts | None) -> Sequence[Feature]:
     quantization = config.read_object("quantization_config")
     if not quantization:
         return [Feature(f"safetensors, {config.get('dtype', config.get('torch_dtype', 'bfloat16'))}")]

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
+from jaxis.config.quantization import HasQuantMethod
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.kv_cache_spec import CacheSpec
@@ -108,7 +110,7 @@ def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: Any) -> list[CacheKind]:
+def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> list[CacheKind]:
     """The model's layers by what they keep of each token.
 
     Args:
@@ -141,7 +143,7 @@ def weight_bytes(model: JaxModule) -> int:
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
-        method = getattr(module, "quant_method", None)
+        method = module.quant_method if isinstance(module, HasQuantMethod) else None
         if isinstance(method, WeightMethod) and (scheme := method.scheme) is not None:
             schemes |= {id(param): scheme for param in _matrices(module)}
     total = 0

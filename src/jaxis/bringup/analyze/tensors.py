@@ -12,7 +12,7 @@ from jaxis.errors import CheckpointError
 from jaxis.layers.module import JaxModule
 from jaxis.loading.headers import HeaderTensor, only_headers
 from jaxis.loading.safetensors import TensorInfo
-from jaxis.models.model_loader import unfilled_parameters
+from jaxis.models.model_loader import loader_of, unfilled_parameters
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
@@ -43,13 +43,17 @@ def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[T
 
     Returns:
       Every problem, those alike as one; empty if the checkpoint would load.
+
+    Raises:
+      ConfigError: The model's class has no `load_weights`.
     """
+    load_weights = loader_of(model).load_weights
     stream = _Stream(tensors)
     refused: dict[str, str] = {}
     with only_headers():
         while True:
             try:
-                model.load_weights(iter(stream.next_tensor, None))
+                load_weights(iter(stream.next_tensor, None))
             except CheckpointError as error:
                 reason = str(error)
                 if stream.last is not None and _is_about(reason, stream.last):

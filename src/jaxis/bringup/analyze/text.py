@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from jaxis.bringup.analyze.analysis import Analysis
 from jaxis.bringup.analyze.axes import Axis
-from jaxis.bringup.analyze.figures import MEMORY_SHARE
+from jaxis.bringup.analyze.figures import MEMORY_SHARE, Fit
 
 _STATUSES = ("unsupported", "unknown", "supported", "default", "neutral")
 _LONGEST_VALUE = 40
@@ -108,7 +107,7 @@ def _key_rows(analysis: Analysis, *, verbose: bool) -> Iterable[tuple[str, Text 
         yield f"{len(keys)} {status}", Text(shown, style=style)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -144,7 +143,7 @@ def _cache_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
         yield "together", f"{human_bytes(total)} a token ({total} bytes)"
 
 
-def _fit_text(fit: Any) -> Text:
+def _fit_text(fit: Fit) -> Text:
     size = f"{human_bytes(fit.weight_bytes)} of weights"
     if not fit.fits:
         return Text(f"no: {size}", style="red")

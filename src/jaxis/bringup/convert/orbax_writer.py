@@ -12,13 +12,16 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.extras import check_extra
 from jaxis.loading.tensor_layout import ArraySpec, TensorLayout
+
+if TYPE_CHECKING:
+    import tensorstore
 
 PIECE_BYTES = 64 << 20  # what is in memory at once, beside the mapped tensor
 
@@ -38,7 +41,7 @@ class OrbaxWriter:
         check_extra("orbax", "writing an Orbax checkpoint")
         self._folder, self._layout = folder, layout
         self._num_stacked = {place.path: len(place.index) for place in layout.places.values()}
-        self._open: tuple[tuple[str, ...], Any] | None = None
+        self._open: tuple[tuple[str, ...], tensorstore.TensorStore] | None = None
         if not (folder / "_METADATA").exists():
             _write_description(folder, layout)
 
@@ -64,7 +67,7 @@ class OrbaxWriter:
         spec = self._layout.arrays[path]
         return _piece_shape(spec.shape[self._num_stacked[path] :], spec.dtype.itemsize)
 
-    def _array(self, path: tuple[str, ...]) -> Any:
+    def _array(self, path: tuple[str, ...]) -> tensorstore.TensorStore:
         if self._open is None or self._open[0] != path:
             chunks = [1] * self._num_stacked[path] + list(self._piece_shape(path))
             self._open = path, _open(self._folder / ".".join(path), self._layout.arrays[path], chunks)
@@ -88,7 +91,7 @@ def _write_description(folder: Path, layout: TensorLayout) -> None:
     described.rename(folder)
 
 
-def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> Any:
+def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.TensorStore:
     """The array, open for writing; made if it is not there in its real shape."""
     import tensorstore
 

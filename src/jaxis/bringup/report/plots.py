@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxis.bringup.verify.check_layers import ModuleComparison
 from jaxis.bringup.verify.verify import VerifyResult
 from jaxis.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SMALLEST_ERROR = 1e-9  # where an error of 0 is drawn
 SMALLEST_KL = 1e-15
@@ -37,8 +41,8 @@ def _layer_errors(verifications: Sequence[VerifyResult]) -> str:
         }
         values = [max(errors[i], SMALLEST_ERROR) for i in sorted(errors)]
         axes.plot(sorted(errors), values, "o-", color=color, label=result.dtype, markersize=4, linewidth=1.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    return _svg(figure, axes)
+    axes.locator_params(axis="x", integer=True)
+    return _svg(figure)
 
 
 def _module_errors(verifications: Sequence[VerifyResult]) -> str:
@@ -48,7 +52,7 @@ def _module_errors(verifications: Sequence[VerifyResult]) -> str:
         axes.plot(range(len(errors)), errors, "o", color=color, label=result.dtype, markersize=3)
         if result.layers is not None:
             axes.axhline(result.layers.limit, color=color, linestyle="--", linewidth=1, label=f"limit, {result.dtype}")
-    return _svg(figure, axes)
+    return _svg(figure)
 
 
 def _divergences(verifications: Sequence[VerifyResult]) -> str:
@@ -71,14 +75,14 @@ def _divergences(verifications: Sequence[VerifyResult]) -> str:
             label=f"limit of the mean, {result.dtype}",
         )
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
-    return _svg(figure, axes)
+    return _svg(figure)
 
 
 def _modules(result: VerifyResult) -> Sequence[ModuleComparison]:
     return () if result.layers is None else result.layers.modules
 
 
-def _axes(xlabel: str, ylabel: str) -> tuple[Any, Any]:
+def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -96,7 +100,7 @@ def _axes(xlabel: str, ylabel: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _svg(figure: Any, axes: Any) -> str:
+def _svg(figure: Figure) -> str:
     figure.legend(loc="outside right upper", frameon=False, labelcolor=_TEXT, fontsize=8)
     file = io.StringIO()
     import matplotlib as mpl

@@ -101,11 +101,13 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
     modules = []
     for name, call in calls.items():
         if name and (expected := reference.get(name)) is not None:
-            chain = [
-                values_error(call.inputs, expected.inputs, gates.module_tokens),
-                values_error(call.outputs, expected.outputs, gates.module_tokens),
-            ]
-            modules.append(ModuleComparison(name, *chain, own_errors.get(name)))
+            comparison = ModuleComparison(
+                name,
+                input_error=values_error(call.inputs, expected.inputs, gates.module_tokens),
+                output_error=values_error(call.outputs, expected.outputs, gates.module_tokens),
+                own_error=own_errors.get(name),
+            )
+            modules.append(comparison)
     ours = {name for name, module in named_modules(model) if any(True for _ in named_parameters(module))}
     not_called = tuple(name for name in reference if name in ours and name not in calls)
     return LayersCheck(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -30,7 +31,9 @@ class Gates:
     module_tokens: float = 1.0
 
 
-GATES = {
+VerifyDType = Literal["float32", "bfloat16"]
+
+GATES: dict[VerifyDType, Gates] = {
     "float32": Gates(relative_error=1e-4, max_kl_nats=1e-6, mean_kl_nats=1e-6, module_error=1e-4),
     "bfloat16": Gates(relative_error=None, max_kl_nats=None, mean_kl_nats=1e-2, module_error=2e-2, module_tokens=0.9),
 }
@@ -90,7 +93,8 @@ def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0
     """Largest difference over the largest expected magnitude; infinite if shapes differ or a value is not finite.
 
     Args:
-      actual, expected: [T, ...].
+      actual: [T, ...].
+      expected: [T, ...].
       tokens: Share of the tokens, those that are closest, whose differences count.
     """
     if actual.shape != expected.shape or not np.isfinite(actual).all():

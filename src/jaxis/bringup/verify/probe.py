@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.bringup.verify.compare import relative_error
-from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Values, as_shape
+from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Routing, Values, as_shape
+from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, calls_observed, named_modules
 
@@ -80,6 +81,8 @@ def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens:
 
 
 def _run(model: JaxModule, token_ids: list[int], observe: Callable[..., Any]) -> np.ndarray:
+    if not isinstance(model, GenerativeModel):
+        raise TypeError(f"{type(model).__name__} has no compute_logits")
     names = {id(module): name for name, module in reversed([*named_modules(model)])}
     running: list[JaxModule] = []
 
@@ -124,13 +127,13 @@ def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[An
     if ours.hidden is not None and (hidden := as_shape(expected.hidden, ours.hidden.shape)) is not None:
         errors.append(relative_error(ours.hidden, hidden, tokens))
         put(ours.hidden, hidden)
-    if ours.expert_ids is not None:
-        expected = expected.as_routing(ours.expert_ids.shape[-1])
-    if ours.expert_ids is not None and expected.expert_ids is not None:
-        errors.append(_routing_error(ours, expected, tokens))
-        if ours.expert_ids.shape == expected.expert_ids.shape:
-            put(ours.expert_ids, expected.expert_ids)
-            put(ours.expert_weights, expected.expert_weights)
+    if (routing := ours.routing) is not None:
+        expected_routing = expected.as_routing(routing.expert_ids.shape[-1]).routing
+        if expected_routing is not None:
+            errors.append(_routing_error(routing, expected_routing, tokens))
+            if routing.expert_ids.shape == expected_routing.expert_ids.shape:
+                put(routing.expert_ids, expected_routing.expert_ids)
+                put(routing.expert_weights, expected_routing.expert_weights)
     return items, max(errors, default=None)
 
 
@@ -139,21 +142,21 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
     errors = []
     if actual.hidden is not None and (hidden := as_shape(expected.hidden, actual.hidden.shape)) is not None:
         errors.append(relative_error(actual.hidden, hidden, tokens))
-    if actual.expert_ids is not None:
-        expected = expected.as_routing(actual.expert_ids.shape[-1])
-    if actual.expert_ids is not None and expected.expert_ids is not None:
-        errors.append(_routing_error(actual, expected, tokens))
+    if (routing := actual.routing) is not None:
+        expected_routing = expected.as_routing(routing.expert_ids.shape[-1]).routing
+        if expected_routing is not None:
+            errors.append(_routing_error(routing, expected_routing, tokens))
     return max(errors, default=None)
 
 
-def _routing_error(actual: Values, expected: Values, tokens: float) -> float:
+def _routing_error(actual: Routing, expected: Routing, tokens: float) -> float:
     """Of the weight that each expert gets: the order in which experts are named does not matter."""
     num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
     return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
 
 
-def _weight_of_each(values: Values, num_experts: int) -> np.ndarray:
+def _weight_of_each(routing: Routing, num_experts: int) -> np.ndarray:
     """f32 [T, X]."""
-    weights = np.zeros((len(values.expert_ids), num_experts), np.float32)
-    np.put_along_axis(weights, values.expert_ids.astype(np.int64), values.expert_weights, axis=-1)
+    weights = np.zeros((len(routing.expert_ids), num_experts), np.float32)
+    np.put_along_axis(weights, routing.expert_ids.astype(np.int64), routing.expert_weights, axis=-1)
     return weights

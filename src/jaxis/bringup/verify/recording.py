@@ -12,18 +12,29 @@ LOGITS = "compute_logits"
 
 
 @dataclass(frozen=True)
+class Routing:
+    """The experts that a router chose.
+
+    Attributes:
+      expert_ids: int [T, k].
+      expert_weights: float32 [T, k].
+    """
+
+    expert_ids: np.ndarray
+    expert_weights: np.ndarray
+
+
+@dataclass(frozen=True)
 class Values:
     """The arrays of a module's inputs, or of its outputs, as far as they can be compared.
 
     Attributes:
       hidden: float32, the first floating-point array: hidden states [T, ...].
-      expert_ids: int [T, k], the experts that a router chose; None where there are none.
-      expert_weights: float32 [T, k], their weights; None where there are none.
+      routing: A router's choice; None where there is none.
     """
 
     hidden: np.ndarray | None = None
-    expert_ids: np.ndarray | None = None
-    expert_weights: np.ndarray | None = None
+    routing: Routing | None = None
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> Values:
@@ -34,17 +45,17 @@ class Values:
             for weights in floats:
                 if weights.shape == ids.shape:
                     others = [a for a in floats if a is not weights]
-                    return cls(others[0] if others else None, ids, weights)
+                    return cls(others[0] if others else None, Routing(ids, weights))
         return cls(floats[0] if floats else None)
 
     def as_routing(self, num_chosen: int) -> Values:
         """These, read as a router's choice where they say it as a weight [T, X] for each expert, most of them 0."""
-        if self.expert_ids is not None or self.hidden is None or self.hidden.ndim != 2:
+        if self.routing is not None or self.hidden is None or self.hidden.ndim != 2:
             return self
         if not ((self.hidden != 0).sum(-1) == num_chosen).all():
             return self
         ids = np.argsort(-np.abs(self.hidden), axis=-1)[:, :num_chosen]
-        return Values(None, ids, np.take_along_axis(self.hidden, ids, axis=-1))
+        return Values(None, Routing(ids, np.take_along_axis(self.hidden, ids, axis=-1)))
 
 
 @dataclass(frozen=True)

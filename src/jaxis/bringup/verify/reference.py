@@ -176,7 +176,7 @@ class Reference:
         handles = []
 
         def values(items: Sequence[Any]) -> Values:
-            return Values.of([_to_numpy(torch, item) for item in items if isinstance(item, torch.Tensor)])
+            return Values.of([_to_numpy(item) for item in items if isinstance(item, torch.Tensor)])
 
         def watch(module: Any, name: str) -> None:
             def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def _parts(result: Any) -> Iterator[Any]:
     yield from result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple | list) else ()
 
 
-def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
+def _to_numpy(tensor: Any) -> np.ndarray:
     """A copy, of one sequence's values, without the batch's dimension."""
     array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy().copy()
     return array[0] if array.ndim > 1 and array.shape[0] == 1 else array

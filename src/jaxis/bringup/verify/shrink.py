@@ -80,9 +80,7 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
         for key in parts - {"text_config", "quantization_config"}:
             twin[key] = _smallest(complete[key])
         return twin
-    for key in ("num_hidden_layers", "num_attention_heads"):
-        if not isinstance(twin.get(key), int):
-            raise ConfigError(f"config.json has {key}={twin.get(key)!r}, so there is nothing to shrink: give a number")
+    _check_sizes(twin)
     for key in _DROPPED:
         twin.pop(key, None)
     for key in _TOKEN_IDS:
@@ -99,6 +97,14 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
     _shrink_experts(twin)
     _shrink_rope(twin)
     return twin
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    for key in ("num_hidden_layers", "num_attention_heads"):
+        if not isinstance(config.get(key), int):
+            raise ConfigError(
+                f"config.json has {key}={config.get(key)!r}, so there is nothing to shrink: give a number"
+            )
 
 
 def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:

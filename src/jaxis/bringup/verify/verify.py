@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxis.bringup.verify.check_layers import LayersCheck, check_layers
 from jaxis.bringup.verify.check_paths import PathCheck, check_paths
-from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, compare_logits
+from jaxis.bringup.verify.compare import GATES, Gates, LogitsComparison, VerifyDType, compare_logits
 from jaxis.bringup.verify.golden import Golden, PromptLogits, checkpoint_hashes
 from jaxis.bringup.verify.recording import Recording
 from jaxis.bringup.verify.reference import Reference, complete_config
@@ -118,7 +118,7 @@ class VerifyResult:
 def verify(
     model: str,
     *,
-    dtype: str = "float32",
+    dtype: VerifyDType = "float32",
     prompt_lengths: Sequence[int] = (),
     golden: Path | None = None,
     save_golden: Path | None = None,

@@ -6,11 +6,12 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 import psutil
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import EngineError
@@ -50,7 +51,7 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]
     return [spec] * config["num_hidden_layers"]
 
 
-def block_bytes(specs: Sequence[CacheSpec], block_size: int, dtype: Any) -> dict[AttentionSpan, int]:
+def block_bytes(specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike) -> dict[AttentionSpan, int]:
     """Bytes of one block in all layers of each span together; the span that keeps most comes first.
 
     Layers of one span share a pool of blocks.
@@ -142,7 +143,7 @@ def make_kv_caches(
     specs: Sequence[CacheSpec],
     num_blocks: Mapping[AttentionSpan, int],
     block_size: int,
-    dtype: Any,
+    dtype: DTypeLike,
     mesh: jax.sharding.Mesh,
 ) -> list[jax.Array]:
     """One array a layer, of its span's number of blocks, its heads spread over the mesh.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 from flax import nnx
@@ -13,6 +13,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 
 
+@runtime_checkable
 class GenerativeModel(Protocol):
     """The methods that the engine calls on a model."""
 

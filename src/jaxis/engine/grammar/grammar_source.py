@@ -85,7 +85,7 @@ def _escape(text: str) -> str:
     return "".join(c if c.isalnum() or ord(c) > 0x7F else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _check_schema(schema: Any, name: str) -> None:
+def _check_schema(schema: object, name: str) -> None:
     """Refuses schemas that would compile but take hours, or accept text that is not valid."""
     multiples = []
     for subschema in _objects(schema):
@@ -133,7 +133,7 @@ def _is_small_multiple(multiples: list[Decimal]) -> bool:
     return math.lcm(*(int(multiple * scale) for multiple in multiples)) <= MAX_MULTIPLE_OF
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
+def _objects(value: object) -> Iterator[dict[str, Any]]:
     stack = [value]
     while stack:
         value = stack.pop()

@@ -18,7 +18,11 @@ _FEWEST_ROWS, _MOST_ROWS = 8, 256  # of a block
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def grouped_matmul(
-    multiply: Product, definition: Grouped, x: jax.Array, weight: Weight, group_sizes: jax.Array
+    multiply: Product[Weight],
+    definition: Grouped[Weight],  # noqa: ARG001 (what the backward pass differentiates)
+    x: jax.Array,
+    weight: Weight,
+    group_sizes: jax.Array,
 ) -> jax.Array:
     """As the definition in `reference`, for weights of any kind.
 

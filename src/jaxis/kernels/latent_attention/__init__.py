@@ -7,20 +7,22 @@ are never made: the key projection is absorbed into the queries and the value pr
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+from jax.typing import DTypeLike
 
 from jaxis.kernels.latent_attention import blockwise, cpu, layout
 
 __all__ = ["latent_attention", "latent_cache_shape"]
 
 
-def latent_cache_shape(num_blocks: int, block_size: int, value_dim: int, rope_dim: int, dtype: Any) -> tuple[int, ...]:
+def latent_cache_shape(
+    num_blocks: int, block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike
+) -> tuple[int, ...]:
     """The shape of the cache that `latent_attention` takes, in a program traced under the current mesh.
 
     Args:
-      num_blocks, block_size: Blocks, B.
+      num_blocks: Blocks.
+      block_size: B, the tokens of a block.
       value_dim: Elements of a compressed latent.
       rope_dim: Elements of a rope key.
       dtype: float32, bfloat16, float16, or int8 with two float32 scales an entry.

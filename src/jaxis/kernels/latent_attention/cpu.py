@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.kernels import native
 from jaxis.kernels.latent_attention import layout
@@ -16,14 +15,14 @@ CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 CACHE_AXES = 3  # which tells its layout from the other platforms'
 
 
-def supports(value_dim: int, rope_dim: int, dtype: Any) -> bool:
+def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
     """Whether the kernel can serve a cache of such entries."""
     return (
         native.usable() and value_dim % ATTENTION_TILE == 0 and rope_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
     )
 
 
-def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
     """The shape of a layer's cache."""
     return (num_blocks, 1, block_size * layout.entry_size(head_dim, dtype))
 

@@ -8,26 +8,25 @@ float32 scales, of the latent and of the rope key, whose sizes have nothing to d
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
 
 
-def entry_size(head_dim: int, dtype: Any) -> int:
+def entry_size(head_dim: int, dtype: DTypeLike) -> int:
     """Elements of the cache's type that an entry of D = `head_dim` elements takes."""
     return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
-def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
     """The shape of a layer's cache."""
     return (num_blocks, block_size, 1, entry_size(head_dim, dtype))
 
 
-def encode(entries: jax.Array, dtype: Any, value_dim: int) -> jax.Array:
+def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
     """Entries [..., D] -> as a cache of this type holds them, [..., D] or [..., D + 8]."""
     if dtype != jnp.int8:
         return entries.astype(dtype)

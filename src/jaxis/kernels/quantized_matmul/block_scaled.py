@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 
 @jax.tree_util.register_dataclass
@@ -50,7 +50,7 @@ def scale_shape(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[i
     return (*leading, -(-rows // block_shape[0]), -(-columns // block_shape[1]))
 
 
-def dequantize_blocks(weight: BlockScaledWeight, dtype: Any = jnp.float32) -> jax.Array:
+def dequantize_blocks(weight: BlockScaledWeight, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The weight [..., out, in], computed in float32 and rounded once, to `dtype`."""
     value = jnp.asarray(weight.value)
     if weight.qtype == "float4_e2m1fn":
@@ -74,7 +74,9 @@ def _widen_e2m1(pairs: jax.Array) -> jax.Array:
     return twice.astype(jnp.float32) * jnp.where(code < 8, 0.5, -0.5)
 
 
-def block_scaled_matmul(x: jax.Array, weight: BlockScaledWeight, *, preferred_element_type: Any = None) -> jax.Array:
+def block_scaled_matmul(
+    x: jax.Array, weight: BlockScaledWeight, *, preferred_element_type: DTypeLike | None = None
+) -> jax.Array:
     """`x @ dequantize_blocks(weight, x.dtype).T`; the weight is dequantized where it is used, x is left as it is.
 
     Args:

@@ -54,7 +54,8 @@ def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray
     """Quantizes straight into packed panels; see `packed.quantize_and_pack`.
 
     Args:
-      weight, scheme: See `quantize`.
+      weight: See `quantize`.
+      scheme: See `quantize`.
       packed: uint8 [panels, panel's bytes], filled.
       panel_rows: Rows of a panel.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.kernels import native_constants
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
@@ -15,7 +14,11 @@ DEFAULT_ACT_TILE = native_constants.ACTIVATION_GROUP
 
 
 def quantized_matmul(
-    x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None = None, preferred_element_type: Any = None
+    x: jax.Array,
+    weight: QuantizedWeight,
+    *,
+    act_qtype: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """`x @ dequantize(weight).T`, with x quantized dynamically if requested.
 
@@ -69,7 +72,7 @@ def divide(x: jax.Array, divisor: float) -> jax.Array:
     return x / jax.lax.optimization_barrier(jnp.full_like(x, divisor))
 
 
-def dequantize(weight: QuantizedWeight, dtype: Any = jnp.float32) -> jax.Array:
+def dequantize(weight: QuantizedWeight, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The weight [..., out, in] that the integers stand for."""
     q = _integers(weight)
     grouped = q.reshape(*weight.scale.shape, -1) * weight.scale.astype(jnp.float32)[..., None]

@@ -7,17 +7,20 @@ the definition, by about the rounding error of x's type.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.kernels.quantized_matmul.reference import activation_tile, dequantize, quantize_activations
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
 
 def quantized_matmul(
-    x: jax.Array, weight: QuantizedWeight, *, act_qtype: str | None = None, preferred_element_type: Any = None
+    x: jax.Array,
+    weight: QuantizedWeight,
+    *,
+    act_qtype: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """`x @ dequantize(weight).T`; `reference.quantized_matmul` defines it term by term.
 

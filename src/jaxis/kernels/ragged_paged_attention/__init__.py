@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
@@ -16,11 +17,16 @@ from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 __all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
 
 
-def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+def kv_cache_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
+) -> tuple[int, ...]:
     """The shape of the cache that `ragged_paged_attention` takes, in a program traced under the current mesh.
 
     Args:
-      num_blocks, block_size, num_kv_heads, head_dim: Blocks, B, K, D.
+      num_blocks: Blocks.
+      block_size: B, the tokens of a block.
+      num_kv_heads: K.
+      head_dim: D.
       dtype: float32, bfloat16, float16, or int8 with a float32 scale for each key and value.
 
     Returns:
@@ -30,7 +36,7 @@ def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim
     return chosen.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
 
-def make_kv_cache(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """A cache of a shape from `kv_cache_shape`: what was never written to it has no meaning."""
     if len(shape) == cpu.CACHE_AXES:
         return cpu.make_kv_cache(shape, dtype, sharding)
@@ -57,7 +63,8 @@ def ragged_paged_attention(
 
     Args:
       q: [T, H, D].
-      k, v: [T, K, D].
+      k: [T, K, D].
+      v: [T, K, D].
       kv_cache: Of a shape that `kv_cache_shape` gave. Donate it: it is updated in place then.
       positions: i32 [T], each token's place in its own sequence.
       seq_lens: i32 [R], each request's tokens after this step.

@@ -8,11 +8,10 @@ holds one dimension of 16 keys.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels import native
@@ -24,7 +23,7 @@ UNLIMITED = 1 << 40  # tokens
 CACHE_AXES = 3  # which tells its layout from the other platforms'
 
 
-def supports(block_size: int, head_dim: int, dtype: Any) -> bool:
+def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
     """Whether the kernel can serve a cache of such blocks."""
     return (
         native.usable()
@@ -35,13 +34,15 @@ def supports(block_size: int, head_dim: int, dtype: Any) -> bool:
     )
 
 
-def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+def kv_cache_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
+) -> tuple[int, ...]:
     """The shape of a layer's cache."""
     scales = 2 * block_size * SCALE_BYTES if dtype == jnp.int8 else 0
     return (num_blocks, num_kv_heads, 2 * block_size * head_dim + scales)
 
 
-def make_kv_cache(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """Takes memory only as it is written to, in huge pages where the system has them."""
     output = jax.ShapeDtypeStruct(shape, dtype)
     return jax.jit(lambda: native.call("empty", output), out_shardings=sharding)()

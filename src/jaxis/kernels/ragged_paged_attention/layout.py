@@ -8,21 +8,22 @@ are multiples of: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kerne
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 SCALE_BYTES = 4
 INT8_MAX = 127
 
 
-def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]:
+def kv_cache_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
+) -> tuple[int, ...]:
     """The shape of a layer's cache."""
     return (num_blocks, block_size, 2 * num_kv_heads, head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0))
 
 
-def encode(x: jax.Array, dtype: Any) -> jax.Array:
+def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Keys or values [..., D] -> cache entries of this type, [..., D] or [..., D + 4]."""
     if dtype != jnp.int8:
         return x.astype(dtype)

@@ -24,7 +24,8 @@ def rotary_embedding(
     Args:
       q: [T, H, D].
       k: [T, K, D].
-      cos, sin: float32 [T, P], of the angles; P is at most D / 2.
+      cos: float32 [T, P], of the angles; P is at most D / 2.
+      sin: float32 [T, P].
       interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + P).
       norms: Applied to each head first; None for none.
 

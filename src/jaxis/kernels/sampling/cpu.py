@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -64,7 +66,7 @@ def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: Tok
     return TokenWeights(scale, tile_mass, cutoff)
 
 
-def _tile_weights(logits: jax.Array, inverse_temperature: jax.Array) -> list[jax.Array]:
+def _tile_weights(logits: jax.Array, inverse_temperature: jax.Array) -> Sequence[jax.Array]:
     """Each tile's maximum and total weight, float32 [R, N]; each row's, float32 [R]."""
     rows, num_tiles = logits.shape[0], -(-logits.shape[1] // TILE)
     outputs = [_array(jnp.float32, rows, num_tiles)] * 2 + [_array(jnp.float32, rows)] * 2

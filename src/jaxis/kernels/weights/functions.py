@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.kernels.activations import KERNEL_NAMES
 from jaxis.kernels.quantized_matmul import packed
@@ -17,7 +17,7 @@ from jaxis.kernels.quantized_matmul.weight import WeightScheme
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
 
 
-def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: Any = None) -> jax.Array:
+def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
     """`x @ weight.T`.
 
     Args:
@@ -47,7 +47,7 @@ def gated_matmul(
     return operations_of(gate).gated_matmul(x, gate, up, KERNEL_NAMES[activation])
 
 
-def lookup(ids: jax.Array, weight: Weight, dtype: Any) -> jax.Array:
+def lookup(ids: jax.Array, weight: Weight, dtype: DTypeLike) -> jax.Array:
     """ids i32 [T] -> those rows of the weight [out, in], [T, in] of type `dtype`; an id past an end is the end."""
     return operations_of(weight).lookup(ids, weight, dtype)
 
@@ -69,13 +69,17 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
     return operations_of(stacks.gate).experts(x, expert_ids, expert_weights, stacks)
 
 
-def dequantize(weight: Weight, dtype: Any = jnp.float32) -> jax.Array:
+def dequantize(weight: Weight, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The array [..., out, in] that the weight stands for."""
     return operations_of(weight).dequantize(weight, dtype)
 
 
 def pack(
-    weight: Weight, *, dtype: Any = jnp.float32, scheme: WeightScheme | None = None, allocate: Allocate | None = None
+    weight: Weight,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    scheme: WeightScheme | None = None,
+    allocate: Allocate | None = None,
 ) -> Weight:
     """The weight [out, in] for the native CPU kernels, from host arrays straight into panels.
 

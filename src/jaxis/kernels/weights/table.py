@@ -7,12 +7,12 @@ anywhere. A kernel for another platform is another function in an entry.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxis.kernels.native_constants import MAX_MATRICES
 from jaxis.kernels.quantized_matmul import packed, quantized_matmul, reference
@@ -24,29 +24,29 @@ from jaxis.kernels.weights.grouped import experts_by_groups, experts_packed
 from jaxis.kernels.weights.operations import Operations, register
 
 
-def _matmul_array(x: jax.Array, weight: jax.Array, preferred_element_type: Any) -> jax.Array:
+def _matmul_array(x: jax.Array, weight: jax.Array, preferred_element_type: DTypeLike | None) -> jax.Array:
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=preferred_element_type)
 
 
-def _lookup_array(ids: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+def _lookup_array(ids: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
     return _take_rows(weight, ids).astype(dtype)
 
 
-def _pack_array(weight: jax.Array | np.ndarray, dtype: Any, allocate: Allocate | None) -> PackedWeight:
+def _pack_array(weight: jax.Array | np.ndarray, dtype: DTypeLike, allocate: Allocate | None) -> PackedWeight:
     array = np.asarray(weight)
     # A float32 model keeps a bfloat16 file's values, which the kernels upcast in registers.
     return packed.pack(array.astype(dtype, copy=False) if dtype == ml_dtypes.bfloat16 else array, allocate)
 
 
-def _matmul_quantized(x: jax.Array, weight: QuantizedWeight, preferred_element_type: Any) -> jax.Array:
+def _matmul_quantized(x: jax.Array, weight: QuantizedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     return quantized_matmul(x, weight, act_qtype=weight.act_qtype, preferred_element_type=preferred_element_type)
 
 
-def _lookup_quantized(ids: jax.Array, weight: QuantizedWeight, dtype: Any) -> jax.Array:
+def _lookup_quantized(ids: jax.Array, weight: QuantizedWeight, dtype: DTypeLike) -> jax.Array:
     return reference.dequantize(jax.tree.map(lambda array: _take_rows(array, ids), weight), dtype)
 
 
-def _pack_quantized(weight: QuantizedWeight, _: Any, allocate: Allocate | None) -> PackedWeight | None:
+def _pack_quantized(weight: QuantizedWeight, _: DTypeLike, allocate: Allocate | None) -> PackedWeight | None:
     return packed.pack_quantized(weight, allocate) if packed.can_pack(weight) else None
 
 
@@ -54,31 +54,31 @@ def _round_input_of_quantized(x: jax.Array, weight: QuantizedWeight) -> jax.Arra
     return x if weight.act_qtype is None else round_activations(x, weight)
 
 
-def _matmul_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: Any) -> jax.Array:
+def _matmul_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     return block_scaled_matmul(x, weight, preferred_element_type=preferred_element_type)
 
 
-def _lookup_blocks(ids: jax.Array, weight: BlockScaledWeight, dtype: Any) -> jax.Array:
+def _lookup_blocks(ids: jax.Array, weight: BlockScaledWeight, dtype: DTypeLike) -> jax.Array:
     rows, columns = weight.block_shape
     ids = jnp.clip(ids, 0, weight.shape[0] - 1)
     of_rows = BlockScaledWeight(_take_rows(weight.value, ids), _take_rows(weight.scale, ids // rows), (1, columns))
     return dequantize_blocks(of_rows, dtype)
 
 
-def _pack_blocks(weight: BlockScaledWeight, _: Any, allocate: Allocate | None) -> PackedWeight | None:
+def _pack_blocks(weight: BlockScaledWeight, _: DTypeLike, allocate: Allocate | None) -> PackedWeight | None:
     return packed.pack_blocks(weight, allocate) if packed.can_pack(weight) else None
 
 
-def _matmul_packed(x: jax.Array, weight: PackedWeight, preferred_element_type: Any) -> jax.Array:
+def _matmul_packed(x: jax.Array, weight: PackedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     (y,) = packed.matmul(x.astype(jnp.float32), [weight], act_qtype=weight.act_qtype)
     return y.astype(preferred_element_type or x.dtype)
 
 
-def _lookup_packed(ids: jax.Array, weight: PackedWeight, dtype: Any) -> jax.Array:
+def _lookup_packed(ids: jax.Array, weight: PackedWeight, dtype: DTypeLike) -> jax.Array:
     return packed.lookup(ids, weight).astype(dtype)
 
 
-def _dequantize_packed(weight: PackedWeight, dtype: Any) -> jax.Array:
+def _dequantize_packed(weight: PackedWeight, dtype: DTypeLike) -> jax.Array:
     return _lookup_packed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight, dtype)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Iterable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from flax import nnx
@@ -16,12 +16,11 @@ class JaxIntermediateTensors(dict):
 
 
 @runtime_checkable
-class LoadsWeights(Protocol):
-    """The contract with the model loader: `load_weights(weights)`, or the older guide's `load_weights(rng)`."""
+class DropsRedundantTensors(Protocol):
+    """A model whose checkpoints may hold the same tensor twice."""
 
-    @property
-    def load_weights(self) -> Callable[..., Any]:
-        """Fills the parameters."""
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """Passes over tensors that repeat others, once they are checked."""
         ...
 
 

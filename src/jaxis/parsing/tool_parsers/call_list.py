@@ -13,7 +13,7 @@ class CallListToolParser(JSONToolParser):
     openers = call_markers = ("<|tool_call|>",)
     dropped = ("<|/tool_call|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_list()
 
 
@@ -24,5 +24,5 @@ class BareCallListToolParser(JSONToolParser):
         yield from self._attempt("")
         yield from super()._read()
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_list()

@@ -22,7 +22,7 @@ class DeepSeekToolParser(JSONToolParser):
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
     call_markers = ("<｜tool▁calls▁begin｜>",)  # noqa: RUF001
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         name = yield from self._read_up_to(_SEPARATOR)
         fenced = (yield from self._reader.peek()) not in ("{", "")
         if fenced:

@@ -17,7 +17,7 @@ class DeepSeekV32ToolParser(XMLToolParser):
     openers = ("<｜DSML｜invoke ",)
     dropped = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜end▁of▁sentence｜>")
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._expect('name="')
         name = yield from self._read_name()
         yield from self._expect('">')

@@ -13,7 +13,7 @@ class GLMToolParser(XMLToolParser):
     openers = call_markers = ("<tool_call>",)
     dropped = ("<|observation|>", "<|user|>", "<|endoftext|>")
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         self._begin((yield from self._read_name()))
         while not (yield from self._reader.take_if("</tool_call>")):
             yield from self._expect("<arg_key>")

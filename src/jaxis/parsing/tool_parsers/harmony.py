@@ -34,5 +34,5 @@ class HarmonyToolParser(JSONToolParser):
                 break
         self._end_call()
 
-    def _give_back(self, begun: bool) -> None:
+    def _give_back(self, _begun: bool) -> None:
         self._add_content(self._reader.recorded())  # all of it: its header holds openers

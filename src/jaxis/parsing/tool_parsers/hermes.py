@@ -11,7 +11,7 @@ class HermesToolParser(JSONToolParser):
 
     openers = call_markers = ("<tool_call>",)
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_object()
         yield from self._reader.skip_space()
         yield from self._reader.take_if("</tool_call>")

@@ -19,7 +19,7 @@ _OTHER_KEYS = ("type",)  # may come before the arguments, and says nothing
 class JSONToolParser(ToolParser):
     """Reads {"name": "f", "arguments": {...}}, and arguments that stand alone."""
 
-    def _is_call(self, name: str) -> bool:
+    def _is_call(self, _name: str) -> bool:
         """Whether an object with this name and with arguments is a call."""
         return True
 
@@ -39,7 +39,7 @@ class JSONToolParser(ToolParser):
         while (yield from self._next_key()):
             key = yield from read_json_string(self._reader)
             yield from expect(self._reader, ":")
-            if self._arguments_done:
+            if self._arguments_done or key in _OTHER_KEYS:
                 yield from self._skip_value()
             elif key == "name":
                 name = yield from read_json_string(self._reader)
@@ -49,20 +49,23 @@ class JSONToolParser(ToolParser):
                     self._whole_call(name, call_id, arguments)
             elif key == "id":
                 call_id = yield from read_json_string(self._reader)
-            elif key in _OTHER_KEYS:
-                yield from self._skip_value()
             elif key not in _ARGUMENTS_KEYS:
                 raise MalformedCallError
             elif name is not None:
                 yield from self._read_arguments(name, call_id)
             elif (yield from self._opens_object()):
-                arguments = yield from read_json_value(self._reader, lambda text: None)
+                arguments = yield from read_json_value(self._reader, lambda _: None)
             else:
                 arguments = yield from self._read_odd_arguments()
-        if not self._arguments_done:
-            if name is None:
-                raise MalformedCallError
-            self._whole_call(name, call_id, "{}")
+        self._close_object(name, call_id)
+
+    def _close_object(self, name: str | None, call_id: str | None) -> None:
+        """Where no arguments came, the call has none."""
+        if self._arguments_done:
+            return
+        if name is None:
+            raise MalformedCallError
+        self._whole_call(name, call_id, "{}")
 
     def _read_arguments(self, name: str, call_id: str | None = None) -> Reading[None]:
         """Reads a call's arguments, and passes them on as they come."""
@@ -77,7 +80,7 @@ class JSONToolParser(ToolParser):
         """Reads arguments that are not an object: the text of one in a string, or null for none."""
         if (yield from self._reader.skip_space()) == '"':
             return clean_json_object((yield from read_json_string(self._reader)))
-        if (yield from read_json_value(self._reader, lambda text: None)) != "null":
+        if (yield from read_json_value(self._reader, lambda _: None)) != "null":
             raise MalformedCallError
         return "{}"
 
@@ -108,7 +111,7 @@ class JSONToolParser(ToolParser):
 
     def _skip_value(self) -> Reading[None]:
         yield from self._reader.skip_space()
-        yield from read_json_value(self._reader, lambda text: None)
+        yield from read_json_value(self._reader, lambda _: None)
 
     def _next_key(self) -> Reading[bool]:
         """Whether a key comes, and not the object's end, which is taken."""

@@ -42,6 +42,7 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
     """Reads one value, and checks it when all of it is there.
 
     Args:
+      reader: Stands where the value begins.
       take: Called with the value's text as it comes. Control characters in strings, which models write though JSON
         does not allow them, are escaped in it.
 
@@ -94,7 +95,7 @@ def read_json_string(reader: TextReader) -> Reading[str]:
       EndOfTextError: The text ends inside the string.
     """
     yield from expect(reader, '"', take=False)
-    value: str = load_json((yield from read_json_value(reader, lambda text: None)))
+    value: str = load_json((yield from read_json_value(reader, lambda _: None)))
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -18,7 +18,7 @@ class MistralToolParser(JSONToolParser):
     openers = call_markers = ("[TOOL_CALLS]",)
     dropped = ("</s>",)
 
-    def _read_call(self, opener: str) -> Reading[None]:
+    def _read_call(self, _opener: str) -> Reading[None]:
         character = yield from self._reader.skip_space()
         if character == "[":
             yield from self._read_call_list()

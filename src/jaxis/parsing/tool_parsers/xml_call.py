@@ -44,6 +44,8 @@ class XMLToolParser(ToolParser):
         """Reads an argument's value up to `end`.
 
         Args:
+          key: The argument's name.
+          end: The marker that closes the value.
           is_string: Where the format says so; None looks at the schema.
         """
         types = _types(self._schema(key))

@@ -28,7 +28,7 @@ class IntQuantizedFormat:
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         return {"weight": TensorSpec(shape, (np.dtype(np.int8),)), "weight_scale": _scales(shape, self.scheme)}
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> QuantizedWeight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], _shape: tuple[int, ...]) -> QuantizedWeight:
         scale = _readable_scale(tensors["weight_scale"], self.scheme)
         return QuantizedWeight(tensors["weight"], scale, act_qtype=self.scheme.act_qtype)
 

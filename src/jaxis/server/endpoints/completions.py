@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.errors import RequestError
@@ -18,7 +17,7 @@ from jaxis.server.endpoints.sampling import check_stream_options, completion_sam
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.usage import UsageCounter
 from jaxis.server.http.sse import DONE, sse_event
-from jaxis.server.protocol.base import new_id
+from jaxis.server.protocol.base import Usage, new_id
 from jaxis.server.protocol.completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -58,7 +57,7 @@ class TextCompletion:
             num_prompts=len(prompts),
             preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
             params=self._params,
-            compile_grammar=grammar and (lambda prompt: grammar.compile(model.grammar_compiler)),
+            compile_grammar=grammar and (lambda _prompt: grammar.compile(model.grammar_compiler)),
             priority=request.priority,
             stream=bool(request.stream),
             operation="text_completion",
@@ -99,7 +98,7 @@ class TextCompletion:
             yield self._event([], usage.usage())
         yield DONE
 
-    def _event(self, choices: list[CompletionChoice], usage: Any) -> str:
+    def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
         return sse_event(
             CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage)
         )

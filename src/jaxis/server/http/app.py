@@ -54,7 +54,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     context = ServerContext(engine, model, config, metrics, tracer)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         try:
             yield

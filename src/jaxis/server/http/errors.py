@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,17 @@ class ModelNotFoundError(RequestError):
 
 def api_error(error: Exception) -> ApiError:
     """The client's view of an exception; unexpected ones are logged, and their details are not sent."""
+    if isinstance(error, JaxisError):
+        return _jaxis_error(error)
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+    _logger.error("a request failed inside the server", exc_info=error)
+    return ApiError(500, "the server has a fault, described in its log", code="internal_error")
+
+
+def _jaxis_error(error: JaxisError) -> ApiError:
     if isinstance(error, ModelNotFoundError):
         return ApiError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
@@ -96,14 +107,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(504, str(error), code="request_timeout")
     if isinstance(error, EngineError):
         return ApiError(500, str(error), code="engine_error")
-    if isinstance(error, JaxisError):
-        return ApiError(400, str(error))
-    if isinstance(error, RequestValidationError):
-        return _validation_error(error)
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
-    _logger.error("a request failed inside the server", exc_info=error)
-    return ApiError(500, "the server has a fault, described in its log", code="internal_error")
+    return ApiError(400, str(error))
 
 
 class FaultMiddleware:
@@ -131,7 +135,7 @@ class FaultMiddleware:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application's routes an error object. Call it before other middleware is added."""
 
-    async def handle(request: Request, error: Exception) -> JSONResponse:
+    async def handle(_request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
 
     for kind in (JaxisError, RequestValidationError, HTTPException):
@@ -154,7 +158,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{where or 'the request body'}: {message}", param)
 
 
-def _same_field(faults: Any) -> bool:
+def _same_field(faults: Sequence[Mapping[str, Any]]) -> bool:
     return len({fault["loc"][:2] for fault in faults}) == 1
 
 

@@ -76,8 +76,8 @@ class StrictJSONRoute(APIRoute):
         return handle
 
 
-def _check_nesting(value: Any) -> None:
-    level = [value] if type(value) in _CONTAINERS else []
+def _check_nesting(value: object) -> None:
+    level: list[Any] = [value] if type(value) in _CONTAINERS else []
     for _ in range(MAX_NESTING):
         children = itertools.chain.from_iterable(item.values() if type(item) is dict else item for item in level)
         level = [child for child in children if type(child) in _CONTAINERS]

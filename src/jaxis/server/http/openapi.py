@@ -21,7 +21,7 @@ def install_openapi(app: FastAPI, *, with_keys: bool) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi
 
 
 def _add_security(document: dict[str, Any]) -> None:

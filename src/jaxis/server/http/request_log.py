@@ -32,7 +32,7 @@ class RequestLogMiddleware:
         self,
         app: ASGIApp,
         quiet_paths: Set[str] = QUIET_PATHS,
-        on_response: Callable[[str, str, int], None] = lambda handler, method, status: None,
+        on_response: Callable[[str, str, int], None] = lambda *_: None,
     ) -> None:
         self._app = app
         self._quiet_paths = quiet_paths

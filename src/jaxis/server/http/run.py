@@ -7,6 +7,7 @@ import functools
 import math
 import resource
 import socket
+from typing import cast
 
 import uvicorn
 
@@ -45,10 +46,11 @@ def make_server(
     ssl_keyfile: str | None = None,
 ) -> DrainingServer:
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
+    # uvicorn calls this as it would call the class.
+    protocol = functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds)
     settings = uvicorn.Config(
         create_app(engine, config),
-        # uvicorn calls this as it would call the class.
-        http=functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds),  # type: ignore[arg-type]
+        http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         log_config=None,
         access_log=False,

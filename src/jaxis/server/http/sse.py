@@ -103,7 +103,7 @@ class EventStreamResponse(Response):
         self._write_timeout = write_timeout
         self._sending_since: float | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
                 sending = self._send_all(send)

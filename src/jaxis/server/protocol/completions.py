@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
@@ -43,8 +43,8 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     def prompts(self) -> list[str] | list[list[int]]:
         """The batch, one prompt being a batch of one."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return self.prompt  # type: ignore[return-value]
+            return cast("list[str] | list[list[int]]", [self.prompt])  # the first element tells the type of all
+        return cast("list[str] | list[list[int]]", self.prompt)
 
 
 class CompletionLogprobs(BaseModel):

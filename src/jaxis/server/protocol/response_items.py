@@ -18,7 +18,7 @@ class SentBack(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_unknown_nulls(cls, value: Any) -> Any:
+    def _without_unknown_nulls(cls, value: object) -> Any:
         if not isinstance(value, dict):
             return value
         return {key: item for key, item in value.items() if item is not None or key in cls.model_fields}
@@ -88,7 +88,7 @@ class FunctionCallOutput(SentBack):
     status: ItemStatus | None = None
 
 
-def _item_type(value: Any) -> Any:
+def _item_type(value: object) -> Any:
     """The tag of an input item; one without is a message."""
     return value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
 
