@@ -170,6 +170,15 @@ def test_circles_are_found():
     assert circles([Import(x, y, 1) for x, y in pairs]) == [["a", "b", "c"], ["f", "g"]]
 
 
+def test_a_public_class_name_stands_for_one_thing():
+    places: dict[str, list[str]] = {}
+    for name, path in read_modules(SOURCE).items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 if __name__ == "__main__":
     all_imports = read_imports(read_modules(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE))
     all_circles = circles(all_imports)

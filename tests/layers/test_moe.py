@@ -211,7 +211,7 @@ def test_logits_whose_scores_round_to_one_are_still_told_apart():
     [
         ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid"),
         ({"group_score": "mean"}, "group_score='mean' is not supported"),
-        ({"num_groups": 3}, "8 experts do not make 3 groups"),
+        ({"num_groups": 3}, "8 experts cannot be divided into 3 groups"),
         ({"num_groups": 2, "num_allowed_groups": 3}, "cannot come from 3 of 2 groups"),
         ({"num_groups": 4, "num_experts_per_token": 3}, "cannot have 3 experts of the 2 that it may choose from"),
         ({"num_experts_per_token": 9}, "cannot have 9 experts of the 8"),

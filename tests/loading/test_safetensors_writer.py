@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -17,7 +17,7 @@ TENSORS = {
     "words": RNG.integers(0, 99, (2, 2)).astype("<i4"),
     "narrow": RNG.standard_normal((2, 2)).astype(ml_dtypes.bfloat16),
 }
-SPECS = {name: TensorSpec(tensor.dtype, tensor.shape) for name, tensor in TENSORS.items()}
+SPECS = {name: TensorHeader(tensor.dtype, tensor.shape) for name, tensor in TENSORS.items()}
 
 
 def write(path, tensors):
@@ -40,7 +40,7 @@ def test_the_library_and_our_reader_read_it(tmp_path):
 
 
 def test_a_transposed_view_is_written_as_it_reads(tmp_path):
-    spec = {"t": TensorSpec(np.dtype(np.float32), (5, 3))}
+    spec = {"t": TensorHeader(np.dtype(np.float32), (5, 3))}
     with SafetensorsWriter(tmp_path / "x.safetensors", spec) as writer:
         writer.write("t", TENSORS["a"].T)
     np.testing.assert_array_equal(load_file(tmp_path / "x.safetensors")["t"], TENSORS["a"].T)
@@ -50,7 +50,7 @@ def test_what_was_not_announced_is_refused(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(ValueError, match="b int8"):
         write(path, {"b": TENSORS["b"]})
-    with pytest.raises(ValueError, match=r"a float64 \(3, 5\) comes where a"):
+    with pytest.raises(ValueError, match=r"a float64 \(3, 5\) was written where a"):
         write(path, {"a": TENSORS["a"].astype(np.float64)})
     with pytest.raises(ValueError, match="empty was announced but never written"):
         write(path, {"a": TENSORS["a"]})

@@ -127,7 +127,7 @@ def test_what_is_not_implemented_is_refused_by_name(config, changes):
 
 
 def test_experts_that_groups_do_not_divide_are_refused():
-    with pytest.raises(ConfigError, match="256 experts do not make 7 groups"):
+    with pytest.raises(ConfigError, match="256 experts cannot be divided into 7 groups"):
         construct(DEEPSEEK_R1, num_hidden_layers=1, n_group=7)
 
 

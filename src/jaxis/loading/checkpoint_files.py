@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxis.loading.safetensors_writer import TensorSpec
+from jaxis.loading.safetensors_writer import TensorHeader
 
 MAX_SHARD_BYTES = 5 * 10**9
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
@@ -19,17 +19,17 @@ class Shard:
     """A safetensors file to be written: its name, and what it will hold."""
 
     name: str
-    specs: dict[str, TensorSpec]
+    specs: dict[str, TensorHeader]
 
 
-def plan_shards(groups: Iterable[Mapping[str, TensorSpec]], max_shard_bytes: int) -> list[Shard]:
+def plan_shards(groups: Iterable[Mapping[str, TensorHeader]], max_shard_bytes: int) -> list[Shard]:
     """Which file holds which tensors.
 
     Args:
       groups: Tensors that stay together, in the order in which they will be written.
       max_shard_bytes: Most bytes of a file, unless one group alone is larger.
     """
-    parts: list[dict[str, TensorSpec]] = [{}]
+    parts: list[dict[str, TensorHeader]] = [{}]
     shard_bytes = 0
     for specs in groups:
         nbytes = sum(spec.nbytes for spec in specs.values())

@@ -22,7 +22,7 @@ _NAME_OF = {dtype: name for name, (dtype, _) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class TensorHeader:
     """Type and shape of a tensor to come."""
 
     dtype: np.dtype
@@ -43,7 +43,9 @@ class SafetensorsWriter:
       metadata: More of the header's free-form `__metadata__`.
     """
 
-    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, specs: Mapping[str, TensorHeader], metadata: Mapping[str, str] | None = None
+    ) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}  # transformers insists on it
         end = 0
         for name, spec in specs.items():

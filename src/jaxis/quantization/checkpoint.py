@@ -18,7 +18,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.headers import HeaderTensor
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization.checkpoint_parts import CheckpointParts
@@ -107,12 +107,12 @@ def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
     return HeaderTensor.of(info.shape, info.dtype)
 
 
-def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterator[dict[str, TensorSpec]]:
+def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterator[dict[str, TensorHeader]]:
     """The tensors to write for each tensor read."""
     for name, tensor in headers.items():
         quantized = parts.of(name, tensor)
         if not quantized:
-            yield {name: TensorSpec(tensor.dtype, tensor.shape)}
+            yield {name: TensorHeader(tensor.dtype, tensor.shape)}
         for part in quantized:
             yield tensor_specs(part.module, part.weight.shape, part.scheme)
 

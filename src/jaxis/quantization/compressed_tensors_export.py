@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.weights import QuantizedWeight, WeightScheme
-from jaxis.loading.safetensors_writer import TensorSpec
+from jaxis.loading.safetensors_writer import TensorHeader
 from jaxis.quantization.formats.int4_words import VALUES_PER_WORD, pack_rows, pack_words
 
 _FORMATS = {"int8": "int-quantized", "int4": "pack-quantized"}
@@ -17,19 +17,19 @@ VERSION = "0.10.2"
 """Version of the format, in the numbering of the compressed-tensors library."""
 
 
-def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorSpec]:
+def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorHeader]:
     """The specs of what `tensors` returns for a weight [out, in] of this shape."""
     rows, columns = shape
     groups = 1 if scheme.group_size is None else columns // scheme.group_size
     scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
-    scale = {f"{module}.weight_scale": TensorSpec(scale_dtype, (rows, groups))}
+    scale = {f"{module}.weight_scale": TensorHeader(scale_dtype, (rows, groups))}
     if scheme.weight_qtype == "int8":
-        return {f"{module}.weight": TensorSpec(np.dtype(np.int8), shape)} | scale
+        return {f"{module}.weight": TensorHeader(np.dtype(np.int8), shape)} | scale
     words = -(-columns // VALUES_PER_WORD)
-    specs = {f"{module}.weight_packed": TensorSpec(np.dtype("<i4"), (rows, words))} | scale
-    specs[f"{module}.weight_shape"] = TensorSpec(np.dtype("<i8"), (2,))
+    specs = {f"{module}.weight_packed": TensorHeader(np.dtype("<i4"), (rows, words))} | scale
+    specs[f"{module}.weight_shape"] = TensorHeader(np.dtype("<i8"), (2,))
     if scheme.weight_calibration_method == "minmax":
-        points = TensorSpec(np.dtype("<i4"), (-(-rows // VALUES_PER_WORD), groups))
+        points = TensorHeader(np.dtype("<i4"), (-(-rows // VALUES_PER_WORD), groups))
         specs[f"{module}.weight_zero_point"] = points
     return specs
 

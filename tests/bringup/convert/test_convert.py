@@ -16,7 +16,7 @@ from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 
 TINY = Path(__import__("jaxis").__file__).parent / "assets" / "tiny"
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
             tensors[f"layers.{i}.blocks"] = rng.integers(0, 256, (2, 3, 4)).astype(np.uint8)
     made = tmp_path / "source"
     made.mkdir()
-    specs = {name: TensorSpec(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    specs = {name: TensorHeader(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     with SafetensorsWriter(made / "model.safetensors", specs) as writer:
         for name, tensor in tensors.items():
             writer.write(name, tensor)
@@ -159,7 +159,7 @@ def test_the_rest_of_another_conversion_is_not_gone_on_with(folder: Path, tmp_pa
         patch.setattr(orbax_writer.OrbaxWriter, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             convert_checkpoint(folder, tmp_path / "out", "orbax")
-    with pytest.raises(CheckpointError, match="left of another conversion"):
+    with pytest.raises(CheckpointError, match="left over from another conversion"):
         convert_checkpoint(folder, tmp_path / "out", "orbax", scanned=True)
     convert_checkpoint(folder, tmp_path / "out", "orbax")
 

@@ -24,7 +24,7 @@ from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import PARAMS, OrbaxCheckpoint, is_orbax_checkpoint, write_layout
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.loading.tensor_layout import ArraySpec, scanned_layout, unscanned_layout
 
 FORMATS = ("orbax", "hf")
@@ -178,7 +178,7 @@ def _write_safetensors(
     partial: Path, checkpoint: Checkpoint | OrbaxCheckpoint, max_shard_bytes: int, progress: _Progress
 ) -> int:
     specs = [
-        {name: TensorSpec(checkpoint.info(name).dtype, checkpoint.info(name).shape)} for name in checkpoint.names()
+        {name: TensorHeader(checkpoint.info(name).dtype, checkpoint.info(name).shape)} for name in checkpoint.names()
     ]
     shards = plan_shards(specs, max_shard_bytes)
     for shard in shards:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.safetensors import SafetensorsFile
-from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorSpec
+from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 
 _FORMAT = "jaxis golden logits 1"
 _HASHED_BYTES = 4096  # of each tensor
@@ -72,7 +72,7 @@ class Golden:
                 f"prompts.{i}.logits": prompt.logits,
             }
         facts = {"versions": json.dumps(dict(self.versions)), "hashes": json.dumps(dict(self.hashes))}
-        specs = {name: TensorSpec(array.dtype, array.shape) for name, array in arrays.items()}
+        specs = {name: TensorHeader(array.dtype, array.shape) for name, array in arrays.items()}
         with SafetensorsWriter(path, specs, {"kind": _FORMAT, **facts}) as writer:
             for name, array in arrays.items():
                 writer.write(name, array)

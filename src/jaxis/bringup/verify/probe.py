@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.bringup.verify.compare import relative_error
-from jaxis.bringup.verify.recording import LOGITS, ModuleCall, Recording, Routing, Values, as_shape
+from jaxis.bringup.verify.recording import LOGITS, ChosenExperts, ModuleCall, Recording, Values, as_shape
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, calls_observed, named_modules
@@ -149,13 +149,13 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
     return max(errors, default=None)
 
 
-def _routing_error(actual: Routing, expected: Routing, tokens: float) -> float:
+def _routing_error(actual: ChosenExperts, expected: ChosenExperts, tokens: float) -> float:
     """Of the weight that each expert gets: the order in which experts are named does not matter."""
     num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
     return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
 
 
-def _weight_of_each(routing: Routing, num_experts: int) -> np.ndarray:
+def _weight_of_each(routing: ChosenExperts, num_experts: int) -> np.ndarray:
     """f32 [T, X]."""
     weights = np.zeros((len(routing.expert_ids), num_experts), np.float32)
     np.put_along_axis(weights, routing.expert_ids.astype(np.int64), routing.expert_weights, axis=-1)

@@ -12,7 +12,7 @@ LOGITS = "compute_logits"
 
 
 @dataclass(frozen=True)
-class Routing:
+class ChosenExperts:
     """The experts that a router chose.
 
     Attributes:
@@ -34,7 +34,7 @@ class Values:
     """
 
     hidden: np.ndarray | None = None
-    routing: Routing | None = None
+    routing: ChosenExperts | None = None
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> Values:
@@ -45,7 +45,7 @@ class Values:
             for weights in floats:
                 if weights.shape == ids.shape:
                     others = [a for a in floats if a is not weights]
-                    return cls(others[0] if others else None, Routing(ids, weights))
+                    return cls(others[0] if others else None, ChosenExperts(ids, weights))
         return cls(floats[0] if floats else None)
 
     def as_routing(self, num_chosen: int) -> Values:
@@ -55,7 +55,7 @@ class Values:
         if not ((self.hidden != 0).sum(-1) == num_chosen).all():
             return self
         ids = np.argsort(-np.abs(self.hidden), axis=-1)[:, :num_chosen]
-        return Values(None, Routing(ids, np.take_along_axis(self.hidden, ids, axis=-1)))
+        return Values(None, ChosenExperts(ids, np.take_along_axis(self.hidden, ids, axis=-1)))
 
 
 @dataclass(frozen=True)
