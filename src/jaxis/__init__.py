@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxis.sampling_params import SamplingParams
     from jaxis.structured_outputs import StructuredOutputs
 
-# XLA logs lines that alarm and mean nothing when it reloads a program from its disk cache. Set before JAX is imported.
+# XLA logs alarming but meaningless lines when it reloads a program from its disk cache. Set before JAX is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _EXPORTS = {
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that `jaxis --help` need not wait for JAX."""
+    """Imports names on first use, so that `jaxis --help` does not wait for JAX."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'jaxis' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)

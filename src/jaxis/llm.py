@@ -217,7 +217,7 @@ class LLM:
         else:
             tokenized = tokenize_prompt(cast(Prompt, prompt), self.tokenizer, _name(0, 1))
         stream = self._stream(tokenized, _one_for_each(params, [tokenized]))
-        # Up to where the request is queued; closing the iterator then aborts it even if nothing was read from it.
+        # Runs until the request is queued, so that closing the iterator aborts it even if nothing was read from it.
         next(stream)
         return cast(Generator[StreamOutput, None, None], stream)
 
@@ -284,7 +284,7 @@ class LLM:
     def _stream(
         self, prompt: TokenizedPrompt, params: Sequence[SamplingParams]
     ) -> Generator[StreamOutput | None, None, None]:
-        """Yields None once the request is queued, then a StreamOutput for whatever is new."""
+        """Yields None once the request is queued, then a StreamOutput per step that adds something."""
         queued: list[Request] = []
         finished = has_text = False
         try:
@@ -310,7 +310,7 @@ class LLM:
                         num_cached_tokens=delta.num_cached_tokens,
                     )
                 if not delta.outputs:
-                    # A spinner would erase text that is on the screen.
+                    # A spinner would erase text already on the screen.
                     with self._progress.silent() if has_text else nullcontext():
                         self._step()
         finally:
@@ -350,7 +350,7 @@ class LLM:
                 queued.append(request)
 
     def _abort(self, requests: Iterable[Request]) -> None:
-        """Ends those that are unfinished."""
+        """Aborts the unfinished requests."""
         with interrupt_deferred():
             for request in requests:
                 if not request.finished:

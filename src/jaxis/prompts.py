@@ -1,4 +1,4 @@
-"""Prompts as users give them, read into token ids."""
+"""Converts prompts as users give them to token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenizedPrompt:
     """A prompt ready for the engine.
 
     Attributes:
-      text: What it was written as; None if it was given as token ids.
+      text: The string; None if the prompt was given as token ids.
       token_ids: Not checked against the model's vocabulary.
       cache_salt: Only requests with the same salt share cached prefixes.
     """
@@ -34,7 +34,7 @@ class TokenizedPrompt:
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt as a list of one, many as a list.
+    """Returns one prompt as a list of one, several as a list.
 
     Raises:
       RequestError: It is neither.
@@ -52,12 +52,12 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> TokenizedPrompt:
-    """Reads one prompt.
+    """Tokenizes one prompt.
 
     Args:
       prompt: A string, token ids, or a dict with one of "prompt" and "prompt_token_ids", and optionally "cache_salt".
       tokenizer: The checkpoint's, if it has one.
-      where: The prompt's name in an error.
+      where: How errors refer to the prompt.
 
     Raises:
       RequestError: The prompt is none of these, or is a string and there is no tokenizer.
@@ -86,7 +86,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
 
 
 def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation as a list of one, many as a list.
+    """Returns one conversation as a list of one, several as a list.
 
     Raises:
       RequestError: It is neither.
@@ -101,7 +101,7 @@ def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messag
 
 
 def is_conversation(prompt: Prompt | Messages) -> TypeGuard[Messages]:
-    """Whether it is a list of messages rather than a prompt."""
+    """Whether a value is a list of messages rather than a prompt."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 

@@ -1,6 +1,6 @@
 """The argument `quantization`: a name, rules in Qwix's terms, or a file with rules.
 
-No JAX is imported, so that a request is checked before an engine's process is started.
+Imports no JAX, so that the argument can be checked before an engine process is started.
 
 The first rule whose `module_path` matches the whole of a module's dotted name decides; a module that no rule matches,
 or whose rule has no `weight_qtype`, stays as it is. Modules are those with weight matrices: linear layers, embeddings,
@@ -76,7 +76,7 @@ _INT8 = QuantizationRule(".*", "int8", "int8")
 SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
     "none": (),
     "int8": (_INT8,),
-    # Embeddings and head lose more by int4 than the layers do, and are read once a token.
+    # Embeddings and head lose more accuracy in int4 than the layers do, and are read only once per token.
     "int4": (
         dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|lm_head)"),
         QuantizationRule(".*", "int4", "int8", 32, "mse"),
@@ -91,7 +91,7 @@ class RequestedQuantization:
     Attributes:
       rules: For an unquantized checkpoint, in order.
       rules_must_match: Whether it is an error if a rule applies to no module.
-      dequantize: The weights of a quantized checkpoint become the model's data type; there are no rules then.
+      dequantize: Dequantize a quantized checkpoint to the model's data type; `rules` is empty then.
     """
 
     rules: tuple[QuantizationRule, ...] = ()
@@ -102,12 +102,12 @@ class RequestedQuantization:
 def parse_requested_quantization(
     quantization: object, additional_config: Mapping[str, Any] | None = None
 ) -> RequestedQuantization | None:
-    """Reads what a user gave; None is nothing.
+    """Parses the two arguments; None is no quantization.
 
     Args:
       quantization: "int8", "int4", "none", "dequantize", a list of rules, {"qwix": {"rules": [...]}}, or the path of
         a YAML or JSON file with one of the last two.
-      additional_config: May give the same, except for a name, as its "quantization".
+      additional_config: Its "quantization" may hold the same values, except for a name.
 
     Raises:
       ConfigError: One of them cannot be read, or both ask for something.
@@ -146,7 +146,7 @@ def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
 
     Args:
       value: The value.
-      source: What it is, for an error's first words.
+      source: How errors refer to the value.
 
     Raises:
       ConfigError: A key, type or value that is not known.
@@ -159,7 +159,7 @@ def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
 
 
 def rules_to_dict(rules: Sequence[QuantizationRule]) -> dict[str, Any]:
-    """The inverse of `rules_from`, defaults left out."""
+    """The inverse of `rules_from`, without defaults."""
     fields = dataclasses.fields(QuantizationRule)
     return {
         "qwix": {
@@ -224,7 +224,7 @@ def _read_rules(name: str) -> Any:
 
 
 def _read_yaml(path: str) -> Any:
-    # JSON is YAML too. Imported here: most runs read none.
+    # YAML includes JSON. Imported here because most runs read no such file.
     import yaml
 
     try:

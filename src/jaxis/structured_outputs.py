@@ -10,7 +10,7 @@ from typing import Any
 from jaxis.errors import RequestError
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
-# Far more than anybody writes by hand; these bound the work that one request can ask for.
+# Far more than anybody writes by hand; these limits bound the work of one request.
 MAX_SCHEMA_CHARACTERS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_REGEX_CHARACTERS = 8 * 1024
@@ -21,7 +21,7 @@ MAX_CHOICE_CHARACTERS = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """A constraint on a completion; exactly one attribute is given.
+    """A constraint on a completion; exactly one attribute is set.
 
     Attributes:
       json_schema: A JSON schema, as a dict or as JSON text.
@@ -36,7 +36,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    # The attribute as a string: equal strings of one kind are the same grammar.
+    # The attribute as a string: equal strings of the same kind are the same grammar.
     _source: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -50,12 +50,12 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """The name of the attribute that is given, one of `KINDS`."""
+        """The name of the attribute that is set, one of `KINDS`."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @property
     def source(self) -> str:
-        """The attribute as text: JSON for a schema and for choices."""
+        """The attribute as a string: JSON for a schema and for choices."""
         return self._source
 
     def _checked_json_schema(self) -> str:
@@ -72,7 +72,7 @@ class StructuredOutputs:
         if _is_deeper(schema, MAX_SCHEMA_DEPTH):
             raise RequestError(f"{name} is nested more than {MAX_SCHEMA_DEPTH} levels deep: flatten it")
         try:
-            # The order of keys is kept: it is the order in which properties are generated.
+            # Keys keep their order: it is the order in which properties are generated.
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise RequestError(f"{name} cannot be written as JSON: {error}") from None

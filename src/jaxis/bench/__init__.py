@@ -1,1 +1,1 @@
-"""Measuring: the machine's limits, what a model's steps cost at least, and how fast the engine runs them."""
+"""Benchmarks: the machine's limits, lower bounds of a model's steps, and how fast the engine runs them."""

@@ -1,7 +1,7 @@
-"""Lower bounds of a model's steps: the bytes that a decode step reads, the arithmetic of a prefill.
+"""Lower bounds of a model's steps: the bytes that a decode step reads and the arithmetic of a prefill.
 
-The roofline of https://jax-ml.github.io/scaling-book/inference: a decode step takes no less than its weights' and
-context's bytes over the memory's speed, a prefill no less than its operations over the arithmetic's.
+The roofline of https://jax-ml.github.io/scaling-book/inference: a decode step takes at least the bytes of
+its weights and context divided by memory bandwidth, a prefill at least its operations divided by peak FLOPS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 EXPERTS = ".experts."
-# What families call the number of experts in config.json.
+# The names for the number of experts in config.json.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -35,10 +35,10 @@ class DecodeCost:
     """The bytes that a decode step reads.
 
     Attributes:
-      weight_bytes: Weights that every step reads, as they are in memory.
+      weight_bytes: Bytes in memory of the weights that every step reads.
       kv_bytes_per_token: Keys and values of one token of one request, in all layers.
-      expert_bytes: Weights of all experts, of which a step reads those that its tokens go to.
-      expert_share: How many of a layer's experts one token goes to, over how many there are.
+      expert_bytes: Bytes of all experts; a step reads those that its tokens are routed to.
+      expert_share: The share of a layer's experts that one token is routed to.
     """
 
     weight_bytes: int
@@ -49,7 +49,7 @@ class DecodeCost:
     def step_weight_bytes(self, batch_size: int) -> int:
         """Bytes of weights that a step of `batch_size` requests reads.
 
-        Where there are experts that is what it comes to on average if each token's are chosen at random.
+        With experts, this is the average if each token's experts are chosen at random.
         """
         share_hit = 1 - (1 - self.expert_share) ** batch_size
         return self.weight_bytes + round(self.expert_bytes * share_hit)
@@ -59,7 +59,7 @@ class DecodeCost:
         return self.step_weight_bytes(batch_size) + batch_size * context_len * self.kv_bytes_per_token
 
     def held_bytes(self, num_tokens: int) -> int:
-        """Bytes that the weights and the context of this many tokens take in memory."""
+        """Bytes of memory for the weights and a context of this many tokens."""
         return self.weight_bytes + self.expert_bytes + num_tokens * self.kv_bytes_per_token
 
 
@@ -68,9 +68,9 @@ class PrefillCost:
     """The arithmetic of a model with full attention.
 
     Attributes:
-      layer_params: Parameters that multiply a token: those of all layers' products, and of experts those it goes to.
-      head_params: Parameters of the output head, which multiply only the tokens that sample.
-      attention_flops_per_key: Operations of one query with one key and its value, in all layers and heads.
+      layer_params: Parameters of all layers that multiply a token, counting only the experts that it is routed to.
+      head_params: Parameters of the output head, which multiply only tokens that are sampled from.
+      attention_flops_per_key: Operations per query and key-value pair, in all layers and heads.
     """
 
     layer_params: int
@@ -78,14 +78,14 @@ class PrefillCost:
     attention_flops_per_key: int
 
     def flops(self, batch_size: int, input_len: int) -> int:
-        """Operations from `batch_size` prompts of `input_len` tokens to a first token each, attention causal."""
+        """Operations of a prefill of `batch_size` prompts of `input_len` tokens, with causal attention."""
         num_keys = input_len * (input_len + 1) // 2
         products = 2 * (self.layer_params * input_len + self.head_params)
         return batch_size * (products + self.attention_flops_per_key * num_keys)
 
 
 def decode_cost(engine: LLMEngine) -> DecodeCost:
-    """The cost of the engine's model, weights and cache as they are in memory."""
+    """The decode cost of the engine's model, with weights and cache as they are in memory."""
     bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
     block_size = engine.vllm_config.cache_config.block_size
     share = expert_share(engine.vllm_config.model_config.hf_config.get_text_config())
@@ -95,20 +95,20 @@ def decode_cost(engine: LLMEngine) -> DecodeCost:
 def decode_cost_of(
     weight_bytes: Mapping[str, int], kv_bytes_per_token: int, share_of_experts: float = 0.0
 ) -> DecodeCost:
-    """The cost of a model from the bytes of its weights by name; `share_of_experts` as `expert_share` tells it."""
+    """The decode cost of a model, from its weights' bytes by name; `share_of_experts` is from `expert_share`."""
     of_experts = {name: size for name, size in weight_bytes.items() if EXPERTS in name}
     others = {name: size for name, size in weight_bytes.items() if name not in of_experts}
     return DecodeCost(bytes_read(others), kv_bytes_per_token, sum(of_experts.values()), share_of_experts)
 
 
 def expert_share(config: Mapping[str, Any] | HFConfig) -> float:
-    """How many of a layer's experts a token goes to, over how many there are, by its config.json; 0 without experts."""
+    """The share of a layer's experts that a token is routed to, from config.json; 0 without experts."""
     num_experts = next((config[key] for key in _NUM_EXPERTS if config.get(key)), None)
     return 0.0 if num_experts is None else config["num_experts_per_tok"] / num_experts
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
-    """The cost of the configured model; quantization does not change it."""
+    """The prefill cost of the configured model; quantization does not change it."""
     hf_config = vllm_config.model_config.hf_config
     text_config = hf_config.get_text_config()
     plain = dataclasses.replace(vllm_config, quant_config=None)
@@ -128,7 +128,7 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
 
 
 def _numbers_per_key(config: HFConfig) -> int:
-    """Numbers of a key and its value, in all heads; of latent attention, made of the latent and not absorbed."""
+    """Elements of a key and its value, in all heads; for latent attention, expanded from the latent, not absorbed."""
     num_heads = config["num_attention_heads"]
     if "kv_lora_rank" in config:
         return num_heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"])
@@ -136,9 +136,9 @@ def _numbers_per_key(config: HFConfig) -> int:
 
 
 def bytes_read(weight_bytes: Mapping[str, int]) -> int:
-    """Bytes that a step reads of weights given by name.
+    """Bytes that a step reads of the named weights.
 
-    Of an embedding table that is not the output head too, a step reads a few rows only.
+    Of an embedding table that is not tied to the output head, a step reads only a few rows.
     """
     has_head = any(HEAD in name for name in weight_bytes)
     return sum(size for name, size in weight_bytes.items() if not (has_head and EMBEDDING in name))

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """Timings of one load; medians over the runs, and over their steps.
+    """Timings of one load: medians over the runs and their steps.
 
     Attributes:
       batch_size, input_len, output_len: The load.
       time_to_first_token_seconds: Mean over the requests of a batch.
       prefill_seconds: Until every request had its first token.
-      prefill_tokens_per_second: Prompt tokens of the batch in that time.
-      prefill_share_of_limit: The prefill's operations, at the measured speed of arithmetic, against that time.
-      decode_step_seconds: Of a step in which every request decodes.
-      decode_steps_per_second: Which is the tokens a second of one request.
-      decode_tokens_per_second: Of all requests together.
+      prefill_tokens_per_second: Prompt tokens of the batch over that time.
+      prefill_share_of_limit: Time for the prefill's operations at the measured FLOPS, over `prefill_seconds`.
+      decode_step_seconds: Duration of a step in which every request decodes.
+      decode_steps_per_second: Also the tokens per second of one request.
+      decode_tokens_per_second: Tokens per second of all requests together.
       context_len: Tokens that a request attended to in those steps, on average.
-      decode_weight_bytes, decode_kv_bytes: What a step reads.
-      decode_share_of_limit: The time for those bytes at the memory's measured speed, against the step's.
+      decode_weight_bytes, decode_kv_bytes: Bytes that a step reads.
+      decode_share_of_limit: Time for those bytes at the measured memory bandwidth, over `decode_step_seconds`.
 
-    The decode's figures are None where `output_len` is 1.
+    The decode figures are None if `output_len` is 1.
     """
 
     batch_size: int
@@ -61,7 +61,7 @@ class LatencyResult:
 def measure_latency(
     engine: LLMEngine, load: Load, limits: Limits, *, repeats: int, rng: np.random.Generator
 ) -> LatencyResult:
-    """Runs a load once to compile what it needs, then `repeats` times to measure it.
+    """Runs a load once to compile its programs, then `repeats` times to measure it.
 
     Raises:
       RequestError, EngineError: See `run_batch`.

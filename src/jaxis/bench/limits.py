@@ -2,7 +2,7 @@
 
     python -m jaxis.bench.limits 4
 
-The figures are the best of several passes, which is what a limit is: a busy machine does less.
+Each figure is the best of several passes, since a limit is a maximum: a busy machine does less.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 
 from jaxis.errors import EngineError
 
-# Of all threads together; far more than any cache holds.
+# For all threads together; far more than any cache holds.
 ARRAY_BYTES = 1 << 30
 MATRIX_SIZE = 2048
 PASSES = 10
-# Whichever of them the BLAS library behind numpy reads.
+# One of these is the variable that numpy's BLAS library reads.
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -35,10 +35,10 @@ class Limits:
     """Measured limits of a machine.
 
     Attributes:
-      num_threads: Threads that were measured together; None on an accelerator.
-      read_bytes_per_second: Of plain reading; None on an accelerator, where no plain read is as fast as a copy.
-      copy_bytes_per_second: Of a plain copy, bytes read and bytes written both counted.
-      flops_per_second: Of a large product of matrices, float32 on CPU, bfloat16 on an accelerator.
+      num_threads: Number of threads measured together; None on an accelerator.
+      read_bytes_per_second: Speed of a plain read; None on an accelerator, where no plain read is as fast as a copy.
+      copy_bytes_per_second: Speed of a plain copy, counting both bytes read and bytes written.
+      flops_per_second: Speed of a large matrix product, float32 on CPU, bfloat16 on an accelerator.
     """
 
     num_threads: int | None
@@ -48,7 +48,7 @@ class Limits:
 
     @property
     def memory_bytes_per_second(self) -> float:
-        """What a step's bytes are held against: a step reads, so reading where that was measured, else the copy."""
+        """The limit for a step's bytes: the read speed if it was measured, since steps read, else the copy speed."""
         return self.read_bytes_per_second or self.copy_bytes_per_second
 
     def to_json(self) -> dict[str, Any]:
@@ -57,10 +57,10 @@ class Limits:
 
 
 def measure_limits(num_threads: int) -> Limits:
-    """Measures the host's limits with this many threads, in a process of its own. Takes some seconds.
+    """Measures the host's limits with this many threads, in a separate process. Takes a few seconds.
 
     Raises:
-      EngineError: The process failed, for want of memory for instance.
+      EngineError: The process failed, for example for lack of memory.
     """
     environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(num_threads))}
     command = [sys.executable, "-m", "jaxis.bench.limits", str(num_threads)]
@@ -103,7 +103,7 @@ def _measure_host(num_threads: int) -> Limits:
     num_bytes = num_threads * sources[0].nbytes
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
     with ThreadPoolExecutor(num_threads) as pool:
-        # numpy's fastest way to look at every byte: an integer maximum has no NaN to mind and no sum to carry.
+        # numpy's fastest pass over every byte: an integer maximum has no NaN checks and no dependent sum.
         read = _best_seconds(lambda: list(pool.map(np.max, sources)))
         copy = _best_seconds(lambda: list(pool.map(np.copyto, targets, sources)))
     product = _best_seconds(lambda: matrix @ matrix)

@@ -24,30 +24,30 @@ LOADED_EVENT = "/jax/compilation_cache/cache_hits"
 def seconds_since_start() -> float:
     """Seconds since this process was started, the interpreter's own start included."""
     if sys.platform == "linux":
-        # psutil adds the time of boot, which the system gives in whole seconds.
+        # psutil adds the boot time, which the system reports in whole seconds.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - psutil.Process().create_time()
 
 
 def peak_memory_bytes() -> int:
-    """Most memory that this process ever held, file pages mapped into it included."""
+    """Peak resident memory of this process, mapped file pages included."""
     if sys.platform == "linux":
-        # getrusage would count what the parent held when it started this process.
+        # getrusage would include what the parent held when it started this process.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
 
 class CompileStats:
-    """Programs that JAX has made since.
+    """Programs that JAX has compiled or loaded since counting began.
 
     Attributes:
-      seconds: Compiling them or loading them from disk, summed over threads.
-      num_programs: How many.
-      num_loaded: Those that were on disk.
+      seconds: Time spent compiling or loading, summed over threads.
+      num_programs: Number of programs.
+      num_loaded: How many of them were loaded from disk.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class CompileStats:
 
 @contextmanager
 def compile_stats() -> Iterator[CompileStats]:
-    """Counts the programs that are compiled or loaded inside."""
+    """Counts the programs that are compiled or loaded inside the block."""
     import jax.monitoring
 
     stats = CompileStats()

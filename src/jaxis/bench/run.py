@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that run side by side.
+    """Requests that run concurrently.
 
     Attributes:
-      batch_size: How many.
-      input_len: Tokens of each one's prompt.
-      output_len: Tokens that each generates: the first with its prompt, the others in steps that all share.
+      batch_size: Number of requests.
+      input_len: Tokens of each prompt.
+      output_len: Tokens that each request generates: the first with its prompt, the others in steps that all share.
     """
 
     batch_size: int
@@ -31,10 +31,10 @@ class Load:
     output_len: int
 
     def max_len(self, max_num_batched_tokens: int) -> int:
-        """Most tokens that one of the requests grows to: early ones decode beside the later ones' prefill."""
+        """Most tokens that a request grows to: early requests decode while later ones prefill."""
         prefill_budget = max(1, max_num_batched_tokens - self.batch_size + 1)
         num_prefill_steps = -(-self.batch_size * self.input_len // prefill_budget)
-        # The engine is a step ahead of the tokens that it has handed out.
+        # The engine is a step ahead of the tokens that it has returned.
         return self.input_len + num_prefill_steps + self.output_len + 1
 
 
@@ -43,8 +43,8 @@ class BatchRun:
     """Timings of one batch.
 
     Attributes:
-      first_token_seconds: For each request, from when all were queued to its first token.
-      step_seconds: Of each step in which every request decoded.
+      first_token_seconds: For each request, the time from when all were queued to its first token.
+      step_seconds: Duration of each step in which every request decoded.
       context_len: Tokens that a request attended to in those steps, on average.
     """
 
@@ -54,7 +54,7 @@ class BatchRun:
 
     @property
     def prefill_seconds(self) -> float:
-        """Until every request had its first token."""
+        """Time until every request had its first token."""
         return max(self.first_token_seconds)
 
 
@@ -64,7 +64,7 @@ def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[
 
 
 def check_load(engine: LLMEngine, load: Load) -> None:
-    """Raises RequestError unless the engine can run all of the load's requests side by side."""
+    """Raises RequestError unless the engine can run all of the load's requests concurrently."""
     limits = engine.vllm_config.scheduler_config
     if load.batch_size > limits.max_num_seqs:
         raise RequestError(
@@ -87,12 +87,12 @@ def check_load(engine: LLMEngine, load: Load) -> None:
 
 
 def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchRun:
-    """Runs random prompts side by side until all have their output, then drops them.
+    """Runs random prompts concurrently until all have their output, then drops them.
 
     Args:
       engine: Idle.
       load: What to run.
-      rng: Draws the prompts; its next ones differ, so that no prefix cache knows them.
+      rng: Draws the prompts; each call gets new ones, so that the prefix cache cannot hold them.
 
     Raises:
       RequestError: The engine cannot run the load.
@@ -122,7 +122,7 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
         previous = now
     for state in states:
         engine.abort_request(state.request_id)
-    engine.step()  # waits for the step that was dispatched ahead, so that the next run does not
+    engine.step()  # waits for the step dispatched ahead, so that the next run does not have to
     return BatchRun(
         first_token_seconds=list(first_tokens.values()),
         step_seconds=step_seconds,

@@ -1,4 +1,4 @@
-"""An engine that is large enough for what is to be measured, and what its start cost."""
+"""Starts an engine large enough for a benchmark, and measures its startup."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Session:
     """A running engine.
 
     Attributes:
-      engine: It has just generated its first token.
-      seconds_to_first_token: From the start of this process.
-      start_peak_memory_bytes: Most memory that the process held until then.
-      start_compile: What compiling had to do with it.
+      engine: The engine, which has just generated its first token.
+      seconds_to_first_token: Time from the start of this process to that token.
+      start_peak_memory_bytes: Peak memory of the process until then.
+      start_compile: Programs compiled or loaded until then.
     """
 
     engine: LLMEngine
@@ -40,7 +40,7 @@ class Session:
     start_compile: CompileStats
 
     def report(self, limits: Limits, results: Sequence[Any]) -> dict[str, Any]:
-        """All that is known of the measuring, as JSON values; `results` have a `to_json`."""
+        """The whole benchmark as JSON values; each of `results` has a `to_json`."""
         config = self.engine.vllm_config.model_config
         return {
             "model": config.model,
@@ -74,11 +74,11 @@ def open_session(
 
     Args:
       model: Folder or Hub id; None is the embedded model.
-      arguments: Of `LLM`; they come before the sizes given here.
-      max_num_seqs: Sequences that the KV cache is to hold.
+      arguments: Arguments of `LLM`; they take precedence over the sizes given here.
+      max_num_seqs: Sequences that the KV cache must hold.
       max_model_len: Tokens of each of them.
       input_len: Tokens of the first prompt.
-      rng: Draws it.
+      rng: Draws that prompt.
       progress: Shows loading and compiling.
 
     Raises:
@@ -102,24 +102,24 @@ def open_session(
 def build_sized_engine(
     model: str | None, arguments: dict[str, Any], *, max_num_seqs: int, max_model_len: int, progress: ProgressDisplay
 ) -> LLMEngine:
-    """An engine with a KV cache of just the size given; the arguments are those of `open_session`."""
+    """Builds an engine with a KV cache of exactly the given size; for the arguments see `open_session`."""
     sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
     if jax.default_backend() == "cpu":
-        # The default is sized for a shared machine. The engine takes of this only what it can use.
+        # The default is sized for a shared machine. The engine takes only what it can use of this.
         sizes["kv_cache_memory"] = psutil.virtual_memory().available
     return build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
 
 
 def longest_sequence(loads: Sequence[Load], arguments: dict[str, Any]) -> int:
-    """The `max_model_len` with which an engine of these arguments can run each of the loads."""
+    """The `max_model_len` with which an engine with these arguments can run each of the loads."""
     default = max(CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, *(load.batch_size for load in loads))
     length = max(load.max_len(arguments.get("max_num_batched_tokens", default)) for load in loads)
-    # Whole blocks: the cache is sized by tokens, and every sequence leaves its last block unfilled.
+    # Rounded up to whole blocks: the cache is sized in tokens, and each sequence leaves its last block partly empty.
     return -(-length // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def limits_of_device() -> Limits:
-    """The limits of what JAX runs on."""
+    """The limits of the device that JAX runs on."""
     if jax.local_devices()[0].platform == "cpu":
         return measure_limits(usable_cores())
     return measure_device_limits()

@@ -1,4 +1,4 @@
-"""Reports as text: what was measured, and a table of figures."""
+"""Formats benchmark reports as text: a description of the run and a table of figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines with aligned columns: the first to the left, the others to the right."""
+    """Lines with aligned columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for cells in (header, *rows):
@@ -18,7 +18,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """At least three significant digits; "-" for None."""
+    """A number with at least three significant digits; "-" for None."""
     if value is None:
         return "-"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -31,14 +31,14 @@ def format_share(value: float | None) -> str:
 
 
 def format_bytes(value: float | None) -> str:
-    """Gigabytes or megabytes, of powers of 1000 as bandwidths are; "-" for None."""
+    """Gigabytes or megabytes in powers of 1000, as bandwidths are given; "-" for None."""
     if value is None:
         return "-"
     return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
 
 
 def format_limits(limits: dict[str, Any]) -> str:
-    """One line of a report's limits."""
+    """The machine's limits as one line of a report."""
     threads = f"{limits['num_threads']} threads: " if limits["num_threads"] else ""
     read = limits["read_bytes_per_second"]
     reads = f"reads {read / 1e9:.1f} GB/s, " if read else ""

@@ -1,4 +1,4 @@
-"""How many requests and tokens a second the engine gets through when all are waiting."""
+"""Measures requests and tokens per second when all requests are queued at once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ThroughputResult:
     """Timings of a list of requests.
 
     Attributes:
-      num_requests, num_input_tokens, num_output_tokens: Of all requests.
-      elapsed_seconds: From when the first was queued to the last one's last token.
+      num_requests, num_input_tokens, num_output_tokens: Totals over all requests.
+      elapsed_seconds: From when the first request was queued to the last token of all.
       requests_per_second, input_tokens_per_second, output_tokens_per_second: Over that time.
-      first_token_seconds_median, first_token_seconds_p99: From when all were queued, waiting included.
-      token_seconds_median, token_seconds_p99: A request's mean time a token after its first; None if no request has
+      first_token_seconds_median, first_token_seconds_p99: Measured from when all were queued, so waiting is included.
+      token_seconds_median, token_seconds_p99: A request's mean time per token after its first; None if no request has
         two tokens.
-      num_preemptions: Times that a request had to give its KV cache blocks away.
+      num_preemptions: Times that a request had to give up its KV cache blocks.
     """
 
     num_requests: int
@@ -61,7 +61,7 @@ class ThroughputResult:
 def request_mix(
     num_requests: int, input_lens: Sequence[int], output_lens: Sequence[int], rng: np.random.Generator
 ) -> list[RequestShape]:
-    """Requests whose lengths are drawn evenly and independently from those given."""
+    """Requests whose lengths are drawn uniformly and independently from the given ones."""
     inputs = rng.choice(input_lens, num_requests).tolist()
     outputs = rng.choice(output_lens, num_requests).tolist()
     return [RequestShape(*lengths) for lengths in zip(inputs, outputs, strict=True)]
@@ -70,7 +70,7 @@ def request_mix(
 def measure_throughput(
     engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Generator
 ) -> ThroughputResult:
-    """Runs the requests once to compile what they need, then, with other prompts, to measure them.
+    """Runs the requests once to compile their programs, then again, with other prompts, to measure them.
 
     Raises:
       RequestError: The engine cannot hold one of the requests.

@@ -1,1 +1,1 @@
-"""Bringing a model up: tools that analyse a checkpoint, prove its model right, convert it and report on it."""
+"""Model bring-up: tools that analyse a checkpoint, verify its model, convert it and report on it."""

@@ -1,7 +1,7 @@
-"""Starts a new family from one that is there: its file, its line in the registry, its test rows, its page.
+"""Starts a new family from an existing one: its file, its line in the registry, its test rows, its page.
 
-What is written is the copied family under another name, and passes that family's tests. From there one changes what
-differs, and runs the tests again after each change.
+The result is the copied family under another name, and passes that family's tests. From there, change what differs, and
+run the tests again after each change.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class NewModel:
     """The created files.
 
     Attributes:
-      architecture: What a checkpoint's config.json says under `architectures` to be run by the new class.
-      files: What was written or changed.
+      architecture: The entry of `architectures` in config.json that selects the new class.
+      files: The files that were written or changed.
       check: The command that runs its tests.
     """
 
@@ -54,12 +54,12 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     """Writes a family into a checkout of jaxis.
 
     Args:
-      name: As its classes will begin: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
+      name: The prefix of its classes: "Falcon4" makes `Falcon4ForCausalLM` in `models/falcon4.py`.
       like: The family to start from, by its file ("qwen3") or architecture ("Qwen3ForCausalLM").
       root: The checkout.
 
     Raises:
-      ConfigError: No such family, a name that is taken or is no name, or no checkout there.
+      ConfigError: No such family, a name that is taken or invalid, or not a checkout.
     """
     source = _find(like)
     architecture = _checked_name(name)
@@ -103,7 +103,7 @@ def _checked_name(name: str) -> str:
 
 
 def _family_source(source: _Source, name: str) -> str:
-    """The family's file with its classes renamed and its first line saying what it is."""
+    """The family's file with its classes renamed and a new first line."""
     text = inspect.getsource(source.module)
     tree = ast.parse(text)
     for node in tree.body:
@@ -125,7 +125,7 @@ def _with_registry_line(text: str, architecture: str, module: str) -> str:
 
 
 def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -> str:
-    """The table of tests with the copied family's first row once more, under the new name and architecture."""
+    """The table of parity tests with the copied family's first row repeated under the new name and architecture."""
     tree = ast.parse(text)
     row = next((row for row in _family_rows(tree) if _architecture_of(row) == source.architecture), None)
     if row is None:
@@ -146,7 +146,7 @@ def _family_rows(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _architecture_of(row: ast.Call) -> str:
-    """The architecture that a row's transformers config class is for."""
+    """The architecture that belongs to the transformers config class of a row."""
     keywords: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in row.keywords}
     if "architecture" in keywords:
         return ast.literal_eval(keywords["architecture"])
@@ -155,7 +155,7 @@ def _architecture_of(row: ast.Call) -> str:
 
 
 def _with_page_row(text: str, source: _Source, name: str, architecture: str) -> str:
-    """The page of models with the copied family's row once more."""
+    """The page of models with the copied family's row repeated for the new one."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if line.startswith("|") and f"`{source.architecture}`" in line:

@@ -135,7 +135,7 @@ def throughput(
 def _open(
     model: str | None, arguments: dict[str, Any], max_num_seqs: int, max_model_len: int, input_len: int, seed: int
 ) -> Iterator[tuple[Session, np.random.Generator]]:
-    """A session, and the generator that its prompts come from."""
+    """A session, and the generator that draws its prompts."""
     with ExitStack() as stack:
         with exit_on_interrupt():
             import numpy as np

@@ -192,7 +192,7 @@ def serve(
 def _requests(
     target: TargetOptions, load: LoadOptions, prompts: PromptOptions
 ) -> tuple[list[ServingRequest], list[float]]:
-    """All requests, those of the warm-up first, and when to send the others."""
+    """All requests, with those of the warm-up first, and the times to send the others."""
     import numpy as np
 
     from jaxis.bench.serving.dataset import arrival_times, random_requests, read_requests

@@ -19,7 +19,7 @@ SETTABLE = (
 
 
 def run_command(session: ChatSession, line: str) -> None:
-    """Runs a line that begins with a slash; what it has to say goes to stderr.
+    """Runs a line that begins with a slash; its messages go to stderr.
 
     Raises:
       RequestError: If there is no such command or it cannot be done.
@@ -62,7 +62,7 @@ def _set(session: ChatSession, argument: str) -> None:
 
 
 def _parse_value(text: str) -> object:
-    """A JSON value or "none"; anything else is a string as it stands."""
+    """A JSON value or "none"; anything else is a verbatim string."""
     if text.lower() == "none":
         return None
     try:

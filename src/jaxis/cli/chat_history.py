@@ -14,7 +14,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass
 class ChatHistory:
-    """Messages in the order in which they were said.
+    """The messages of a chat in order.
 
     Attributes:
       system: The system message, or None.

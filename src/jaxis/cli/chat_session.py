@@ -1,4 +1,4 @@
-"""A chat with a model: asks, streams the answer, and keeps the conversation right whatever happens meanwhile."""
+"""A chat with a model: asks, streams the answer, and keeps the conversation consistent if it is interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ChatSession:
     """State of a chat between turns.
 
     Attributes:
-      conversation: What was said.
+      conversation: The messages so far.
       params: How answers are sampled.
       show_stats: Whether token counts and speed follow each answer, on stderr.
 

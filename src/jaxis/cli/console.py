@@ -1,4 +1,4 @@
-"""What the commands share about terminals: one-line errors, exit codes, model text on a terminal, quiet libraries."""
+"""Terminal helpers shared by the commands: one-line errors, exit codes, model text on a terminal, quiet libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxis env`: what a bug report needs to know about the machine."""
+"""`jaxis env`: the facts about the machine for a bug report."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 def _names_a_model(word: str) -> bool:
     """Whether a lone word is a checkpoint's folder or shaped like a path or a Hub id, rather than a prompt."""
-    # os.path takes a prompt that is too long for a file name as one that names no file.
+    # For a prompt that is too long for a file name, os.path reports that there is no such file.
     config = os.path.join(os.path.expanduser(word), "config.json")
     return os.path.isfile(config) or _HUB_ID_OR_PATH.fullmatch(word) is not None
 
@@ -183,7 +183,7 @@ def _parse_token_ids(text: str) -> list[int]:
 def _prompt_for(
     llm: LLM, model: str | None, text: str, system: str | None, raw: bool, template_kwargs: dict[str, Any]
 ) -> str | list[int]:
-    """The text as it stands for a base model or `raw`, otherwise the token ids of a conversation that holds it."""
+    """The text itself for a base model or `raw`, otherwise the token ids of a conversation that contains it."""
     name = model or "the embedded model"
     if llm.tokenizer is None:
         raise RequestError(f"{name} has no tokenizer: give the prompt as token ids, with --token-ids")

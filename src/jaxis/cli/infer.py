@@ -122,7 +122,7 @@ def _answer(config: InferenceConfig) -> RunSummary:
     with input_file(config.input_path) as input_path:
         from jaxis.inference.source import JSONLSource
 
-        source = JSONLSource(input_path, "conversation_id", output=output)  # now, and not after a minute of loading
+        source = JSONLSource(input_path, "conversation_id", output=output)  # now rather than after a minute of loading
         with exit_on_interrupt():
             from jaxis.inference.engine import JAXInferenceEngine
 

@@ -87,6 +87,6 @@ def main() -> None:
     """Entry point of the `jaxis` script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character shows a question mark, and the answer goes on.
+            # A character that the terminal cannot show becomes a question mark, and the answer continues.
             stream.reconfigure(errors="replace")
     app(prog_name="jaxis")

@@ -1,4 +1,4 @@
-"""Options that several commands share, as dataclasses that become one command line option a field."""
+"""Options that several commands share, as dataclasses that become one command line option per field."""
 
 from __future__ import annotations
 
@@ -168,14 +168,14 @@ class SamplingOptions:
         given = {**dataclasses.asdict(self), **more}
         given = {name: value for name, value in given.items() if value is not None and value != []}
         try:
-            SamplingParams(**given)  # now, and not after a minute of loading
+            SamplingParams(**given)  # now rather than after a minute of loading
         except RequestError as error:
             raise typer.BadParameter(str(error)) from None
         return given
 
 
 def open_llm(model: str | None, arguments: dict[str, Any]) -> LLM:
-    """Loads a model; None is the embedded one. JAX is imported here and not before."""
+    """Loads a model; None is the embedded one. JAX is imported only here."""
     with exit_on_interrupt():
         from jaxis import LLM
 

@@ -68,7 +68,7 @@ def run_batch(
         from jaxis.server.endpoints.served_model import ServedModel
 
         check_parser_names(tool_call_parser, reasoning_parser)
-        source = JSONLSource(requests, "custom_id", output=output)  # now, and not after a minute of loading
+        source = JSONLSource(requests, "custom_id", output=output)  # now rather than after a minute of loading
         with open_llm(model, arguments) as llm:
             from jaxis.host.progress import ProgressDisplay
             from jaxis.inference.journal import run_key

@@ -57,7 +57,7 @@ def serve(
         config = _server_config(model, server, limits)
         server.check_tls()
         server.check_tracing()
-        # All that can be wrong is looked for before a minute of loading, not after it.
+        # Checks everything that can fail before a minute of loading, not after it.
         engine_arguments = {"model": model, **engine.llm_arguments(), "seed": seed}
         EngineArgs(**engine_arguments)
         from jaxis.server.http.run import allow_many_connections, listen
@@ -151,7 +151,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
         webui=server.webui,
-        # With a key, whoever has it may call the server by any name.
+        # With API keys, a client that has one may use any host name.
         only_allowed_hosts=is_loopback(server.host) and not api_keys,
         allowed_hosts=tuple(server.allowed_hosts or ()),
         allowed_origins=tuple(server.allowed_origins or ()),

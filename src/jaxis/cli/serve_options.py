@@ -1,4 +1,4 @@
-"""Options of `jaxis serve`, as dataclasses that become one command line option a field."""
+"""Options of `jaxis serve`, as dataclasses that become one command line option per field."""
 
 from __future__ import annotations
 

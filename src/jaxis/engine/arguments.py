@@ -1,4 +1,4 @@
-"""Engine arguments: those of `LLM`, of `jaxis serve` and of the engine's process. No JAX."""
+"""The engine's arguments, shared by `LLM`, `jaxis serve` and the engine process. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
 
 @dataclass(frozen=True)
 class ArgumentInfo:
-    """What is known of an argument besides its type, its default and its description.
+    """Metadata of an argument beyond its type, default and description.
 
     Attributes:
-      minimum: Of an integer.
+      minimum: Smallest value of an integer.
       help: One line for the command line; None if there is no option.
-      metavar: What the option's value is called there.
-      option: The option's name where it differs from the argument's.
-      speed_only: It changes how fast answers come, and not what they are.
+      metavar: Placeholder for the value in the help.
+      option: The option's name, if it differs from the argument's.
+      speed_only: Whether it affects only speed, not answers.
     """
 
     minimum: int | None = None
@@ -63,7 +63,7 @@ class EngineArgs:
         `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
       tensor_parallel_size: Local devices to spread the model over.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
-      seed: For requests that bring none, and for random weights.
+      seed: Seed for requests without one, and for random weights.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
       token: Access token of the hub.
       cache_dir: Where downloads from the hub are kept.
@@ -169,12 +169,12 @@ class EngineArgs:
 
     @functools.cached_property
     def requested_quantization(self) -> RequestedQuantization | None:
-        """What `quantization` and `additional_config` ask for; a file of rules is read once."""
+        """The parsed `quantization` and `additional_config`; a file of rules is read once."""
         return parse_requested_quantization(self.quantization, self.additional_config)
 
 
 class EngineKwargs(TypedDict, total=False):
-    """The type of `**arguments`: `EngineArgs` without `model`. A test holds the two to each other."""
+    """The type of `**arguments`: `EngineArgs` without `model`. A test keeps the two in sync."""
 
     dtype: DType
     max_model_len: int | None

@@ -1,4 +1,4 @@
-"""What is new of a request since it was last asked: the unit of streaming."""
+"""Tracks which part of a request was already streamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxis.outputs import Logprob, RequestOutput
 
 
 class DeltaTracker:
-    """Remembers what of a request was already taken. Belongs to the thread that steps the engine.
+    """Remembers how much of a request was already taken. Belongs to the thread that steps the engine.
 
     Attributes:
       request: The request in the engine.
@@ -20,13 +20,13 @@ class DeltaTracker:
         self._took_prompt_logprobs = False
 
     def take(self, first_token_time: float | None = None) -> RequestOutput:
-        """What is new since the last call, without the prompt, which the caller knows.
+        """The additions since the last call, without the prompt, which the caller knows.
 
-        `outputs` holds the completions that got further, each with its new text and tokens only; `prompt_logprobs` come
+        `outputs` holds the completions with additions, each with only its new text and tokens; `prompt_logprobs` come
         with the first call.
 
         Args:
-          first_token_time: To be passed on in the output.
+          first_token_time: Copied to the output.
         """
         request = self.request
         outputs = []

@@ -68,7 +68,7 @@ class LLMEngine:
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
-        # Counted by earlier block managers: a failed step replaces them.
+        # Totals of earlier block managers, which a failed step replaces.
         self._past_prefix_cache_queries = self._past_prefix_cache_hits = 0
         self._num_requests = 0
         self._reset_state()
@@ -110,13 +110,13 @@ class LLMEngine:
           request_id: Unique among unfinished requests.
           prompt_token_ids: At least one.
           params: How to sample and when to stop.
-          prompt: The prompt's text, to be returned.
+          prompt: The prompt's text, for the output.
           priority: The lower value is served first.
           cache_salt: Only requests with the same salt share prefix-cache blocks.
           grammar: `params.structured_outputs`, compiled; None compiles it here, which may take seconds.
 
         Returns:
-          The request, which `step` carries on.
+          The request, which `step` advances.
 
         Raises:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
@@ -168,7 +168,7 @@ class LLMEngine:
         return request.output()
 
     def step(self) -> list[Request]:
-        """Runs one step; returns the requests that got new tokens, including those that it ended.
+        """Runs one step; returns the requests that got new tokens, including those that ended.
 
         A request whose logits are not finite, or whose grammar no token can continue, ends with its `error` set.
 
@@ -196,8 +196,8 @@ class LLMEngine:
 
         Args:
           token_ids: T tokens.
-          paged: Through the KV cache, in chunks, as prompts are served; otherwise the whole sequence at once, without a
-            cache.
+          paged: Run through the KV cache in chunks, as prompts are served; otherwise the whole sequence at once without
+            a cache.
 
         Raises:
           RequestError: No tokens, an unknown one, or too many for the cache.
@@ -211,7 +211,7 @@ class LLMEngine:
         try:
             return self._paged_logits(token_ids)
         except BaseException:
-            self.reset()  # the step may have invalidated the caches, which it was donated
+            self.reset()  # the caches were donated to the step, which may have invalidated them
             raise
 
     def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
@@ -229,12 +229,12 @@ class LLMEngine:
         return np.concatenate(logits)
 
     def close(self) -> None:
-        """Gives the device memory back; the engine cannot be used any more."""
+        """Frees the device memory; the engine cannot be used afterwards."""
         self._start_over("the engine was closed")
         self.runner.close()
 
     def _start_over(self, reason: str) -> None:
-        """Fails every request, and forgets everything but the counts."""
+        """Fails every request, and resets everything except the counters."""
         for request in self._requests.values():
             request.error = EngineError(reason)
         self._past_prefix_cache_queries = self.prefix_cache_queries
@@ -242,7 +242,7 @@ class LLMEngine:
         self._reset_state()
 
     def _reset_state(self) -> None:
-        """No requests, and an empty prefix cache."""
+        """Resets to no requests and an empty prefix cache."""
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
         self.scheduler = Scheduler(
             BlockManager(self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching),
@@ -292,7 +292,7 @@ class LLMEngine:
         return sampling is not None and sampling.needs_newest_token
 
     def _process(self, step: DispatchedStep) -> list[Request]:
-        """Takes in what a step sampled; returns the requests that it concerns."""
+        """Applies the tokens that a step sampled; returns the affected requests."""
         token_ids = step.token_ids()
         logprobs = step.logprobs()
         for index, prompt_logprobs in step.prompt_logprobs:
@@ -327,7 +327,7 @@ class LLMEngine:
         request = completion.request
         fault = completion.sampling.fault()
         if fault is None:
-            # Its keys and values may hold whatever made its logits non-finite.
+            # Its cached keys and values may be what made its logits non-finite.
             self.scheduler.block_manager.forget_prefix(completion.sequence)
         self.abort_request(request.request_id)
         request.error = fault or EngineError(

@@ -1,4 +1,4 @@
-"""A user's request, and what its sampled tokens become: text, stop strings, log-probabilities."""
+"""Turns the sampled tokens of a user's request into its output: text, stop strings, log-probabilities."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Request:
         """Whether every completion has ended, or the request has failed."""
         if self.error is not None:
             return True
-        # A loop, since this is asked several times a token: `all` with a generator would be noticeably slower.
+        # A loop, since this runs several times per token: `all` with a generator would be noticeably slower.
         for completion in self.completions:  # noqa: SIM110
             if not completion.sequence.status.finished:
                 return False
@@ -64,7 +64,7 @@ class Request:
         return self.completions[0].sequence.num_cached_tokens
 
     def output(self) -> RequestOutput:
-        """The request as it stands."""
+        """The output so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -76,7 +76,7 @@ class Request:
         )
 
     def prompt_logprob_list(self) -> list[dict[int, Logprob] | None] | None:
-        """One entry a prompt token, None for the first; None altogether if they were not asked for."""
+        """One entry per prompt token, None for the first; None for the whole list if not asked for."""
         if self.params.prompt_logprobs is None:
             return None
         return [self.prompt_logprobs.get(position) for position in range(len(self.prompt_token_ids))]
@@ -86,7 +86,7 @@ class CompletionState:
     """One completion of a request, from its sampled tokens to its text.
 
     Attributes:
-      request: Which it belongs to.
+      request: The request that it belongs to.
       sequence: Its tokens, as the scheduler sees them.
       sampling: Its parameters, as the sampler sees them.
     """
@@ -118,7 +118,7 @@ class CompletionState:
             )
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int) -> str | None:
-        """Takes in a sampled token that the scheduler has appended to the sequence.
+        """Processes a sampled token that the scheduler has appended to the sequence.
 
         Args:
           token_id: The token.
@@ -142,7 +142,7 @@ class CompletionState:
         return self._detokenizer.update([token_id], may_stop=may_stop)
 
     def add_prompt_logprobs(self, start: int, logprobs: TokenLogprobs[np.ndarray]) -> None:
-        """Takes in the log-probabilities of the prompt tokens that follow positions `start`, `start + 1`, ..."""
+        """Records the log-probabilities of the prompt tokens that follow positions `start`, `start + 1`, ..."""
         num_wanted = self.request.params.prompt_logprobs
         if self._index != 0 or num_wanted is None:
             return
@@ -152,13 +152,13 @@ class CompletionState:
             self.request.prompt_logprobs[position] = self._entry(token_id, logprobs, row, num_wanted)
 
     def finish(self, stop: str | None = None) -> None:
-        """The sequence has ended: releases text that was held back in case a stop string followed."""
+        """Ends the completion: releases text that was held back in case a stop string followed."""
         self._stop = stop
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
     def output(self) -> CompletionOutput:
-        """The completion as it stands."""
+        """The completion so far."""
         output = self.tokens_since(0)
         if self._detokenizer is not None:
             output.text = self._detokenizer.text

@@ -1,4 +1,4 @@
-"""From an engine's arguments to a running engine: reads the checkpoint, loads the model."""
+"""Builds a running engine from its arguments: reads the checkpoint, loads the model."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def _vllm_config(
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
-    """What was asked for. Else the model's, or, if that was not asked for either, the checkpoint's own bfloat16.
+    """The requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
 
-    On CPU a model computes in float32 by default, whatever its checkpoint was made in: a context in bfloat16 is what
-    the checkpoint was trained with, and half the memory to read.
+    On CPU a model computes in float32 by default, whatever its checkpoint's type: a bfloat16 cache is what the
+    checkpoint was trained with, and half the memory to read.
     """
     if args.kv_cache_dtype != "auto":
         return KV_CACHE_DTYPES[args.kv_cache_dtype]
@@ -179,7 +179,7 @@ def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
 
 
 def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
-    """Each limit that was not given follows the other: every running sequence must be able to decode in a step."""
+    """A limit that was not given is derived from the other: every running sequence must be able to decode in a step."""
     if max_num_batched_tokens is None:
         default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
         max_num_batched_tokens = max(default, max_num_seqs or 0)
@@ -208,9 +208,9 @@ def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
 def _short_context_len(hf_config: HFConfig) -> int | None:
     """LongRoPE's longest sequence with the short frequencies; None for other ropes.
 
-    A paged engine has one set of frequencies for all requests; the long one is the worse for short sequences.
+    A paged engine has one set of frequencies for all requests; the long ones are worse for short sequences.
     """
-    # A copy: what is looked up here does not count as read by the model.
+    # A copy, so that keys read here do not count as read by the model.
     text_config = hf_config.get_text_config()
     rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source), "full_attention")
     return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None

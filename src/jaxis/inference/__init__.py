@@ -1,7 +1,7 @@
 """Batch inference over conversations, under the names of Oumi's inference engines.
 
 `JAXInferenceEngine` answers conversations from memory or from a JSONL file. Rows fail one by one, results are kept as
-they finish, and a run that was interrupted goes on where it stopped.
+they finish, and an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that a configuration is refused without waiting for JAX."""
+    """Imports names on first use, so that a configuration can be refused without waiting for JAX."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'jaxis.inference' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)

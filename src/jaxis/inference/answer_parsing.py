@@ -1,4 +1,4 @@
-"""From an answer's text to a message with its tool calls and reasoning."""
+"""Parses an answer's text into a message with its tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_answer(
       parsers: The model's.
       output: The whole output.
       tools: The functions that were offered; without any, calls stay in the text.
-      row_id: The row's, from which calls get ids that are the same in every run.
+      row_id: The row's id, from which calls get ids that are the same in every run.
     """
     [completion] = output.outputs
     parser = OutputParser(

@@ -21,7 +21,7 @@ from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
-# Rows that failed alone one after another: the engine is at fault then, not they.
+# After this many consecutive rows failed alone, the engine is at fault, not the rows.
 MAX_FAILED_STEPS = 3
 
 
@@ -138,7 +138,7 @@ class _Batch:
                     grammar=grammar,
                 )
                 self._running[request.request_id] = (row, request)
-        except Exception as error:  # a row may hold whatever a template or tokenizer stumbles over
+        except Exception as error:  # a row may contain anything that breaks a template or tokenizer
             self._done.append((row, RowFailure.of(error)))
 
     def _take(self, request: Request) -> None:

@@ -43,13 +43,13 @@ class ContentItem:
         """Reads {"type": "text", "content": ...}, or OpenAI's {"type": "text", "text": ...}.
 
         Raises:
-          RequestError: It is something else, or no text.
+          RequestError: It is something else, or not text.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
             raise RequestError(f'{where} must be {{"type": "text", "content": "..."}}')
         if value["type"] != Type.TEXT:
             raise RequestError(f"{where} is of type {value['type']!r}: this engine reads text only")
-        # An item of Oumi's that is text may be written with an empty binary.
+        # A text item of Oumi's may be written with an empty binary.
         _refuse_unknown({key: item for key, item in value.items() if key != "binary" or item}, _ITEM_KEYS, where)
         texts = [value[key] for key in ("content", "text") if value.get(key) is not None]
         if len(texts) != 1 or not isinstance(texts[0], str):
@@ -66,12 +66,12 @@ class Message:
 
     Attributes:
       role: One of `Role`.
-      content: Text, or a list of items; None only beside tool calls.
-      id: The message's own name, carried along.
+      content: Text, or a list of items; None only with tool calls.
+      id: The message's id, passed through.
       name: The speaker's or the tool's name, for templates that show it.
       tool_calls: An assistant's calls, in OpenAI's format.
-      tool_call_id: Which call a tool's message answers.
-      reasoning_content: What the assistant thought before it answered.
+      tool_call_id: The call that a tool's message answers.
+      reasoning_content: The assistant's reasoning before its answer.
     """
 
     role: str
@@ -122,14 +122,14 @@ class Message:
             raise RequestError(f"{where}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as JSON; what is None is left out."""
+        """The message as JSON, without fields that are None."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if getattr(self, name) is not None}
         if isinstance(self.content, list):
             fields["content"] = [item.to_dict() for item in self.content]
         return fields | {"role": str(self.role)}
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it, with one text."""
+        """The message as chat templates take it, with its content as one string."""
         fields = {"content": None} | {key: value for key, value in self.to_dict().items() if key != "id"}
         if isinstance(self.content, list):
             fields["content"] = "\n".join(item.content for item in self.content)
@@ -141,9 +141,9 @@ class Conversation:
     """Messages, and what is known about them.
 
     Attributes:
-      messages: In the order in which they were said.
-      conversation_id: Unique in a batch; None gets a name made from the row.
-      metadata: Carried along; an answer adds `finish_reason` and `usage`, a failure `error`.
+      messages: The messages in order.
+      conversation_id: Unique in a batch; None gets an id derived from the row.
+      metadata: Passed through; an answer adds `finish_reason` and `usage`, a failure `error`.
       tools: Functions that the model may call, as JSON schemas.
     """
 
@@ -180,7 +180,7 @@ class Conversation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The conversation as JSON; what is empty is left out, except for the messages."""
+        """The conversation as JSON, without empty fields except for the messages."""
         fields: dict[str, Any] = {} if self.conversation_id is None else {"conversation_id": self.conversation_id}
         fields["messages"] = [message.to_dict() for message in self.messages]
         if self.metadata:

@@ -43,12 +43,12 @@ class JAXInferenceEngine:
       llm: The model.
       model_params, generation_params: As given.
       display: Where notes and progress are shown.
-      identity: What answers depend on besides parameters and data.
+      identity: Identifies what answers depend on besides parameters and data.
 
     Args:
       model_params: Which model; a `ModelParams`, a mapping, or Oumi's own object.
-      generation_params: For calls of `infer` that bring none.
-      show_progress: Show loading and progress on stderr, where that is a terminal.
+      generation_params: For calls of `infer` without their own.
+      show_progress: Show loading and progress on stderr, if that is a terminal.
 
     Raises:
       ConfigError: A field that cannot be honoured.
@@ -93,9 +93,9 @@ class JAXInferenceEngine:
     ) -> Sequence[Any]:
         """Answers each conversation with one more message.
 
-        A conversation that cannot be answered comes back as it was, with metadata["error"], a dict of message, type and
-        retryable; the others are answered. With an output path, finished conversations are kept as they come, and the
-        same call goes on where an interrupted one stopped.
+        A conversation that cannot be answered is returned unchanged, with metadata["error"], a dict of message, type
+        and retryable; the others are answered. With an output path, finished conversations are saved as they finish,
+        and the same call resumes an interrupted one.
 
         Args:
           conversations: `Conversation`s, dicts of the same structure, or Oumi's own objects.
@@ -104,7 +104,7 @@ class JAXInferenceEngine:
           generation_params: In place of the engine's.
 
         Returns:
-          The conversations in the order of the input, of the class that they came in; with an output path, a sequence
+          The conversations in the order of the input, of the same class as the input; with an output path, a sequence
           that reads them from the file.
 
         Raises:
@@ -166,7 +166,7 @@ class JAXInferenceEngine:
         return run_to_output(self.llm, source, task, output, key, display=self.display, progress_path=progress_path)
 
     def close(self) -> None:
-        """Gives the memory back; the engine cannot be used any more."""
+        """Frees the memory; the engine cannot be used afterwards."""
         self.llm.close()
 
     def __enter__(self) -> JAXInferenceEngine:
@@ -182,9 +182,9 @@ class ConversationTask:
     """Renders a conversation, and adds the answer to it.
 
     Args:
-      engine: Whose model answers.
+      engine: The engine that answers.
       generation: How answers are sampled.
-      key: The run's, from which rows get seeds; None leaves them to the engine.
+      key: The run's key, from which rows get seeds; None leaves seeds to the engine.
 
     Raises:
       ConfigError: A parameter that this model cannot honour.
@@ -204,7 +204,7 @@ class ConversationTask:
         conversation = Conversation.from_dict(row.value)
         tools = self._tools(conversation)
         if self._parsers is not None:
-            function_tools(tools or ())  # raises for one whose calls could not be read
+            function_tools(tools or ())  # raises for a message whose calls could not be parsed
         messages = [message.for_template() for message in conversation.messages]
         if self._tokenizer is not None:
             messages = messages_for_template(
@@ -237,7 +237,7 @@ class ConversationTask:
     def failure(self, row: Row, failure: RowFailure) -> dict[str, Any]:
         try:
             conversation = Conversation.from_dict({**row.value, ID_KEY: row.id})
-        except Exception:  # it holds no valid conversation to carry along
+        except Exception:  # it has no valid conversation to return
             conversation = Conversation([], row.id)
         return conversation.extended(None, error=failure.to_dict()).to_dict()
 
@@ -247,7 +247,7 @@ def _parsers(engine: JAXInferenceEngine, params: SamplingParams) -> ModelParsers
     if (tool := engine.model_params.tool_call_parser) is None:
         return None
     model_type = engine.llm.engine.vllm_config.model_config.hf_config.get("model_type")
-    # A grammar holds from the first token on: there is no reasoning.
+    # A grammar applies from the first token, so there is no reasoning.
     reasoning = AUTO if params.structured_outputs is None else NONE
     return ModelParsers.select(engine.llm.tokenizer, model_type, tool=tool, reasoning=reasoning)
 
@@ -273,7 +273,7 @@ def _check_json(values: Sequence[Mapping[str, Any]]) -> None:
 def _like(
     given: Conversation | Mapping[str, Any] | OumiConversation, result: Conversation
 ) -> Conversation | OumiConversation:
-    """The result in the class of what was given: ours for dicts, Oumi's for Oumi's."""
+    """Converts a result to the class of the input: jaxis's for dicts, Oumi's for Oumi's."""
     if isinstance(given, Mapping | Conversation):
         return result
     return type(given).model_validate(result.to_dict())

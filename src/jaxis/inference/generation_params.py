@@ -55,10 +55,10 @@ class GenerationParams(ParameterGroup):
       top_p: None keeps all tokens, as 1 does.
       seed: For every row; None gives each row of a file a seed of its own, derived from the run, so that a run that
         was interrupted and one that was not give the same answers.
-      stop_strings: Texts that end an answer.
+      stop_strings: Strings that end an answer.
       logit_bias: Token id -> number added to its logit.
       guided_decoding: What answers must match.
-      tools: For conversations that bring none.
+      tools: For conversations without their own.
       tool_choice: "auto", or "none" to offer no tools; others are refused.
       reasoning_effort: Passed to the chat template; refused if that does not read it.
       use_sampling: Follows from temperature; True with temperature 0 is refused.
@@ -116,7 +116,7 @@ class GenerationParams(ParameterGroup):
             self.refuse("parallel_tool_calls", "how many tools a model calls is not constrained")
         if self.tool_choice not in (None, "auto", "none"):
             self.refuse("tool_choice", "use auto or none")
-        to_sampling_params(self)  # raises for a value out of range now, and not after a minute of loading
+        to_sampling_params(self)  # raises for a value out of range now rather than after a minute of loading
 
     def _read_tools(self) -> None:
         if self.tools is None:

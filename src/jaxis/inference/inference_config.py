@@ -28,7 +28,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """Raises ConfigError, in one line, if it is not YAML."""
+    """Parses YAML; raises a ConfigError of one line if it is invalid."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -46,7 +46,7 @@ class InferenceConfig(ParameterGroup):
       output_path: JSONL file to write.
       progress_path: JSON file {total, completed, failed, updated_at}, kept up to date during the run.
       engine: None or "JAX".
-      remote_params: Refused: nothing is sent anywhere.
+      remote_params: Refused: nothing is sent to a remote server.
     """
 
     model: ModelParams = field(default_factory=ModelParams)

@@ -42,7 +42,7 @@ def dump_line(value: object) -> bytes:
     """JSON on one line, without the newline."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:  # half a surrogate pair has no UTF-8, but an escape
+    except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8 form, but can be escaped
         return json.dumps(value, allow_nan=False).encode()
 
 
@@ -168,7 +168,7 @@ class Journal:
             os.close(file)  # the run that held it has just finished and removed it
 
     def _recover(self) -> None:
-        """Takes in what earlier processes wrote, and cuts off a line that one was killed in."""
+        """Reads what earlier processes wrote, and cuts off a line that a killed process left incomplete."""
         end = 0
         with os.fdopen(os.dup(self._file), "rb") as lines:
             for line in lines:

@@ -18,7 +18,7 @@ _DTYPES = {
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
 }
 _QUANTIZATION = {"load_in_8bit": "int8", "load_in_4bit": "int4"}
-# ModelParams has fields of its own for these.
+# ModelParams has its own fields for these.
 _NOT_IN_MODEL_KWARGS = {"model", "dtype", "max_model_len", "load_format", "revision"}
 
 

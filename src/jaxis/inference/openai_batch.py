@@ -1,6 +1,6 @@
-"""OpenAI's batch files: a request a line in, a response a line out.
+"""Runs OpenAI batch files: one request per line in, one response per line out.
 
-Bodies are read, and answers written, by the server's own code.
+The server's own code reads the bodies and writes the answers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BatchTask:
 
     Args:
       model: The model.
-      key: The run's, from which requests without a seed get one.
+      key: The run's key, from which requests without a seed get one.
     """
 
     def __init__(self, model: ServedModel, key: str) -> None:

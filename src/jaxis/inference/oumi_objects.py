@@ -1,4 +1,4 @@
-"""What is known of Oumi's own objects, which are taken without importing Oumi."""
+"""Protocols of Oumi's own objects, which are accepted without importing Oumi."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PydanticObject(Protocol):
 
 @runtime_checkable
 class OumiConversation(PydanticObject, Protocol):
-    """A conversation: a pydantic object that can be made anew."""
+    """A conversation: a pydantic object that can be rebuilt."""
 
     @classmethod
     def model_validate(cls, obj: dict[str, Any], /) -> Self:
-        """One of these values."""
+        """Builds an object from plain values."""
         ...

@@ -1,4 +1,4 @@
-"""Base of Oumi's parameter groups: reads them, and names fields that cannot be honoured."""
+"""The base of Oumi's parameter groups: reads them, and reports fields that cannot be honoured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 from jaxis.errors import ConfigError
 from jaxis.inference.oumi_objects import PydanticObject
 
-_MISSING = "???"  # what Oumi's objects hold where nothing was given
+_MISSING = "???"  # what Oumi's objects hold for fields that were not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ParameterGroup:
         """Takes an object of this class, a mapping, or an object of Oumi's with fields of the same names.
 
         Raises:
-          ConfigError: It is something else, or has a field that jaxis does not know and that says something.
+          ConfigError: It is something else, or sets a field that jaxis does not know.
         """
         if isinstance(value, cls):
             return value

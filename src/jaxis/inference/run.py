@@ -1,4 +1,4 @@
-"""A run: rows through the engine into a sink, with its progress shown."""
+"""Runs rows through the engine into a sink, and shows the progress."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MemorySink:
 
 
 class StreamSink:
-    """Writes each result to a stream as soon as all before it are there; those that wait are in a temporary file."""
+    """Writes results to a stream in order; those that wait for earlier ones are in a temporary file."""
 
     def __init__(self, stream: BinaryIO, num_rows: int) -> None:
         self._stream = stream
@@ -109,7 +109,7 @@ class StreamSink:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended: rows in all, with an answer, with an error."""
+    """The outcome of a run: numbers of rows in total, with an answer, and with an error."""
 
     total: int
     completed: int
@@ -149,7 +149,7 @@ def run(
 
 
 def with_row_seed(params: SamplingParams, key: str, row: Row) -> SamplingParams:
-    """A seed of the row's own where none is given, so that answers do not depend on when and with what a row runs."""
+    """Gives a row without a seed its own, so that answers do not depend on when and with which others it runs."""
     if params.greedy or params.seed is not None:
         return params
     seed = int.from_bytes(hashlib.sha256(f"{key}:{row.index}".encode()).digest()[:8], "big")
@@ -159,7 +159,7 @@ def with_row_seed(params: SamplingParams, key: str, row: Row) -> SamplingParams:
 def model_identity(llm: LLM, arguments: Mapping[str, Any]) -> list[Any]:
     """What a model's answers depend on: jaxis, the checkpoint's files, and the arguments that do not just set speed.
 
-    Weights are told apart by size and time of change, not read.
+    Weights are identified by size and modification time, not read.
     """
     folder = Path(llm.engine.vllm_config.model_config.model)
     files = []
@@ -175,7 +175,7 @@ def model_identity(llm: LLM, arguments: Mapping[str, Any]) -> list[Any]:
 
 
 def content_of(value: object) -> object:
-    """A file's content where a value names a file, else the value."""
+    """A file's content if the value names a file, else the value."""
     return Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
 
 
@@ -189,7 +189,7 @@ def run_to_output(
     display: ProgressDisplay,
     progress_path: Path | None,
 ) -> RunSummary:
-    """Runs a source into a file, going on where an earlier process stopped (see `Journal`), or into a stream."""
+    """Runs a source into a file, resuming where an earlier process stopped (see `Journal`), or into a stream."""
     if not isinstance(output, Path):
         with closing(StreamSink(output, source.num_rows)) as sink:
             return run(llm.engine, source, task, sink, display=display, progress_path=progress_path)
@@ -214,6 +214,6 @@ def _result(task: RowTask, row: Row, outcome: RequestOutput | RowFailure) -> Row
     if isinstance(outcome, RequestOutput):
         try:
             return RowResult(row.index, "completed", task.answer(row, outcome))
-        except Exception as error:  # one row's content must not lose the others
+        except Exception as error:  # the content of one row must not lose the others
             outcome = RowFailure.of(error)
     return RowResult(row.index, "retry" if outcome.retryable else "failed", task.failure(row, outcome))

@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
       index: Its number, from 0, blank lines not counted.
-      value: What it holds; {} if it is not a JSON object.
+      value: Its content; {} if it is not a JSON object.
       id: Its own, or one made from its number and content.
       error: Why it cannot be used; None if it can.
     """
@@ -40,11 +40,11 @@ class Row:
 
 
 class RowSource(Protocol):
-    """Where rows come from.
+    """A source of rows.
 
     Attributes:
-      num_rows: How many there are.
-      digest: A hash of them all.
+      num_rows: Number of rows.
+      digest: A hash of all rows.
     """
 
     num_rows: int
@@ -56,7 +56,7 @@ class RowSource(Protocol):
 
 
 class JSONLSource:
-    """A JSONL file, read once to check it and once to run; no more than a line is held.
+    """A JSONL file, read once to check it and once to run; holds one line at a time.
 
     Args:
       path: The file.
@@ -81,7 +81,7 @@ class JSONLSource:
         if isinstance(output, Path) and output.exists() and output.samefile(path):
             raise ConfigError(f"output_path={output} is the input: give another file")
         self.digest = digest.hexdigest()
-        # 8 bytes a row, where the ids themselves would take a hundred.
+        # 8 bytes per row; the ids themselves would take a hundred.
         values, counts = np.unique(np.frombuffer(hashes, np.uint64), return_counts=True)
         if repeated := {int(value) for value in values[counts > 1]}:
             self._check_repeated(repeated)
@@ -157,7 +157,7 @@ class ListSource:
 
 @contextmanager
 def spooled_stdin() -> Iterator[Path]:
-    """All of stdin as a file: it is read twice, and named in no answer."""
+    """All of stdin as a temporary file, since it is read twice; no answer contains its name."""
     with tempfile.NamedTemporaryFile(prefix="jaxis-stdin-", suffix=".jsonl") as file:
         source: BinaryIO = sys.stdin.buffer
         shutil.copyfileobj(source, file)

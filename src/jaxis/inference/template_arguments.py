@@ -1,4 +1,4 @@
-"""From a run's parameters to the arguments of the chat template."""
+"""Converts a run's parameters to the arguments of the chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def template_arguments(model: ModelParams, generation: GenerationParams, tokeniz
     """Keyword arguments for rendering every conversation.
 
     Raises:
-      ConfigError: There is no such template, or it does not read what it is given.
+      ConfigError: There is no such template, or it does not read one of the arguments.
     """
     arguments: dict[str, Any] = dict(model.chat_template_kwargs or {})
     if (reserved := reserved_variable(arguments, tokenizer)) is not None:

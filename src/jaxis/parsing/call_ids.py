@@ -1,4 +1,4 @@
-"""Ids of tool calls to which the model gave none."""
+"""Ids for tool calls that the model left without one."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def derived_call_id(seed: str) -> str:
 
 
 def is_generated(call_id: str) -> bool:
-    """Whether an id comes from `new_call_id`, and not from the model."""
+    """Whether an id was made by `new_call_id` rather than by the model."""
     return _GENERATED.fullmatch(call_id) is not None

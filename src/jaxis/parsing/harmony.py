@@ -26,10 +26,10 @@ class Header:
     """A message's header.
 
     Attributes:
-      text: As it stands.
-      complete: Whether a message follows; if not, this is no header, or the text has ended inside it.
+      text: The header verbatim.
+      complete: Whether a message follows; if not, this is not a header, or the text ended inside it.
       channel: May be empty.
-      function: What is called; None where nothing is.
+      function: The called function; None if this is not a call.
     """
 
     text: str
@@ -42,8 +42,8 @@ def read_header(reader: TextReader, opener: str) -> Reading[Header]:
     """Reads a header.
 
     Args:
-      reader: Stands after the opener.
-      opener: What of it was taken already.
+      reader: Positioned after the opener.
+      opener: The part of the header that was already read.
     """
     pieces = [opener]
     marker = yield from reader.until((_MESSAGE, *ENDS), pieces.append)
@@ -56,7 +56,7 @@ def read_header(reader: TextReader, opener: str) -> Reading[Header]:
 
 
 def read_first_recipient(reader: TextReader) -> Reading[str]:
-    """Reads what a header may go on with at the beginning of the text: `to=`, if it does."""
+    """Reads `to=` if it comes next: a header at the beginning of the text may continue with a recipient."""
     reader.record()
     yield from reader.skip_space()
     if (yield from reader.comes("to=")):

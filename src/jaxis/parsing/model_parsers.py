@@ -1,4 +1,4 @@
-"""The parsers of one model's text, chosen by name or by its chat template."""
+"""Selects a model's output parsers, by name or from its chat template."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxis.parsing.tool_parsers import get_tool_parser
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.tokenizer import Tokenizer
 
-# In place of a parser's name: look into the chat template; leave the text alone.
+# Values in place of a parser's name: detect it from the chat template; do not parse.
 AUTO, NONE = "auto", "none"
 
 
 def check_parser_names(tool_parser: str, reasoning_parser: str) -> None:
-    """Raises ConfigError if there is no such parser, for callers that have yet to load the model."""
+    """Raises ConfigError if there is no such parser, for callers that have not loaded the model yet."""
     if tool_parser not in (AUTO, NONE):
         get_tool_parser(tool_parser)
     if reasoning_parser not in (AUTO, NONE):
@@ -41,7 +41,7 @@ class ModelParsers:
     def select(
         cls, tokenizer: Tokenizer | None, model_type: str | None, *, tool: str = AUTO, reasoning: str = AUTO
     ) -> ModelParsers:
-        """Parsers by name; `AUTO` looks for the format in the tokenizer's chat templates, `NONE` is no parser.
+        """Selects parsers by name; `AUTO` detects the format from the chat templates, `NONE` does not parse.
 
         Raises:
           ConfigError: There is no such parser.

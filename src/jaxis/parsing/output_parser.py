@@ -1,4 +1,4 @@
-"""A model's text to reasoning, content and tool calls: a reasoning parser and a tool parser, one after the other."""
+"""Splits a model's text into reasoning, content and tool calls: a reasoning parser followed by a tool parser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OutputParser:
         self._reasoning = reasoning_parser(prompt, tool_dropped) if reasoning_parser else None
 
     def feed(self, delta_text: str) -> list[Event]:
-        """Takes the next part of the text, cut anywhere; returns what has become certain."""
+        """Takes the next part of the text, which may be cut anywhere; returns the events that are now certain."""
         if self._reasoning is None:
             return self._parse_calls([ContentDelta(delta_text)])
         return self._parse_calls(self._reasoning.feed(delta_text))

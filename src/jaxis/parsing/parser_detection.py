@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-# What stands in a template -> tool parser; the first that is there counts.
+# String in a template -> tool parser; the first match counts.
 _TOOL_MARKS = (
     ("<|tool_call_begin|>", "kimi_k2"),
     ("｜DSML｜", "deepseek_v32"),
@@ -24,7 +24,7 @@ _REASONING_MARKS = (
     ("[THINK]", "mistral"),
     ("</think>", "deepseek_r1"),
 )
-# Templates of some checkpoints say nothing of what their models write.
+# The templates of some checkpoints do not show their model's format.
 _BY_MODEL_TYPE = {
     "gpt_oss": ("openai", "openai_gptoss"),
     "kimi_k2": ("kimi_k2", None),
@@ -36,11 +36,11 @@ def detect_parsers(chat_template: str | None, model_type: str | None = None) -> 
     """Names of the tool parser and of the reasoning parser that a model needs.
 
     Args:
-      chat_template: Its Jinja source; where it has none, the model knows neither tools nor reasoning.
-      model_type: Its configuration's, for what the template does not say.
+      chat_template: Its Jinja source; a model without one has neither tools nor reasoning.
+      model_type: From its configuration, for what the template does not show.
 
     Returns:
-      For `get_tool_parser` and `get_reasoning_parser`; None where the model has no such format, or one that is not
+      For `get_tool_parser` and `get_reasoning_parser`; None if the model has no such format, or one that is not
       known here.
     """
     if not chat_template:

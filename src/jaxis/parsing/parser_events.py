@@ -1,6 +1,6 @@
 """The events that tool and reasoning parsers make of a model's text.
 
-The same text gives the same events however it was cut, but for the cuts between deltas of one kind.
+The same text gives the same events however it is cut, except for the boundaries between deltas of one kind.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-# A malformed call's text is given back as content. An unfinished one was cut by the end of the text.
+# The text of a malformed call becomes content. An unfinished call was cut off by the end of the text.
 ToolCallStatus = Literal["complete", "unfinished", "malformed"]
 
 
@@ -33,7 +33,7 @@ class ToolCallStart:
 
     Attributes:
       index: 0 for the answer's first call, and so on.
-      id: By which the tool's answer names the call.
+      id: Identifies the call in the tool's answer.
       name: The function's.
     """
 
@@ -44,7 +44,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArgumentsDelta:
-    """More of a call's arguments. All deltas of a complete call make the text of one JSON object."""
+    """More of a call's arguments. The deltas of a complete call add up to one JSON object."""
 
     index: int
     text: str
@@ -52,7 +52,7 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call that began has ended, or its text has."""
+    """A call has ended, or the text ended inside it."""
 
     index: int
     status: ToolCallStatus
@@ -63,7 +63,7 @@ Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArgumentsDelta |
 
 @dataclass
 class ToolCall:
-    """A call with all of its arguments; those of an unfinished one are the beginning of a JSON text."""
+    """A call with all of its arguments; those of an unfinished call are truncated JSON."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class ParsedOutput:
     Attributes:
       content: The answer; may be empty.
       reasoning: May be empty.
-      tool_calls: Complete ones, and at most one unfinished at the end.
+      tool_calls: Complete calls, and at most one unfinished call at the end.
     """
 
     content: str = ""

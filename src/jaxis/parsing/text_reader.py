@@ -1,7 +1,7 @@
 """Text that arrives in pieces, for a parser that is a generator: it yields when it needs more.
 
-A parser written so reads like one for a whole text, and decides nothing before it has seen what the decision needs:
-where the text is cut makes no difference.
+Such a parser reads as if it had the whole text, and decides nothing before it has seen enough to decide: it makes no
+difference where the text is cut.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Reading = Generator[None, None, T]
 
 
 class EndOfTextError(Exception):
-    """The text has ended inside something."""
+    """The text has ended inside a construct that is being read."""
 
 
 class TextReader:
-    """The text that is left to read."""
+    """A buffer of the text that is left to read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -32,21 +32,21 @@ class TextReader:
         self._position = 0
 
     def close(self) -> None:
-        """No more text will come: readings no longer wait."""
+        """Marks the end of the text: reads no longer wait for more."""
         self._closed = True
 
     def record(self, text: str = "") -> None:
-        """Remembers what is read from here on, after `text`."""
+        """Starts recording what is read, beginning with `text`."""
         self._recorded = [text]
 
     def recorded(self) -> str:
-        """The text read since `record`; ends the record."""
+        """Returns the text read since `record`, and stops recording."""
         text = "".join(self._recorded or ())
         self._recorded = None
         return text
 
     def rewind(self) -> str:
-        """Goes back to where `record` was called, and returns the text given to it; ends the record."""
+        """Goes back to where `record` was called, returns the text given to it, and stops recording."""
         text, *taken = self._recorded or [""]
         self._text = "".join(taken) + self._text[self._position :]
         self._position = 0
@@ -60,7 +60,7 @@ class TextReader:
             self._recorded.append(self._recorded.pop().removesuffix(text))
 
     def skip(self, count: int) -> str:
-        """Takes characters that a reading has shown."""
+        """Takes this many characters, which must be available."""
         text = self._text[self._position : self._position + count]
         self._position += len(text)
         if self._recorded is not None:
@@ -68,10 +68,10 @@ class TextReader:
         return text
 
     def available(self) -> Reading[str]:
-        """What is there, at least one character, without taking it.
+        """The available text, at least one character, without taking it.
 
         Raises:
-          EndOfTextError: There will be no more.
+          EndOfTextError: The text has ended.
         """
         while self._position == len(self._text):
             if self._closed:
@@ -86,7 +86,7 @@ class TextReader:
         return self._text[self._position : self._position + 1]
 
     def skip_space(self) -> Reading[str]:
-        """Takes white space, and shows the character after it; empty at the end."""
+        """Takes white space, and returns the character after it without taking that; empty at the end."""
         while (character := (yield from self.peek())).isspace():
             self.skip(1)
         return character
@@ -103,7 +103,7 @@ class TextReader:
         """Takes the literal if it comes next.
 
         Raises:
-          EndOfTextError: The text ends inside the literal; what there is of it is taken.
+          EndOfTextError: The text ends inside the literal; the part that is there is taken.
         """
         if (yield from self.comes(literal)):
             self.skip(len(literal))
@@ -115,7 +115,7 @@ class TextReader:
         return False
 
     def take_while(self, allowed: Callable[[str], bool]) -> Reading[str]:
-        """Takes characters as long as the text of all of them is allowed."""
+        """Takes characters as long as all of them together are allowed."""
         taken = ""
         while character := (yield from self.peek()):
             if not allowed(taken + character):
@@ -127,11 +127,11 @@ class TextReader:
         """Reads up to the first marker.
 
         Args:
-          markers: Where two begin at one place, the one that stands first here counts.
+          markers: If two begin at the same place, the one listed first counts.
           take: Called with the text before the marker, as it comes.
 
         Returns:
-          The marker, taken; None when the text ends without one.
+          The marker, which is taken; None if the text ends without one.
         """
         while True:
             text = self._text[self._position :]
@@ -146,11 +146,11 @@ class TextReader:
 
 
 def _find(text: str, markers: tuple[str, ...], closed: bool) -> tuple[int, str | None]:
-    """Where the first marker begins, and it; or how much of the text is certainly before any."""
+    """The position of the first marker, and the marker; or how much of the text certainly precedes any marker."""
     found = min(((at, i) for i, marker in enumerate(markers) if (at := text.find(marker)) >= 0), default=None)
     end = len(text) if found is None else found[0]
     if not closed:
-        # A marker that has come only in part, and may begin before the one found or stand before it in the order.
+        # A marker of which only a part has arrived may begin before the one found, or be listed before it.
         for i, marker in enumerate(markers):
             for at in range(max(0, len(text) - len(marker) + 1), min(end + 1, len(text))):
                 if marker.startswith(text[at:]) and (found is None or (at, i) < found):

@@ -11,7 +11,7 @@ from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.call_list import BareCallListToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool
 
-# What stands under these keys: schemas by names of any kind, and values that are no schemas.
+# The values of these keys: schemas under arbitrary names, and values that are not schemas.
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 
@@ -21,10 +21,10 @@ class ToolPlan:
     """How to answer a request with tools.
 
     Attributes:
-      mode: What was chosen.
-      tools: What the model may call.
-      json_schema: What its answer must follow, if it must call: all of it that comes after reasoning.
-      parser: Reads such an answer; None leaves it to the model's own parser.
+      mode: The chosen mode.
+      tools: The functions that the model may call.
+      json_schema: The schema of its answer after any reasoning, if it must call.
+      parser: Parses an answer that follows `json_schema`; None uses the model's own parser.
     """
 
     mode: Literal["none", "auto", "required", "named"]
@@ -43,9 +43,9 @@ def plan_tools(
 
     Args:
       tools: As `function_tools` reads them.
-      tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": "f"}}, or None: "auto" where
+      tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": "f"}}, or None: "auto" if
         there are tools.
-      parallel_tool_calls: Whether an answer that must call may have more than one call.
+      parallel_tool_calls: Whether an answer that must call may contain more than one call.
 
     Raises:
       RequestError: The choice is none of these, or there is no such function.
@@ -83,8 +83,8 @@ def required_tools_schema(tools: Sequence[FunctionTool], *, max_calls: int | Non
     """The JSON schema of a list of calls, [{"name": "f", "parameters": {...}}], with at least one.
 
     Args:
-      tools: What may be called.
-      max_calls: The longest list; None has no limit.
+      tools: The functions that may be called.
+      max_calls: Maximum length of the list; None is no limit.
     """
     calls = [
         {

@@ -1,4 +1,4 @@
-"""How the server is set up."""
+"""The server's configuration."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class ServerConfig:
       tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
         chat template, "none" leaves them in the text.
       max_queued: Most completions to hold beyond those that run.
-      max_body_bytes: Of a request.
-      body_timeout_seconds: Longest pause while a request's body comes in.
-      idle_timeout_seconds: Longest time that a connection is held without a request in progress.
-      request_timeout_seconds: From a request's arrival to the end of its answer; None is no limit.
+      max_body_bytes: Largest request body.
+      body_timeout_seconds: Longest pause while a request body arrives.
+      idle_timeout_seconds: How long a connection is kept open without a request in progress.
+      request_timeout_seconds: Limit from a request's arrival to the end of its answer; None is no limit.
       write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
       stall_seconds: How long a step may take before /health fails.
       drain_seconds: How long running requests get to end after SIGTERM.
       webui: Serve the chat page at /.
       only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
-      allowed_hosts: Names by which the server may be called then.
-      allowed_origins: Origins that browsers' scripts may call from; "*" is all.
+      allowed_hosts: Host names accepted with `only_allowed_hosts`.
+      allowed_origins: Origins from which browser scripts may call; "*" is all.
       otlp_traces_endpoint: Address of an OpenTelemetry collector that gets a trace of every request; None is none.
     """
 

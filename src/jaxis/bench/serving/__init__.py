@@ -1,1 +1,1 @@
-"""Measuring an OpenAI-compatible server from outside: requests, when to send them, what came back and when."""
+"""Benchmarks of an OpenAI-compatible server from outside: requests, arrival times, and timed results."""

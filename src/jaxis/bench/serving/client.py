@@ -1,7 +1,7 @@
 """Sends requests to an OpenAI-compatible server and times what comes back.
 
-A benchmark's client must cost little: every event of every stream passes through it. So it takes streams in as the
-socket gives them, notes the time before it looks into them, and has its requests' bodies ready beforehand.
+A benchmark's client must be cheap, since every event of every stream passes through it. It reads streams as the socket
+delivers them, notes the time before parsing, and encodes request bodies in advance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxis.bench.serving.dataset import ServingRequest
 from jaxis.errors import RequestError
 
 CONNECT_SECONDS = 30.0
-READ_SECONDS = 600.0  # without a byte
+READ_SECONDS = 600.0  # without receiving a byte
 _MAX_ERROR_CHARACTERS = 300
 _CHAT_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
@@ -30,12 +30,12 @@ class RequestResult:
     """The result of one request; times are `time.perf_counter` seconds.
 
     Attributes:
-      scheduled_time: When it was to be sent; latencies count from here, so that a client or a limit that holds requests
-        back cannot hide what a user would have waited.
-      sent_time: When it was.
-      token_times: When each event came that brought tokens; an event may bring several.
-      end_time: When the last byte came.
-      num_prompt_tokens, num_output_tokens: What the server counted; None if it did not say.
+      scheduled_time: When it was due; latencies count from here, so that a client or a limit that delays requests
+        cannot hide the time that a user would have waited.
+      sent_time: When it was sent.
+      token_times: Arrival time of each event with tokens; an event may carry several.
+      end_time: When the last byte arrived.
+      num_prompt_tokens, num_output_tokens: As counted by the server; None if it did not report them.
       text: The answer.
       error: Why it failed; None if it did not.
     """
@@ -56,7 +56,7 @@ class ServingClient:
     Args:
       base_url: Such as "http://127.0.0.1:8000"; with or without "/v1".
       endpoint: "/v1/completions" or "/v1/chat/completions".
-      api_key: For the header `Authorization`.
+      api_key: Sent in the `Authorization` header.
     """
 
     def __init__(self, base_url: str, endpoint: str, api_key: str | None = None) -> None:
@@ -68,7 +68,7 @@ class ServingClient:
     async def __aenter__(self) -> ServingClient:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            # uvicorn closes a connection after 5 idle seconds: one that is used at that moment would fail.
+            # uvicorn closes a connection after 5 idle seconds: a request sent on it at that moment would fail.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS),
         )
@@ -105,7 +105,7 @@ class ServingClient:
         return json.dumps(body).encode()
 
     async def send(self, body: bytes, scheduled_time: float) -> RequestResult:
-        """Sends a request and reads its answer to the end; never raises but for cancellation."""
+        """Sends a request and reads its answer to the end; raises only on cancellation."""
         result = RequestResult(scheduled_time, sent_time=time.perf_counter())
         try:
             async with self._session.post(
@@ -150,10 +150,10 @@ async def _read_stream(response: aiohttp.ClientResponse, result: RequestResult) 
 
 
 def _take(event: Mapping[str, Any], now: float, result: RequestResult, texts: list[str]) -> None:
-    """Takes an event in.
+    """Records an event.
 
-    One that brings tokens has text. Tokens without any (half a character, a special token) come with those after them;
-    if an answer has none at all, they have come when the server says why it ends.
+    An event with tokens has text. Tokens without text (half a character, a special token) count with those after them;
+    if an answer has no text at all, they count when the server sends the finish reason.
     """
     if error := event.get("error"):
         result.error = str(error.get("message", error) if isinstance(error, dict) else error)[:_MAX_ERROR_CHARACTERS]

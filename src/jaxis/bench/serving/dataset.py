@@ -1,4 +1,4 @@
-"""The prompts of a server benchmark: random prompts of given lengths, or those of a file. No tokenizer is needed."""
+"""The prompts of a server benchmark: random ones of given lengths, or those of a file. No tokenizer is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxis.errors import RequestError
 
 Message = dict[str, str]
-# Token ids that every model has.
+# Token ids that exist in every model.
 NUM_TOKEN_IDS = 1000
 # Short and common: about one token each in most vocabularies.
 _WORDS = (
@@ -42,12 +42,12 @@ def random_requests(
     """Requests with random prompts.
 
     Args:
-      rng: Draws them.
-      num_prompts: How many.
+      rng: Draws the prompts.
+      num_prompts: Number of requests.
       input_len: Tokens of a prompt, on average.
       output_len: Tokens to generate, on average.
-      range_ratio: Lengths are drawn evenly from `(1 - range_ratio) * len` to `(1 + range_ratio) * len`.
-      chat: Conversations of one message, whose words are about as many tokens; else token ids, just as many.
+      range_ratio: Lengths are drawn uniformly from `(1 - range_ratio) * len` to `(1 + range_ratio) * len`.
+      chat: Make conversations of one message of about as many tokens; otherwise exactly as many token ids.
     """
     inputs = _lengths(rng, num_prompts, input_len, range_ratio)
     outputs = _lengths(rng, num_prompts, output_len, range_ratio)
@@ -65,20 +65,20 @@ def random_requests(
 def read_requests(
     path: Path, name: str, rng: np.random.Generator, num_prompts: int, *, output_len: int, chat: bool
 ) -> list[ServingRequest]:
-    """Requests with the prompts of a file, in random order; again from the start if there are too few.
+    """Requests with prompts from a file, in random order; starts over if there are too few.
 
     Args:
-      path: JSON lines with `prompt` or `messages`, and `output_tokens` if the line wants its own length ("custom");
-        or a JSON list of `{"conversations": [{"from": "human", "value": ...}, ...]}` ("sharegpt"), each of which
-        gives its first message.
+      path: JSON lines with `prompt` or `messages`, and optionally `output_tokens` for the length ("custom");
+        or a JSON list of `{"conversations": [{"from": "human", "value": ...}, ...]}` ("sharegpt"), of which the
+        first message is used.
       name: "custom" or "sharegpt".
       rng: Draws the order.
-      num_prompts: How many.
-      output_len: Tokens to generate, where the file says nothing else.
+      num_prompts: Number of requests.
+      output_len: Tokens to generate, unless the file specifies a number.
       chat: Whether the endpoint takes conversations.
 
     Raises:
-      RequestError: The file cannot be read, or has another format.
+      RequestError: The file cannot be read, or is not in this format.
     """
     read = _read_custom if name == "custom" else _read_sharegpt
     found = [ServingRequest(_as_prompt(prompt, chat, path), length or output_len) for prompt, length in read(path)]
@@ -144,8 +144,8 @@ def _parse(text: str, where: str) -> Any:
 def arrival_times(rng: np.random.Generator, num: int, request_rate: float, burstiness: float) -> list[float]:
     """When to send each request, in seconds from the start.
 
-    The gaps are gamma distributed with the mean 1 / request_rate and the shape `burstiness`: 1 is a Poisson process,
-    less comes in bursts, more is more even. An infinite rate sends all at 0.
+    The gaps are gamma distributed with mean 1 / request_rate and shape `burstiness`: 1 is a Poisson process, lower
+    values are burstier, higher ones more even. An infinite rate sends everything at 0.
     """
     if request_rate == float("inf"):
         return [0.0] * num

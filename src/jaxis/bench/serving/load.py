@@ -1,4 +1,4 @@
-"""Sends requests at given times, independently of earlier ones, or as places become free."""
+"""Sends requests at given times regardless of earlier ones, or as slots become free."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class LoadResult:
     """The outcome of a load test.
 
     Attributes:
-      results: Of each request, in the order in which they were to be sent.
-      duration_seconds: From the first request's time to the last byte.
-      cpu_seconds: Processor time of this process meanwhile.
+      results: One for each request, in the order in which they were due.
+      duration_seconds: From when the first request was due to the last byte.
+      cpu_seconds: CPU time of this process meanwhile.
     """
 
     results: list[RequestResult]
@@ -37,15 +37,15 @@ async def run_load(
 ) -> LoadResult:
     """Sends each body at its time.
 
-    With `max_concurrency`, one that finds no place waits for it. If it has a time of its own, that counts from there;
-    if all are due at once, there is no such time, and each is due when it gets its place.
+    With `max_concurrency`, a request waits for a free slot. If arrivals are spread out, the wait counts towards its
+    latency; if all are due at once, each request becomes due when it gets its slot.
 
     Args:
       client: Sends them.
       bodies: From `ServingClient.encode`.
-      arrivals: Seconds from the start, rising.
+      arrivals: Seconds from the start, ascending.
       max_concurrency: Most requests at once; None is no limit.
-      progress: Called with the requests that have ended and the tokens that they brought.
+      progress: Called with the number of requests that have ended and of their tokens.
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     closed_loop = max_concurrency is not None and not any(arrivals)
@@ -74,7 +74,7 @@ async def run_load(
 
 
 def allow_many_connections() -> None:
-    """Raises this process's limit of open files as far as it may."""
+    """Raises this process's limit on open files as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Figures from the results of a load."""
+"""Computes and formats the figures of a load test."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ METRICS = {
     "e2el": "end-to-end latency",
 }
 MILLISECONDS = 1000.0
-_BUSY_CLIENT = 0.8  # of a core, which is all that it can have
+_BUSY_CLIENT = 0.8  # of one core, all that a single-threaded client can use
 
 
 def time_to_first_token(result: RequestResult) -> float:
-    """Seconds from when the request was to be sent to its first token."""
+    """Seconds from when the request was due to its first token."""
     return result.token_times[0] - result.scheduled_time
 
 
 def time_per_output_token(result: RequestResult) -> float | None:
-    """Mean seconds a token after the first; None if the answer has one token, came at once, or was not counted."""
+    """Mean seconds per token after the first; None if the answer has one token, arrived at once, or was not counted."""
     num_later = (result.num_output_tokens or 0) - 1
     if num_later < 1 or len(result.token_times) < 2:
         return None
@@ -36,7 +36,7 @@ def time_per_output_token(result: RequestResult) -> float | None:
 
 
 def end_to_end_latency(result: RequestResult) -> float:
-    """Seconds from when the request was to be sent to its last token."""
+    """Seconds from when the request was due to its last token."""
     return result.token_times[-1] - result.scheduled_time
 
 
@@ -46,9 +46,9 @@ def summarize(
     """The figures, as JSON values under vLLM's names.
 
     Args:
-      load: What was measured.
-      percentiles: Which ones to give of each latency, 0 to 100.
-      goodput: Most milliseconds of "ttft", "tpot" and "e2el" with which a request counts as good.
+      load: The measured load.
+      percentiles: Percentiles to report for each latency, 0 to 100.
+      goodput: Limits in milliseconds on "ttft", "tpot" and "e2el" within which a request counts as good.
     """
     completed = [result for result in load.results if result.error is None and result.token_times]
     errors = Counter(result.error or "the answer has no token" for result in load.results if result not in completed)
@@ -163,7 +163,7 @@ def _is_good(result: RequestResult, goodput: Mapping[str, float]) -> bool:
 
 
 def _total(results: Sequence[RequestResult], name: str) -> int | None:
-    """The sum of what the server counted; None if it left one out."""
+    """The sum of the server's counts; None if one is missing."""
     counts = [getattr(result, name) for result in results]
     return None if None in counts else sum(counts)
 

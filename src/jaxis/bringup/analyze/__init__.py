@@ -1,1 +1,1 @@
-"""Can a checkpoint run, and what is missing."""
+"""Analyses whether a checkpoint can run, and what is missing if it cannot."""

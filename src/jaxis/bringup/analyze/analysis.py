@@ -1,4 +1,4 @@
-"""Whether jaxis can run a model, axis by axis and key by key, told from config.json and safetensors headers alone."""
+"""Analyses whether jaxis can run a model, by axis and by key, from config.json and safetensors headers alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 
 SCHEMA = 1
-"""Version of the JSON that `Analysis.to_json` writes; it grows when a field changes its meaning or goes."""
+"""Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
 _STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral"}
 _QUANTIZATIONS = ("int8", "int4")
 
@@ -44,10 +44,10 @@ class KeyStatus:
     """One key of config.json.
 
     Attributes:
-      key: With dots where it is nested.
-      value: As the file has it.
-      status: "supported": read, and done as it says. "default": read, and what the family assumes anyway.
-        "neutral": cannot change logits. "unsupported": known, and not provided. "unknown": nothing here knows it.
+      key: Its name, dotted if it is nested.
+      value: Its value in the file.
+      status: "supported": read and honoured. "default": read, and equal to what the family assumes anyway. "neutral":
+        cannot change logits. "unsupported": known, but not implemented. "unknown": not known to jaxis.
     """
 
     key: str
@@ -57,11 +57,11 @@ class KeyStatus:
 
 @dataclass(frozen=True)
 class Memory:
-    """A memory, and which weights fit it.
+    """A memory, and which weights fit into it.
 
     Attributes:
       name: "RAM", a device's name, or "given".
-      nbytes: All of it.
+      nbytes: Its total size.
       fits: One for each width of the weights.
     """
 
@@ -75,20 +75,20 @@ class Analysis:
     """The result of `jaxis analyze`.
 
     Attributes:
-      model: What the user called it.
-      architectures: config.json's.
-      problems: Why it cannot run, one line each; empty if it can.
+      model: The name that the user gave.
+      architectures: From config.json.
+      problems: The reasons why it cannot run, one line each; empty if it can.
       keys: Every key of config.json.
-      axes: What it is on each axis.
-      tensor_problems: Where tensors and parameters do not match; None if there are no weights or no family to check.
-      no_tensors_reason: Why not; empty where they were.
+      axes: The value on each axis.
+      tensor_problems: Mismatches of tensors and parameters; None if there are no weights, or no family to check.
+      no_tensors_reason: Why tensors were not checked; empty if they were.
       num_tensors: Tensors of the checkpoint; None without weights.
-      bytes_by_dtype: Bytes of its tensors by type; None without weights.
-      parameters: Of the model; None if it cannot be constructed.
-      kv_cache_dtype: Of the cache of which `kv_cache` tells.
-      kv_cache: What layers keep of each token; None if the model cannot be constructed.
-      max_context: Most tokens that the config allows; None if it names none.
-      memory: What fits; None if the model cannot be constructed.
+      bytes_by_dtype: Bytes of its tensors per type; None without weights.
+      parameters: The parameter counts; None if the model cannot be constructed.
+      kv_cache_dtype: Type of the cache that `kv_cache` describes.
+      kv_cache: What the layers keep of each token; None if the model cannot be constructed.
+      max_context: Most tokens that the config allows; None if it has no limit.
+      memory: What fits into memory; None if the model cannot be constructed.
     """
 
     model: str
@@ -108,12 +108,12 @@ class Analysis:
 
     @property
     def can_run(self) -> bool:
-        """Whether jaxis runs the model; of memory it says nothing."""
+        """Whether jaxis can run the model, regardless of memory."""
         return not self.problems
 
     @property
     def fits(self) -> bool:
-        """Whether some width of its weights fits the memory."""
+        """Whether the weights, at some precision, fit into the memory."""
         return self.memory is not None and any(fit.fits for fit in self.memory.fits)
 
     def to_json(self) -> str:
@@ -139,28 +139,28 @@ def analyze(
 
     Args:
       model: A folder, a config.json, or a Hub id, of which nothing but config.json and headers is downloaded.
-      memory: What weights and cache may fill, in bytes or as "80GiB"; None is what this machine has.
-      kv_cache_dtype: Type of the cache that the figures are for.
+      memory: Memory for weights and cache, in bytes or as "80GiB"; None is what this machine has.
+      kv_cache_dtype: Type of the cache that the figures assume.
       revision: Branch, tag or commit on the hub.
       token: Access token of the hub.
 
     Raises:
       CheckpointError: There is no such model, or a file is broken.
-      ConfigError: `memory` is no size.
+      ConfigError: `memory` is not a size.
     """
     name_and_bytes = machine_memory() if memory is None else ("given", parse_bytes(memory, "--memory"))
     return analyze_source(open_source(model, revision=revision, token=token), name_and_bytes, kv_cache_dtype)
 
 
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
-    """As `analyze`, of what was read already; `memory` is (name, bytes)."""
+    """Like `analyze`, for a source that was already read; `memory` is (name, bytes)."""
     construction = construct(source.config, source.config_path)
     facts = tensor_problems = None
     plain = construction
     if construction.model is not None and construction.vllm_config is not None:
         facts = ModelFacts.of(construction.model, construction.vllm_config)
         if construction.vllm_config.quant_config is not None or source.tensors is not None:
-            # As it would be without quantization, and with parameters that stay empty: for the figures.
+            # For the figures: the model without quantization, and with parameters that stay empty.
             plain = construct(_unquantized(source.config), source.config_path)
         if source.tensors is not None and not construction.refusals:
             tensor_problems = tuple(check_tensors(construction.model, source.tensors))
@@ -194,7 +194,7 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
 
 
 def _text_view(values: dict[str, Any]) -> HFConfig:
-    """The text model's part of a config, with what only the whole has beside it."""
+    """The text model's part of a config, plus the keys that only the outer config has."""
     text = values.get("text_config")
     if not isinstance(text, dict):
         return HFConfig(values)
@@ -218,7 +218,7 @@ def _key_statuses(construction: Construction, axes: list[Axis], prefix: str) -> 
             status = "unsupported"
         elif use.use in _STATUS_OF_USE:
             status = _STATUS_OF_USE[use.use]
-        elif construction.model is None and key in understood:  # construction did not get there
+        elif construction.model is None and key in understood:  # construction did not get that far
             status = "supported" if understood[key] else "default"
         else:
             status = "unknown"
@@ -285,7 +285,7 @@ def _unquantized(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finite(value: object) -> Any:
-    """JSON has no infinity, which some configs have: it becomes a string."""
+    """Replaces infinity, which some configs contain and JSON lacks, with a string."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

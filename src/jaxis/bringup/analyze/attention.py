@@ -1,4 +1,4 @@
-"""The attention that a config describes: its kind, which layers have which, and rope."""
+"""Detects the attention that a config describes: its kind, the kind of each layer, and RoPE."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DELTA_NET_KEYS = (
 
 
 def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    """Heads or latents, and what stands beside the scores. The only names looked at are of families without a key."""
+    """Detects heads or latents, and changes to the scores. Consults names only of families without a key for it."""
     features = [_latent(config) if config.get("kv_lora_rank") is not None else _grouped(config)]
     if (top_k := config.get("index_topk")) is not None:
         where = ("layers/mla.py", "kernels/latent_attention", "layers/kv_cache_spec.py")
@@ -77,7 +77,7 @@ def _grouped(config: HFConfig) -> Feature:
 
 
 def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    """How far back each layer looks, and layers that are not attention."""
+    """Detects how far back each layer attends, and layers that are not attention."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     chunk = config.get("attention_chunk_size")
     of_type = {
@@ -137,7 +137,7 @@ def _mamba(config: HFConfig, words: str) -> Feature:
 
 
 def detect_rope(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    """The rope, or one for each kind of layer."""
+    """Detects the RoPE, or one for each kind of layer."""
     features = _ropes(config)
     if facts is not None and (without := facts.rope_counts.get(False)):
         features.append(Feature(f"none in {without} layers"))
@@ -170,7 +170,7 @@ def _rope(config: HFConfig, prefix: str) -> Feature:
     except ConfigError as error:
         return Feature(f"{prefix}{error}", None, where, keys)
     is_named = "rope_theta" in config or (isinstance(settings, HFConfig) and "rope_theta" in settings)
-    # The family's own default may be another than the one that is assumed here.
+    # The family's own default may differ from the one assumed here.
     words = f"{prefix}{rope.rope_type}, theta {format(rope.theta, 'g') if is_named else 'by default'}"
     if rope.factor is not None:
         words += f", factor {rope.factor:g}"

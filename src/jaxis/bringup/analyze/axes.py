@@ -1,7 +1,7 @@
 """The axes along which decoder models differ: what a config asks for on each, and whether jaxis provides it.
 
-A detector (`analyze_detectors.py`) turns keys of a config into features. Each feature names the code that provides it,
-and whether that code is there is looked up, so that this table cannot promise what jaxis has not.
+A detector (`detectors.py`) turns keys of a config into features. Each feature names the code that provides it, and that
+code is looked up, so that this table cannot promise anything that jaxis lacks.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class _HasRope(Protocol):
 
     @property
     def rope(self) -> RotaryEmbedding | None:
-        """Turns queries and keys by their positions; None where nothing does."""
+        """Rotates queries and keys by their positions; None if the layer has no RoPE."""
         ...
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that a config asks for.
+    """One feature that a config asks for.
 
     Attributes:
-      value: What, in words.
-      code: What provides it: "package.module:name", a parameter of it as "...:name(parameter)", or an entry of a table
-        or tuple as "...:name[key]". "" is what every model here has; None is provided by nothing.
-      files: The files of src/jaxis that it belongs in.
+      value: The feature in words.
+      code: The code that provides it: "package.module:name", a parameter as "...:name(parameter)", or an entry of a
+        table or tuple as "...:name[key]". "" means that every model here has it; None means that no code provides it.
+      files: The files of src/jaxis where it belongs.
       keys: Keys of the config that ask for it.
     """
 
@@ -54,7 +54,7 @@ class Feature:
 
     @property
     def is_provided(self) -> bool:
-        """Whether the code is there."""
+        """Whether the code exists."""
         return self.code == "" or (self.code is not None and _exists(self.code))
 
 
@@ -64,9 +64,9 @@ class ModelFacts:
 
     Attributes:
       layers: Name of a parameter below its layer -> (shape, number of layers that have it).
-      is_tied: Whether the head is the table of embeddings.
-      spans: (Kind of cache, tokens that it ever needs or None) -> number of layers.
-      rope_counts: Whether a layer has rope -> number of layers; empty where layers do not say.
+      is_tied: Whether the head is the embedding table.
+      spans: (kind of cache, most tokens it ever needs or None) -> number of layers.
+      rope_counts: Whether a layer has RoPE -> number of layers; empty if layers do not say.
     """
 
     layers: dict[str, tuple[tuple[int, ...], int]]
@@ -76,7 +76,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, model: JaxModule, vllm_config: VllmConfig) -> ModelFacts:
-        """Of a model constructed abstractly, and what it was constructed from."""
+        """Collects the facts from an abstractly constructed model and its configuration."""
         layers: dict[str, tuple[tuple[int, ...], int]] = {}
         for name, param in named_parameters(model):
             if match := _LAYER.search(name):
@@ -96,7 +96,7 @@ class Axis:
     Attributes:
       name: The axis.
       features: What the config, or the constructed model, has on it.
-      keys: Keys of the config that say so, and whether they say more than what is assumed without them.
+      keys: Keys of the config that determine it, and whether their values differ from the defaults.
     """
 
     name: str
@@ -119,7 +119,7 @@ class AxisRow:
     Attributes:
       name: The axis.
       detector: What the config, or the constructed model, has on it.
-      other_keys: Keys that belong to it too, and that the detector need not look at.
+      other_keys: Further keys that belong to it, which the detector does not need to read.
     """
 
     name: str
@@ -130,8 +130,8 @@ class AxisRow:
         """The model's value on the axis.
 
         Args:
-          config: Of the text model; nothing of what is read here counts as read by anybody.
-          facts: Of the constructed model; None where there is none.
+          config: The text model's; reading a key here does not mark it as used.
+          facts: From the constructed model; None if there is none.
         """
         view = HFConfig(config.to_dict(), source=config.source)
         features = tuple(self.detector(view, facts))
@@ -143,7 +143,7 @@ class AxisRow:
 
 
 def files_of(feature: Feature) -> tuple[str, ...]:
-    """Where a feature belongs: its files, or those that its code would be in."""
+    """The files where a feature belongs: its own, or those of its code."""
     if feature.files or not feature.code:
         return feature.files
     module = feature.code.partition(":")[0]
@@ -160,6 +160,6 @@ def _exists(code: str) -> bool:
     except (ImportError, AttributeError):
         return False
     if parameter is not None:
-        # Not of the class: the metaclass of modules has a `__call__` of its own.
+        # Not looked up on the class: the metaclass of modules has its own `__call__`.
         return parameter in inspect.signature(found.__init__ if isinstance(found, type) else found).parameters
     return key is None or key in found

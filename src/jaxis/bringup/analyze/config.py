@@ -1,4 +1,4 @@
-"""How jaxis uses each key of a config.json. The code itself answers: the family is constructed abstractly."""
+"""Finds out how jaxis uses each key of a config.json by constructing the family abstractly."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Construction:
     """The result of constructing the model's family without weights.
 
     Attributes:
-      model: Parameters have shapes and types only; None if the family is not there or refuses the config.
-      vllm_config: What it was constructed from.
-      uses: What was made of each key of config.json.
-      refusals: Why it cannot be constructed as the config says, one line each.
+      model: The model, with shapes and types for parameters; None if the family is missing or refuses the config.
+      vllm_config: The configuration that it was constructed from.
+      uses: How each key of config.json was used.
+      refusals: Why it cannot be constructed as configured, one line each.
       refused_keys: Keys that the refusals name.
-      is_known: Whether jaxis has the architecture.
+      is_known: Whether jaxis implements the architecture.
     """
 
     model: JaxModule | None
@@ -43,17 +43,17 @@ class Construction:
 
 
 def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig | None = None) -> Construction:
-    """Constructs the family abstractly; a refused key is taken out and the next one looked for.
+    """Constructs the family abstractly; removes a refused key and tries again, to find all of them.
 
     Args:
       values: config.json, parsed.
-      source: Where it is from, for error messages.
-      rules: How an unquantized checkpoint is to be quantized; None is not at all.
+      source: Where the values come from, for error messages.
+      rules: How to quantize an unquantized checkpoint; None leaves it unquantized.
     """
     architectures = values.get("architectures") or []
     if not any(name in supported_architectures() for name in architectures):
         config = HFConfig(values)
-        config.get("text_config")  # so that its keys are told one by one
+        config.get("text_config")  # so that its keys are reported one by one
         return Construction(None, None, tuple(config.key_uses()), is_known=False)
     refusals: list[str] = []
     refused: dict[str, None] = {}
@@ -62,7 +62,7 @@ def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig
         try:
             model, vllm_config = _construct(config, source, rules, refusals, refused)
         except ConfigError as error:
-            if refused and isinstance(error, KeyError):  # misses what was taken out
+            if refused and isinstance(error, KeyError):  # lacks the keys that were removed
                 break
             refusals.append(_one_line(error))
             named = [use.key for use in config.key_uses() if use.value is not None and _names(str(error), use.key)]
@@ -113,7 +113,7 @@ def _construct(
 
 
 def _names(message: str, key: str) -> bool:
-    """Whether an error's message names the key, alone or with the objects that it is in."""
+    """Whether an error message names the key, alone or with the objects that contain it."""
     return re.search(rf"(?<![\w]){re.escape(key.rpartition('.')[2])}(?!\w)", message) is not None
 
 

@@ -1,4 +1,4 @@
-"""The table of axes: what a config asks for on each. Keys tell; a model's name only where nothing else does."""
+"""The table of axes: what a config asks for on each. A model's name is consulted only if no key tells."""
 
 from __future__ import annotations
 
@@ -184,4 +184,4 @@ AXES = (
     AxisRow("other inputs", _inputs),
     AxisRow("checkpoint format", _format),
 )
-"""Every axis, in the order in which they are shown."""
+"""Every axis, in display order."""

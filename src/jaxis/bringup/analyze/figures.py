@@ -1,4 +1,4 @@
-"""How large a model is: parameters, bytes, KV cache a token, and what of it fits a memory."""
+"""Computes a model's size: parameters, bytes, KV cache per token, and what fits into memory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class ParameterCount:
 
     Attributes:
       total: All of them.
-      embedding: Of the table of token embeddings; it is looked up, not multiplied, unless the head is tied to it.
-      experts: Of all experts that a router chooses among.
-      active: What one token is multiplied by: all but experts not chosen and an embedding table of its own.
+      embedding: Parameters of the token embedding table, which is looked up, not multiplied, unless it is tied to the
+        head.
+      experts: Parameters of all routed experts.
+      active: Parameters that multiply one token: all except unchosen experts and an untied embedding table.
     """
 
     total: int
@@ -47,13 +48,13 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class CacheKind:
-    """Layers whose cache is alike.
+    """Layers with the same kind of cache.
 
     Attributes:
       kind: "full", "window", "chunk" or "latent"; a window or chunk is as long as `max_tokens`.
-      layers: How many.
-      bytes_per_token: Of all these layers together.
-      max_tokens: Tokens of a sequence that are ever needed at once; None is all.
+      layers: Number of layers.
+      bytes_per_token: Bytes per token, all these layers together.
+      max_tokens: Most tokens of a sequence that are needed at once; None is all.
     """
 
     kind: str
@@ -64,13 +65,13 @@ class CacheKind:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether weights of some width, and how much context with them, fit a memory.
+    """Whether weights of some precision fit into a memory, and how much context fits beside them.
 
     Attributes:
       weights: "as published", "bfloat16", "int8" or "int4".
-      weight_bytes: Of the weights.
-      fits: Whether they do, with a block of cache beside them.
-      context_tokens: The longest one sequence that fits beside them, at most the model's own limit; 0 for none.
+      weight_bytes: Bytes of the weights.
+      fits: Whether they fit together with one block of cache.
+      context_tokens: The longest single sequence that fits beside them, at most the model's limit; 0 if none fits.
     """
 
     weights: str
@@ -80,7 +81,7 @@ class Fit:
 
 
 def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCount:
-    """Counts the parameters of an abstractly constructed model, one under several names once."""
+    """Counts the parameters of an abstractly constructed model; shared ones count once."""
     sizes = {id(param): (name, param) for name, param in named_parameters(model)}.values()
     total = embedding = experts = 0
     for name, param in sizes:
@@ -98,12 +99,12 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
 
 
 def has_tied_head(model: JaxModule) -> bool:
-    """Whether a model's head is its table of embeddings."""
+    """Whether a model's head is its embedding table."""
     return not any(f".{name}".endswith(".lm_head.weight") for name, _ in named_parameters(model))
 
 
 def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Bytes of a checkpoint's tensors by their type, the most first."""
+    """Bytes of a checkpoint's tensors per type, largest first."""
     found: Counter[str] = Counter()
     for info in tensors.values():
         found[str(info.dtype)] += info.nbytes
@@ -111,12 +112,12 @@ def bytes_by_dtype(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
 
 
 def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> list[CacheKind]:
-    """The model's layers by what they keep of each token.
+    """Groups the model's layers by what they keep of each token.
 
     Args:
       model: Constructed, abstractly or not.
       vllm_config: What it was constructed from.
-      dtype: Of the cache.
+      dtype: Type of the cache.
     """
     kinds: dict[tuple[str, int | None], list[int]] = {}
     for spec in kv_cache_specs(model, vllm_config):
@@ -126,7 +127,7 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> 
 
 
 def cache_span(spec: CacheSpec) -> tuple[str, int | None]:
-    """What a layer's cache is ("full", "window", "chunk" or "latent"), and the most tokens it ever needs at once."""
+    """The kind of a layer's cache ("full", "window", "chunk" or "latent"), and the most tokens it needs at once."""
     if spec.span.sliding_window is not None:
         return "window", spec.span.sliding_window
     if spec.span.attention_chunk_size is not None:
@@ -135,11 +136,10 @@ def cache_span(spec: CacheSpec) -> tuple[str, int | None]:
 
 
 def weight_bytes(model: JaxModule) -> int:
-    """Bytes of a model's weights once they are loaded: 2 for each parameter, or what quantization makes of it.
+    """Bytes of a model's weights once loaded: 2 for each parameter, or its quantized size.
 
     Args:
-      model: Constructed abstractly, its weights still in the checkpoint's own shapes, with the quantization rules or
-        none.
+      model: Constructed abstractly, with or without quantization rules, weights still in the checkpoint's shapes.
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
@@ -157,10 +157,10 @@ def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int
     """How much context fits beside weights in `MEMORY_SHARE` of a memory.
 
     Args:
-      weights: What they are called.
-      nbytes: Of the weights.
+      weights: Their name.
+      nbytes: Bytes of the weights.
       kinds: The cache's layers.
-      memory_bytes: The memory, all of it.
+      memory_bytes: Total bytes of the memory.
       max_context: Most tokens of a sequence.
     """
     left = int(memory_bytes * MEMORY_SHARE) - nbytes
@@ -176,13 +176,13 @@ def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int
 
 
 def machine_memory() -> tuple[str, int]:
-    """What holds weights and cache here: ("NVIDIA H100", bytes) or ("RAM", bytes), all devices together."""
+    """The memory for weights and cache: ("NVIDIA H100", bytes) or ("RAM", bytes), all devices together."""
     import psutil
 
     devices = jax.local_devices()
     if devices[0].platform == "cpu":
         total = psutil.virtual_memory().total
-        try:  # a container's own limit, which the system-wide figure does not know
+        try:  # a container's own limit, which the system-wide figure does not include
             return "RAM", min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
         except (OSError, ValueError):
             return "RAM", total
@@ -191,7 +191,7 @@ def machine_memory() -> tuple[str, int]:
 
 
 def _matrices(module: nnx.Module) -> list[nnx.Param]:
-    """The parameters of a quantized layer that are narrowed: its matrix, or, of experts, stacks of them."""
+    """The parameters of a layer that quantization applies to: its matrix, or stacks of matrices for experts."""
     params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
     minimum = 3 if any(_axes(param)[:1] == ("expert",) for param in params) else 2
     return [param for param in params if len(_axes(param)) >= minimum]
@@ -200,7 +200,7 @@ def _matrices(module: nnx.Module) -> list[nnx.Param]:
 def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
     elements, columns = math.prod(shape), shape[-1]
     groups = elements // columns * (1 if scheme.group_size is None else columns // scheme.group_size)
-    # Scales are float32 of a whole row, bfloat16 of a group: see QuantizedWeight.
+    # Scales are float32 per row or bfloat16 per group: see QuantizedWeight.
     return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.group_size is None else 2)
 
 

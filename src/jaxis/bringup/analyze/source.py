@@ -1,4 +1,4 @@
-"""The input of an analysis: a config, and the headers of the weights where there are any."""
+"""The input of an analysis: a config, and the headers of the weights if there are any."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxis.loading.safetensors import TensorInfo
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model before anything is made of it.
+    """A model to analyse: its parsed config and tensor headers.
 
     Attributes:
-      name: What the user called it.
+      name: The name that the user gave.
       config_path: Where its config.json is.
       config: config.json, parsed.
-      tensors: Tensor name -> header, in the checkpoint's order; None where there are no weights.
-      no_tensors_reason: Why there are none; empty where there are.
+      tensors: Tensor name -> header, in the checkpoint's order; None without weights.
+      no_tensors_reason: Why there are no weights; empty if there are.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors against a model's parameters: a dry run of the real loader on headers alone."""
+"""Checks a checkpoint's tensors against a model's parameters: a dry run of the real loader on headers alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 @dataclass(frozen=True)
 class TensorProblem:
-    """Tensors alike that the loader does not take, or parameters alike that it does not fill.
+    """Similar tensors that the loader refuses, or similar parameters that it leaves unfilled.
 
     Attributes:
-      kind: "refused": the loader's own words are in `reason`. "unfilled": a parameter that no tensor is for.
-      names: The names as one, numbers that differ as ranges: `model.layers.[0-3].mlp.up_proj.weight`.
-      count: How many they are.
-      reason: What is wrong, of the first of them.
+      kind: "refused": the loader's message is in `reason`. "unfilled": no tensor provides the parameter.
+      names: The names in one pattern, differing numbers as ranges: `model.layers.[0-3].mlp.up_proj.weight`.
+      count: Number of names.
+      reason: What is wrong with the first of them.
     """
 
     kind: str
@@ -35,14 +35,14 @@ class TensorProblem:
 
 
 def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[TensorProblem]:
-    """Runs the model's `load_weights` on headers and gathers everything it refuses and leaves unfilled.
+    """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
 
     Args:
       model: Constructed abstractly; its parameters are filled with headers.
       tensors: The checkpoint's.
 
     Returns:
-      Every problem, those alike as one; empty if the checkpoint would load.
+      Every problem, similar ones merged; empty if the checkpoint would load.
 
     Raises:
       ConfigError: The model's class has no `load_weights`.
@@ -59,10 +59,10 @@ def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[T
                 if stream.last is not None and _is_about(reason, stream.last):
                     refused[stream.last] = reason
                 elif not stream.is_exhausted:
-                    # Of what came before: the tensor read last only showed that it ended, and is still to be taken.
+                    # The error is about earlier tensors: the last one only ended their group and is still to be loaded.
                     refused[f"before {stream.last}"] = reason
                     stream.push_back()
-                elif not refused:  # of the whole: after an interruption, what was counted is not complete
+                elif not refused:  # the error is about the whole: after an interruption, the counts are not complete
                     refused["the checkpoint"] = reason
             else:
                 if (left := stream.next_tensor()) is not None:
@@ -75,7 +75,7 @@ def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[T
 
 
 class _Stream:
-    """The tensors one by one, with a memory of the last."""
+    """The tensors one by one, remembering the last."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
         self._tensors = iter(tensors.items())
@@ -99,19 +99,19 @@ class _Stream:
         return name, HeaderTensor.of(info.shape, info.dtype)
 
     def push_back(self) -> None:
-        """Yields the last tensor again; only once."""
+        """Makes the next iteration yield the last tensor again; only once."""
         if self._was_pushed_back != self._last:
             self._pushed_back = self._was_pushed_back = self._last
 
 
 def _is_about(reason: str, name: str) -> bool:
-    """Whether the loader's message names the tensor, in full or as the module that refused it knows it."""
+    """Whether the loader's message names the tensor, in full or relative to the module that refused it."""
     quoted = re.findall(r"'([^']+)'", reason)
     return any(name == part or name.endswith(f".{part}") for part in quoted)
 
 
 def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
-    """(Names as one, count, reason of the first) of names that differ in numbers only and of reasons alike."""
+    """(pattern, count, first reason) for each group of names that differ only in numbers and have similar reasons."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():
         words = _NUMBER.sub("#", reason.replace(name, ""))
@@ -121,7 +121,7 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
 
 
 def join_names(names: list[str]) -> str:
-    """Names that differ in numbers only, as one: numbers that differ become `[0-3]` or `[0-3,7]`."""
+    """One pattern for names that differ only in numbers: differing numbers become `[0-3]` or `[0-3,7]`."""
     numbers = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
     ranges = iter([_ranges(sorted(set(column))) for column in numbers])
     return _NUMBER.sub(lambda _: next(ranges), names[0])

@@ -1,4 +1,4 @@
-"""An analysis as text for people, readable in 80 columns and without colours."""
+"""Formats an analysis for people, readable in 80 columns and without colours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def analysis_text(analysis: Analysis, console: Console, *, verbose: bool = False
     Args:
       analysis: The analysis.
       console: Whose width and colours to use.
-      verbose: Also name the keys that cannot change anything.
+      verbose: Also list the keys that have no effect.
     """
     with console.capture() as capture:
         _print(analysis, console, verbose=verbose)
@@ -54,7 +54,7 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
 
 
 def human_bytes(nbytes: float) -> str:
-    """A number of bytes with three digits or so: "576 B", "68.6 KiB", "1250.0 GiB"."""
+    """A number of bytes with about three digits: "576 B", "68.6 KiB", "1250.0 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"

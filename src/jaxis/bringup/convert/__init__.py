@@ -1,1 +1,1 @@
-"""Checkpoints in other formats."""
+"""Converts checkpoints between formats."""

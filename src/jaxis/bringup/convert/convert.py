@@ -1,7 +1,7 @@
-"""Between a checkpoint in Hugging Face format and one in Orbax's: every tensor, bit for bit, one at a time.
+"""Converts checkpoints between Hugging Face and Orbax format: every tensor bit for bit, one at a time.
 
-What is written grows in a folder beside the destination, `.NAME.partial`, which becomes the destination when all of it
-is there. A conversion that was interrupted goes on from what that folder has.
+The output is written to a folder beside the destination, `.NAME.partial`, which is renamed once it is complete. An
+interrupted conversion continues from the contents of that folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.loading.tensor_layout import ArraySpec, scanned_layout, unscanned_layout
 
 FORMATS = ("orbax", "hf")
-_SOURCE_FILE = ".source"  # in the partial folder: what it is being made of
+_SOURCE_FILE = ".source"  # in the partial folder: identifies the conversion
 
 OnProgress = Callable[[int, int], None]
 
@@ -39,9 +39,9 @@ class Conversion:
 
     Attributes:
       num_tensors: Tensors of the source.
-      total_bytes: Bytes of them all.
+      total_bytes: Bytes of all tensors.
       resumed_bytes: How many of those an earlier, interrupted run had written.
-      num_arrays: Arrays or files that hold them now.
+      num_arrays: Arrays or files that now hold them.
     """
 
     num_tensors: int
@@ -63,14 +63,14 @@ def convert_checkpoint(
 
     Args:
       source: A folder in either format.
-      destination: A folder that is not there yet.
+      destination: A folder that does not exist yet.
       to: "orbax" or "hf" (safetensors files).
-      scanned: With "orbax": layers that have the same tensors become one array `[layers, ...]`, experts another axis.
-      max_shard_bytes: With "hf": most bytes of a file, unless one tensor alone is larger.
+      scanned: With "orbax": stack layers with the same tensors in one array `[layers, ...]`, experts on another axis.
+      max_shard_bytes: With "hf": most bytes of a file, unless a single tensor is larger.
       on_progress: Called with (bytes done, bytes in all).
 
     Raises:
-      ConfigError: jaxis does not run the model: whether the source is whole cannot be told.
+      ConfigError: jaxis does not support the model, so it cannot tell whether the source is complete.
       CheckpointError: The source cannot be read, lacks tensors or has others, or is already in that format; or the
         destination exists, cannot be written, or an interrupted run there was of another source.
     """
@@ -106,7 +106,7 @@ def convert_checkpoint(
 
 
 def _check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> None:
-    """Whether the model takes every tensor and lacks none, told from names and shapes alone."""
+    """Checks that the model takes every tensor and lacks none, from names and shapes alone."""
     construction = construct(read_json_object(source / "config.json"), str(source / "config.json"))
     if construction.model is None or construction.refusals:
         why = construction.refusals[0] if construction.refusals else "its architecture is not supported"
@@ -135,7 +135,7 @@ class _Progress:
 
 
 def _begin(partial: Path, fingerprint: str, destination: Path) -> None:
-    """Makes the partial folder, or makes sure that an earlier one is of this conversion."""
+    """Creates the partial folder, or checks that an existing one belongs to this conversion."""
     marker = partial / _SOURCE_FILE
     if partial.exists():
         if not marker.exists() or marker.read_text() != fingerprint:
@@ -151,7 +151,7 @@ def _begin(partial: Path, fingerprint: str, destination: Path) -> None:
 def _fingerprint(
     source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, to: str, scanned: bool, max_shard_bytes: int
 ) -> str:
-    """Of the conversion: equal only for the same files, by their sizes and times, and the same request."""
+    """A hash of the conversion: equal only for the same files, judged by size and time, and the same request."""
     what: list[object] = [to, scanned if to == "orbax" else max_shard_bytes]
     what += [
         (name, str(info.dtype), info.shape) for name, info in ((n, checkpoint.info(n)) for n in checkpoint.names())
@@ -188,7 +188,7 @@ def _write_safetensors(
 
 
 def _write_shard(partial: Path, shard: Shard, checkpoint: Checkpoint | OrbaxCheckpoint, progress: _Progress) -> None:
-    """A file that is there under its name is whole: it grew under another."""
+    """Writes one file, under a temporary name until it is complete: a file with its final name is never partial."""
     done = (partial / shard.name).exists()
     if not done:
         growing = partial / f"{shard.name}.growing"
@@ -203,7 +203,7 @@ def _write_shard(partial: Path, shard: Shard, checkpoint: Checkpoint | OrbaxChec
 
 
 def _read(checkpoint: Checkpoint | OrbaxCheckpoint, names: set[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of these names, one in memory at a time, in the files' own order."""
+    """Reads the named tensors, one in memory at a time, in the order of the files."""
     if isinstance(checkpoint, Checkpoint):
         for name, tensor in checkpoint.iterate():
             if name in names:

@@ -1,8 +1,8 @@
-"""Writes an Orbax checkpoint tensor by tensor, and goes on with one that was begun.
+"""Writes an Orbax checkpoint tensor by tensor, and can resume an unfinished one.
 
-Orbax itself saves a tree that is in memory as a whole. Here it writes the tree's description, over arrays of one
-number, and tensorstore makes each array anew in its real shape, whose pieces are written as they come. A piece is
-uncompressed, in a file of its own that appears when it is whole, so what is there need not be written again.
+Orbax itself saves a tree that is entirely in memory. Here it writes only the tree's description, over arrays of one
+element; tensorstore then recreates each array in its real shape, piece by piece. Each piece is an uncompressed file
+that appears only when it is complete, so existing pieces need not be written again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jaxis.loading.tensor_layout import ArraySpec, TensorLayout
 if TYPE_CHECKING:
     import tensorstore
 
-PIECE_BYTES = 64 << 20  # what is in memory at once, beside the mapped tensor
+PIECE_BYTES = 64 << 20  # held in memory at once, besides the mapped tensor
 
 
 class OrbaxWriter:
-    """An Orbax checkpoint in the making.
+    """Writes one Orbax checkpoint.
 
     Args:
-      folder: Of the checkpoint; what is in it already was written for the same layout.
-      layout: The tree.
+      folder: The checkpoint's; existing contents must be from the same layout.
+      layout: The tree of arrays.
 
     Raises:
-      CheckpointError: A type that Orbax's format does not have.
+      CheckpointError: A tensor has a type that Orbax does not support.
     """
 
     def __init__(self, folder: Path, layout: TensorLayout) -> None:
@@ -46,10 +46,10 @@ class OrbaxWriter:
             _write_description(folder, layout)
 
     def has(self, name: str) -> bool:
-        """Whether the tensor is written already."""
+        """Whether the tensor has already been written."""
         place = self._layout.places[name]
         spec, piece = self._layout.arrays[place.path], self._piece_shape(place.path)
-        size = math.prod(piece) * spec.dtype.itemsize  # the last ones are filled up to the size of the others
+        size = math.prod(piece) * spec.dtype.itemsize  # the last ones are padded to the size of the others
         tensor_shape = spec.shape[len(place.index) :]
         counts = [-(-extent // step) for extent, step in zip(tensor_shape, piece, strict=True)]
         folder = self._folder / ".".join(place.path)
@@ -92,7 +92,7 @@ def _write_description(folder: Path, layout: TensorLayout) -> None:
 
 
 def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.TensorStore:
-    """The array, open for writing; made if it is not there in its real shape."""
+    """Opens the array for writing; creates it unless it exists in its real shape."""
     import tensorstore
 
     request = {
@@ -100,7 +100,7 @@ def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.Tenso
         "kvstore": {"driver": "file", "path": f"{folder}/"},
         "metadata": {"shape": list(spec.shape), "chunks": chunks, "compressor": None, "dimension_separator": "."},
         "dtype": spec.dtype.name,
-        # Else a piece of nothing but zeros would not be written, and missing would not tell what is left to do.
+        # Otherwise a piece of only zeros would not be written, and a missing piece would not mean unfinished work.
         "store_data_equal_to_fill_value": True,
     }
     try:
@@ -114,7 +114,7 @@ def _open(folder: Path, spec: ArraySpec, chunks: list[int]) -> tensorstore.Tenso
 
 
 def _piece_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """As much of the last axes as PIECE_BYTES hold; at least 1 of each."""
+    """The shape of a piece: as much of the last axes as PIECE_BYTES hold, at least 1 along each."""
     left, piece = PIECE_BYTES // itemsize, []
     for extent in reversed(shape):
         piece.append(max(1, min(extent, left)))

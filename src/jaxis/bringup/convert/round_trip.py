@@ -1,4 +1,4 @@
-"""A checkpoint to Orbax and back, compared byte by byte."""
+"""Converts a checkpoint to Orbax and back, and compares byte by byte."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LAYOUTS = {"unscanned": False, "scanned": True}
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """One way to Orbax and back.
+    """The result of one conversion to Orbax and back.
 
     Attributes:
       layout: "unscanned" or "scanned".
-      num_tensors, num_arrays: Tensors of the checkpoint, arrays that Orbax held them in.
-      total_bytes: Of the tensors.
-      different: Names of tensors that did not come back as they were.
+      num_tensors, num_arrays: Tensors of the checkpoint, and the Orbax arrays that held them.
+      total_bytes: Bytes of the tensors.
+      different: Names of tensors that changed.
     """
 
     layout: str

@@ -1,1 +1,1 @@
-"""The bring-up checklist as a report."""
+"""Reports on the bring-up checklist."""

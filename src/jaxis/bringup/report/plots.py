@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMALLEST_ERROR = 1e-9  # where an error of 0 is drawn
+SMALLEST_ERROR = 1e-9  # an error of 0 is drawn here
 SMALLEST_KL = 1e-15
 _COLORS = ("#2f6fde", "#d9731a")
 _TEXT = "#7a8290"  # readable on white and on black
@@ -23,7 +23,7 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)")
 
 
 def plots(verifications: Sequence[VerifyResult]) -> dict[str, str]:
-    """Title -> SVG. Raises ConfigError if matplotlib is missing."""
+    """Draws the plots: title -> SVG. Raises ConfigError if matplotlib is missing."""
     return {
         "Relative error after each layer": _layer_errors(verifications),
         "Relative error of each module, given the reference's input": _module_errors(verifications),
@@ -105,7 +105,7 @@ def _svg(figure: Figure) -> str:
     file = io.StringIO()
     import matplotlib as mpl
 
-    # Text stays text: small, and found by the browser's search.
+    # Text stays text, which is small and searchable in the browser.
     with mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
         figure.savefig(file, format="svg", transparent=True)
     return file.getvalue()[file.getvalue().index("<svg") :]

@@ -1,4 +1,4 @@
-"""The bring-up checklist of a model, ticked from evidence that is gathered while the report is made."""
+"""Makes the bring-up checklist of a model, ticked from evidence that is gathered while the report is made."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ChecklistItem:
     """One item of the checklist.
 
     Attributes:
-      title: What is asked for.
-      passed: Whether the evidence says so.
-      evidence: What was seen, a line each.
-      commands: That show it again.
+      title: The requirement.
+      passed: Whether the evidence shows it.
+      evidence: The observations, one line each.
+      commands: Commands that reproduce it.
     """
 
     title: str
@@ -49,11 +49,11 @@ class Report:
     """The result of `jaxis report`.
 
     Attributes:
-      model: As it was given.
+      model: As the user gave it.
       made_at: UTC, to the second.
       machine: Processor and platform.
       items: The checklist.
-      analysis, verifications, conversions: The evidence itself; conversions are of the model's tiny twin.
+      analysis, verifications, conversions: The evidence itself; the tiny twin is what was converted.
     """
 
     model: str
@@ -70,7 +70,7 @@ class Report:
         return all(item.passed for item in self.items)
 
     def to_json(self) -> str:
-        """All of it as one JSON object."""
+        """The report as one JSON object."""
         found = {
             "passed": self.passed,
             "model": self.model,
@@ -88,10 +88,10 @@ def make_report(model: str, *, revision: str | None = None, on_stage: Callable[[
     """Analyses, verifies and converts a model.
 
     Args:
-      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is verified. What is converted to
-        Orbax and back is the twin: it has a tensor of every kind.
+      model: A folder, a config.json, or a Hub id. Without weights, its tiny twin is verified. The twin, which has a
+        tensor of every kind, is what is converted to Orbax and back.
       revision: Branch, tag or commit on the hub.
-      on_stage: Told what begins, in a few words.
+      on_stage: Called with a short description of each stage as it begins.
 
     Raises:
       ConfigError: jaxis cannot run the model, or transformers is missing or does not know it.

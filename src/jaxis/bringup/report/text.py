@@ -1,4 +1,4 @@
-"""A report as Markdown and as a page of HTML in one file."""
+"""Formats a report as Markdown and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxis.bringup.report.report import Report
 
 
 def report_markdown(report: Report) -> str:
-    """The checklist with its evidence, and what it was made with."""
+    """The checklist with its evidence, and the environment it was made in."""
     verdict = "every item is ticked" if report.passed else "NOT every item is ticked"
     lines = [f"# Bring-up of {report.model}", "", f"{', '.join(report.analysis.architectures)}: {verdict}.", ""]
     for item in report.items:
@@ -26,7 +26,7 @@ def report_markdown(report: Report) -> str:
 
 
 def report_html(report: Report) -> str:
-    """One page that needs nothing else. Raises ConfigError if matplotlib is missing."""
+    """The report as one self-contained HTML page. Raises ConfigError if matplotlib is missing."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -1,1 +1,1 @@
-"""Is a model right: layer by layer and path by path, against the reference."""
+"""Verifies a model against the reference, layer by layer and path by path."""

@@ -1,4 +1,4 @@
-"""Layer level: every module against the reference's of the same name, and which one is at fault."""
+"""Compares every module with the reference's of the same name, and finds the one at fault."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxis.layers.module import JaxModule, named_modules, named_parameters
 
 @dataclass(frozen=True)
 class ModuleComparison:
-    """One module, under its dotted name. Errors are relative; None where there is nothing to compare.
+    """The errors of one module. They are relative; None if there is nothing to compare.
 
     Attributes:
-      name: Of the module.
-      input_error, output_error: In the chain, everything before it being jaxis's own.
-      own_error: Of its output when every module is given the reference's input and goes on with its output.
+      name: Dotted name of the module.
+      input_error, output_error: Errors in the chain, where all modules before it are jaxis's.
+      own_error: Error of its output when every module gets the reference's input and is replaced by its output.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Divergence:
 
     Attributes:
       module: Dotted name.
-      where: Of what it does, what differs: its output, or the input that it makes for a module inside it.
-      own_error: Relative error of that, everything before it being the reference's.
+      where: What differs: its output, or the input that it passes to a submodule.
+      own_error: Relative error of that, given the reference's values before it.
       error_before, error_after: Relative errors of its input and output in the chain; None where not comparable.
-      not_called: Modules inside it that the reference calls and jaxis does not.
-      not_compared: Modules inside it of which the reference has nothing comparable: they may be what is at fault.
+      not_called: Submodules that the reference calls and jaxis does not.
+      not_compared: Submodules without a comparable counterpart in the reference, any of which may be at fault.
     """
 
     module: str
@@ -61,11 +61,11 @@ class LayersCheck:
     """Every module of one run.
 
     Attributes:
-      num_tokens: Of the sequence.
-      limit: What `own_error` must not exceed.
+      num_tokens: Length of the sequence.
+      limit: Maximum allowed `own_error`.
       modules: In the order in which their calls ended.
       divergence: None if there is none.
-      unmatched: Modules of jaxis that were called and stand against nothing in the reference.
+      unmatched: Modules that jaxis called and that match nothing in the reference.
       not_called: Modules with weights that the reference called and jaxis did not.
     """
 
@@ -90,7 +90,7 @@ def check_layers(model: JaxModule, token_ids: Sequence[int], reference: Recordin
 
     Args:
       model: Loaded with the reference's weights.
-      token_ids: Of one sequence.
+      token_ids: One sequence.
       reference: The reference's calls for it.
       gates: `module_error` and `module_tokens` apply.
     """
@@ -124,7 +124,7 @@ def _first_divergence(
     events: Sequence[Event], modules: Sequence[ModuleComparison], not_called: Sequence[str], limit: float
 ) -> Divergence | None:
     running: list[str] = []
-    # Where the run stands: after which module, and whether that one could be compared.
+    # The position in the run: the last module, and whether it could be compared.
     last: tuple[str, bool] | None = None
     for event in events:
         if event.begins:

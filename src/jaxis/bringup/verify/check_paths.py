@@ -1,4 +1,4 @@
-"""Paths: however the engine comes to a token, its logits are those of the whole sequence run at once."""
+"""Checks that logits are the same on every path through the engine as for the whole sequence at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jaxis.engine.scheduling.scheduler import SchedulerOutput
 from jaxis.llm import LLM
 from jaxis.sampling_params import SamplingParams
 
-CHUNK = 24  # tokens a step, where prompts are to come in chunks
+CHUNK = 24  # tokens per step, for the paths that split prompts into chunks
 
 
 @dataclass(frozen=True)
 class PathCheck:
-    """One way through the engine, against the same tokens run at once without a cache.
+    """One path through the engine, compared with the same tokens run at once without a cache.
 
     Attributes:
       path: Its name.
       comparison: Over all tokens that it computed.
-      passed: Whether that is within the limits.
+      passed: Whether the differences are within the limits.
     """
 
     path: str
@@ -32,7 +32,7 @@ class PathCheck:
 
 @dataclass
 class _Computed:
-    """The logits that the engine computed for a prompt: position -> logits [V], the newest where it did so again."""
+    """The logits that the engine computed for a prompt: position -> logits [V], the latest if computed twice."""
 
     token_ids: list[int]
     logits: dict[int, np.ndarray] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class _Computed:
 def check_paths(
     llm: LLM, prompt: Sequence[int], others: Sequence[Sequence[int]], num_tokens: int, gates: Gates
 ) -> list[PathCheck]:
-    """Runs prompts through the engine in every way it has.
+    """Runs prompts through the engine on each of its paths.
 
     Args:
       llm: Idle; its prefix cache is emptied.
-      prompt: Of several blocks.
-      others: To run beside it: no two alike, none the beginning of another.
-      num_tokens: To generate after each.
-      gates: As for logits.
+      prompt: Several blocks long.
+      others: Prompts to run alongside; none is a prefix of another.
+      num_tokens: Tokens to generate after each prompt.
+      gates: Those that apply to logits.
     """
     engine = llm._engine
     checks = []
@@ -106,6 +106,6 @@ def _run(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, *, cached:
         assert not cached or output.num_cached_tokens
         token_ids = [*prompt, *output.outputs[0].token_ids]
         rows = steps[tuple(prompt)]
-        # The engine runs a step ahead of the end; the last token itself is not run.
+        # The engine runs one step past the end; the last token itself is not run.
         results.append(_Computed(token_ids, {p: rows[p] for p in rows if p < len(token_ids) - 1}))
     return results

@@ -1,4 +1,4 @@
-"""How far two sets of numbers are apart, and how far they may be."""
+"""Measures the difference between two sets of values, and defines its limits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _ROWS_AT_ONCE = 64  # of logits in float64
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits of one data type. None is no limit.
+    """Limits for one data type. None is no limit.
 
     Attributes:
-      relative_error: Of logits.
-      max_kl_nats: Of any token.
-      mean_kl_nats: Over all tokens.
-      module_error: Of one module that is given the reference's input.
-      module_tokens: Share of the tokens for which `module_error` must hold. In low precision, a router's close calls
-        fall differently for some.
+      relative_error: Largest relative error of logits.
+      max_kl_nats: Largest KL divergence of any token.
+      mean_kl_nats: Largest mean KL divergence over all tokens.
+      module_error: Largest relative error of one module given the reference's input.
+      module_tokens: Share of the tokens for which `module_error` must hold. In low precision, a router's close
+        decisions differ for some tokens.
     """
 
     relative_error: float | None
@@ -41,13 +41,13 @@ GATES: dict[VerifyDType, Gates] = {
 
 @dataclass(frozen=True)
 class LogitsComparison:
-    """Logits against those expected of the same tokens.
+    """Logits compared with those expected for the same tokens.
 
     Attributes:
       num_tokens: Rows compared.
-      max_abs_difference: Of any logit.
-      relative_error: As `relative_error`.
-      mean_kl_nats, max_kl_nats: KL(expected || actual) of a token's distribution.
+      max_abs_difference: Largest absolute difference of any logit.
+      relative_error: Result of `relative_error`.
+      mean_kl_nats, max_kl_nats: KL(expected || actual) per token, averaged and at its largest.
       top_k_overlap: Share of the expected TOP_K tokens among the actual ones, over all rows.
       argmax_agreement: Share of rows with the same most likely token.
     """
@@ -61,7 +61,7 @@ class LogitsComparison:
     argmax_agreement: float
 
     def passes(self, gates: Gates) -> bool:
-        """Whether every figure is within its limit; one that is not a number is not."""
+        """Whether every figure is within its limit; NaN is not."""
         limits = (
             (self.relative_error, gates.relative_error),
             (self.max_kl_nats, gates.max_kl_nats),
@@ -95,7 +95,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray, tokens: float = 1.0
     Args:
       actual: [T, ...].
       expected: [T, ...].
-      tokens: Share of the tokens, those that are closest, whose differences count.
+      tokens: Share of the tokens whose differences count, the closest first.
     """
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return float("inf")

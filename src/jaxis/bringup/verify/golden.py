@@ -1,4 +1,4 @@
-"""The reference logits that a comparison needs, and the file that keeps it for where the reference cannot run.
+"""The reference logits for a comparison, and a file of them for machines where the reference cannot run.
 
 One safetensors file: for each prompt its tokens, which rows were kept and their logits; a prompt's greedy continuation;
 and, in its metadata, the versions that made it and the hashes of what it was made from.
@@ -29,7 +29,7 @@ class PromptLogits:
 
     Attributes:
       token_ids: int32 [T].
-      rows: int32 [N], the positions whose logits there are.
+      rows: int32 [N], the positions whose logits were kept.
       logits: float32 [N, V].
     """
 
@@ -43,12 +43,12 @@ class Golden:
     """The reference's answers.
 
     Attributes:
-      prompts: Each of another length.
-      decode_prompt: int32 [T], what was continued.
-      continuation: int32 [N], the most likely token, again and again.
-      continuation_logits: float32 [N, V], from which each was taken.
-      versions: Of the libraries that made them.
-      hashes: Of the config.json and weights they were made from (`checkpoint_hashes`).
+      prompts: Prompts of different lengths.
+      decode_prompt: int32 [T], the prompt that was continued.
+      continuation: int32 [N], the greedy continuation.
+      continuation_logits: float32 [N, V], the logits from which its tokens were chosen.
+      versions: Versions of the libraries that made them.
+      hashes: Hashes of the config.json and weights that they were made from (`checkpoint_hashes`).
     """
 
     prompts: tuple[PromptLogits, ...]
@@ -59,7 +59,7 @@ class Golden:
     hashes: Mapping[str, str]
 
     def save(self, path: Path) -> None:
-        """Writes the file, replacing one that is there."""
+        """Writes the file, replacing an existing one."""
         arrays = {
             "decode.prompt": self.decode_prompt,
             "decode.token_ids": self.continuation,
@@ -82,7 +82,7 @@ class Golden:
         """Reads a file that `save` wrote.
 
         Raises:
-          CheckpointError: It cannot be read, or is no such file.
+          CheckpointError: It cannot be read, or was not written by `save`.
         """
         if not path.is_file():
             raise CheckpointError(f"there is no file {path}: make it with --save-golden where the reference runs")
@@ -114,7 +114,7 @@ class Golden:
 def checkpoint_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of config.json, and of every tensor's name, type, shape and first bytes.
 
-    The whole of the weights is not read: of a checkpoint of a terabyte, that would take longer than the comparison.
+    The weights are not read in full: for a terabyte checkpoint, that would take longer than the comparison.
     """
     weights = hashlib.sha256()
     with Checkpoint(folder) as checkpoint:

@@ -1,4 +1,4 @@
-"""A probe of a model: what each of its modules is given and gives, and what it gives when given something else."""
+"""Probes a model: records each module's inputs and outputs, or runs modules on the reference's inputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Event:
 
     Attributes:
       module: Dotted name.
-      begins: Whether the call begins, and `error` is that of its input; else it ends, and it is that of its output.
-      error: Relative error; None where there is nothing to compare with.
+      begins: True at the start of the call, with its input's `error`; False at the end, with its output's.
+      error: Relative error; None if there is nothing to compare with.
     """
 
     module: str
@@ -33,7 +33,7 @@ class Event:
 
 
 def record(model: JaxModule, token_ids: list[int]) -> Recording:
-    """Runs one sequence without a cache, module by module. The logits [T, V] stand last, under LOGITS."""
+    """Runs one sequence without a cache and records every module. The logits [T, V] come last, under LOGITS."""
     calls: Recording = {}
 
     def observe(name: str, module: JaxModule, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -48,14 +48,14 @@ def record(model: JaxModule, token_ids: list[int]) -> Recording:
 
 
 def follow(model: JaxModule, token_ids: list[int], reference: Recording, tokens: float = 1.0) -> list[Event]:
-    """Runs one sequence as `record`, but gives each module the reference's input and goes on with its output.
+    """Runs one sequence like `record`, but gives each module the reference's input and continues with its output.
 
-    What a module then does differently is its own doing, and what differs between two modules is that of the module
-    around them.
+    An error within a module is then its own, and an error between two modules belongs to the module that contains
+    them.
 
     Args:
-      model: To run.
-      token_ids: Of the sequence.
+      model: The model to run.
+      token_ids: The sequence.
       reference: The reference's calls for it, its logits among them.
       tokens: See `relative_error`.
     """
@@ -87,7 +87,7 @@ def _run(model: JaxModule, token_ids: list[int], observe: Callable[..., Any]) ->
     running: list[JaxModule] = []
 
     def observer(module: JaxModule, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # A method that calls its base class's goes on with the same call.
+        # A method that calls its base class's method is still in the same call.
         if (running and running[-1] is module) or id(module) not in names:
             return call(module, *args, **kwargs)
         running.append(module)
@@ -115,7 +115,7 @@ def _to_numpy(array: jax.Array) -> np.ndarray:
 
 
 def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[Any], float | None]:
-    """The items with the arrays that the reference has put in the place of ours, and how far apart they were."""
+    """The items with our arrays replaced by the reference's where it has them, and the error between the two."""
     items, errors = list(items), []
     ours = Values.of(arrays := [_to_numpy(item) for item in items if isinstance(item, jax.Array)])
     places = [i for i, item in enumerate(items) if isinstance(item, jax.Array)]
@@ -138,7 +138,7 @@ def _replace(items: list[Any], expected: Values, tokens: float) -> tuple[list[An
 
 
 def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float | None:
-    """Relative error of what can be compared; None if nothing can."""
+    """Relative error of whatever can be compared; None if nothing can."""
     errors = []
     if actual.hidden is not None and (hidden := as_shape(expected.hidden, actual.hidden.shape)) is not None:
         errors.append(relative_error(actual.hidden, hidden, tokens))
@@ -150,13 +150,13 @@ def values_error(actual: Values, expected: Values, tokens: float = 1.0) -> float
 
 
 def _routing_error(actual: ChosenExperts, expected: ChosenExperts, tokens: float) -> float:
-    """Of the weight that each expert gets: the order in which experts are named does not matter."""
+    """Relative error of the weight of each expert, regardless of the order of experts."""
     num_experts = 1 + max(int(actual.expert_ids.max()), int(expected.expert_ids.max()))
     return relative_error(_weight_of_each(actual, num_experts), _weight_of_each(expected, num_experts), tokens)
 
 
 def _weight_of_each(routing: ChosenExperts, num_experts: int) -> np.ndarray:
-    """f32 [T, X]."""
+    """The weight of every expert, f32 [T, X]."""
     weights = np.zeros((len(routing.expert_ids), num_experts), np.float32)
     np.put_along_axis(weights, routing.expert_ids.astype(np.int64), routing.expert_weights, axis=-1)
     return weights

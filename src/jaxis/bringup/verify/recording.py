@@ -1,4 +1,4 @@
-"""Recorded inputs and outputs of modules, in a representation that both sides of a comparison share."""
+"""Recorded inputs and outputs of modules, represented alike for jaxis and the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LOGITS = "compute_logits"
-"""The name under which the model's logits stand among its modules' calls."""
+"""The name of the model's logits among its modules' calls."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class ChosenExperts:
 
 @dataclass(frozen=True)
 class Values:
-    """The arrays of a module's inputs, or of its outputs, as far as they can be compared.
+    """The comparable arrays of a module's inputs or outputs.
 
     Attributes:
       hidden: float32, the first floating-point array: hidden states [T, ...].
-      routing: A router's choice; None where there is none.
+      routing: A router's choice; None if there is none.
     """
 
     hidden: np.ndarray | None = None
@@ -38,7 +38,7 @@ class Values:
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> Values:
-        """Sorts a call's arrays, in their order, by what they are."""
+        """Classifies a call's arrays, in order."""
         integers = [a for a in arrays if a.dtype.kind in "iu" and a.ndim == 2]
         floats = [a for a in arrays if a.dtype.kind == "f"]
         for ids in integers:
@@ -49,7 +49,7 @@ class Values:
         return cls(floats[0] if floats else None)
 
     def as_routing(self, num_chosen: int) -> Values:
-        """These, read as a router's choice where they say it as a weight [T, X] for each expert, most of them 0."""
+        """These values as a router's choice, if they are a weight [T, X] for each expert, most of them 0."""
         if self.routing is not None or self.hidden is None or self.hidden.ndim != 2:
             return self
         if not ((self.hidden != 0).sum(-1) == num_chosen).all():
@@ -71,10 +71,10 @@ Recording = dict[str, ModuleCall]
 
 
 def as_shape(expected: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The reference's array in the shape that jaxis has for it; None if they cannot be the same thing.
+    """The reference's array in jaxis's shape; None if the two cannot be the same value.
 
     Args:
-      expected: Of one sequence, its batch dimension of 1 gone: [T, ...] or [heads, T, D].
+      expected: One sequence without the batch dimension: [T, ...] or [heads, T, D].
       shape: [T, ...].
     """
     if expected is None or expected.size != np.prod(shape):

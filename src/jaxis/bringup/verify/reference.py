@@ -1,10 +1,10 @@
-"""The reference: a `transformers` model in float32, and what each of its modules does.
+"""The reference: a `transformers` model in float32, and its modules' inputs and outputs.
 
-The only module of jaxis that needs torch and transformers. It imports them when a reference is made.
+The only module of jaxis that needs torch and transformers. It imports them when a reference is created.
 
-Memory. A checkpoint whose weights fit in float32 is loaded so. One that fits only in its own data type is kept in it,
-and each module's weights are upcast while that module runs: the values are the same, and one module's weights more
-are needed. The reference runs first and gives its memory back before jaxis loads the model.
+Memory: a checkpoint whose weights fit in float32 is loaded in float32. One that fits only in its own data type stays
+in it, and each module's weights are upcast while that module runs: the values are the same, at the cost of one more
+module's weights. The reference runs first and frees its memory before jaxis loads the model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jaxis.loading.checkpoint import Checkpoint
 
 INSTALL = "pip install 'jaxis[verify]'"
 SMALL_PARAMETERS = 10**7
-MEMORY_SHARE = 0.8  # of what is free, for the reference's weights
-# Of a call by keyword, what is no activation.
+MEMORY_SHARE = 0.8  # share of free memory for the reference's weights
+# Keyword arguments of a call that are not activations.
 _NOT_ACTIVATIONS = frozenset({"attention_mask", "position_ids", "cache_position", "input_ids"})
 
 
@@ -38,8 +38,8 @@ class Continuation:
     """The reference's generated tokens.
 
     Attributes:
-      token_ids: The most likely token, again and again.
-      logits: float32 [N, V], from which each was taken.
+      token_ids: The greedy continuation.
+      logits: float32 [N, V], from which each token was chosen.
     """
 
     token_ids: list[int]
@@ -50,7 +50,7 @@ class Reference:
     """A transformers model in eval mode.
 
     Attributes:
-      versions: Of the libraries that compute.
+      versions: Versions of the libraries that compute.
       how: How its weights are held, for a report.
     """
 
@@ -59,7 +59,7 @@ class Reference:
         self._model, self._torch = model, torch
         self._generation_config = transformers.GenerationConfig
         is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS
-        # Handing such a model's products from thread to thread takes many times longer than computing them.
+        # With threads, synchronizing on the products of a model this small takes many times longer than computing them.
         self._num_threads = 1 if is_small else torch.get_num_threads()
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         self.how = how
@@ -68,8 +68,8 @@ class Reference:
     def random(cls, config: Mapping[str, Any], seed: int = 0) -> Reference:
         """A model of this config.json whose every parameter and saved buffer is random.
 
-        Norms are around 1, so that a missing one shows and activations keep their size; all values are bfloat16
-        numbers, so that no data type changes the model.
+        Norm weights are around 1, so that a missing norm shows and activations keep their size; all values are exact in
+        bfloat16, so that no data type changes the model.
 
         Raises:
           ConfigError: The libraries are missing, or transformers does not know the architecture.
@@ -140,7 +140,7 @@ class Reference:
         return result.logits[0].float().numpy()
 
     def generate(self, token_ids: Sequence[int], num_tokens: int) -> Continuation:
-        """The most likely continuation by `num_tokens`, whatever ends a text."""
+        """The greedy continuation of `num_tokens` tokens, ignoring end-of-sequence tokens."""
         prompt = self._torch.tensor([list(token_ids)])
         # A fresh one: the checkpoint's own may ask for sampling and penalties.
         self._model.generation_config = self._generation_config()
@@ -159,9 +159,9 @@ class Reference:
         return Continuation(result.sequences[0, len(token_ids) :].tolist(), logits)
 
     def record(self, token_ids: Sequence[int]) -> Recording:
-        """Runs one sequence; the first call of every named module, under the checkpoint's names.
+        """Runs one sequence; records the first call of every module under the checkpoint's names.
 
-        The logits [T, V] stand last, under LOGITS.
+        The logits [T, V] come last, under LOGITS.
         """
         calls: Recording = {}
         with self._hooks(calls):
@@ -200,7 +200,7 @@ class Reference:
                 handle.remove()
 
     def _checkpoint_name(self, name: str) -> str:
-        """A module's name as the published tensors have it, where transformers renames them as it loads."""
+        """A module's name in the published tensors, for checkpoints that transformers renames on loading."""
         mapping = importlib.import_module("transformers.conversion_mapping")
         renaming = importlib.import_module("transformers.core_model_loading").WeightRenaming
         tensor = f"{name}.weight"
@@ -212,15 +212,15 @@ class Reference:
 
 def _spread(name: str) -> float:
     """Standard deviation of a random parameter: as large as lets bfloat16 be told from a fault."""
-    # A router's close calls fall differently in bfloat16; what one expert adds is not to decide everything.
+    # A router's close decisions differ in bfloat16; a single expert must not dominate the result.
     if ".experts.down_proj" in name:
         return 0.05
-    # Probabilities as even as those of a trained model, not nearly all of it on one token.
+    # Keeps probabilities as even as those of a trained model, instead of nearly all on one token.
     return 0.1 if "embed_tokens" in name or "lm_head" in name else 0.2
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json with what transformers makes of keys that are not there.
+    """A config.json completed with the values that transformers assumes for missing keys.
 
     Raises:
       ConfigError: The libraries are missing, or transformers does not know the architecture.
@@ -251,7 +251,7 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _config(config: Mapping[str, Any]) -> Any:
-    """By the architecture's own config class: model_type may be one that transformers does not know."""
+    """The config, by the architecture's own config class: transformers may not know the model_type."""
     config_class = _model_class(config)[0].config_class
     # A copy: transformers writes into nested objects.
     settings = copy.deepcopy({key: value for key, value in config.items() if key not in ("model_type", "auto_map")})
@@ -266,7 +266,7 @@ def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:
 
 
 def _widen_while_running(torch: Any, model: Any) -> None:
-    """Makes each module with weights of its own compute in float32, its weights upcast for the duration of its call."""
+    """Makes each module with its own weights compute in float32: its weights are upcast during its call."""
 
     def widen(module: Any, _: Any) -> None:
         module.narrow = {parameter: parameter.data for parameter in module.parameters(recurse=False)}
@@ -289,6 +289,6 @@ def _parts(result: Any) -> Iterator[Any]:
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:
-    """A copy, of one sequence's values, without the batch's dimension."""
+    """A numpy copy of one sequence's values, without the batch dimension."""
     array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy().copy()
     return array[0] if array.ndim > 1 and array.shape[0] == 1 else array

@@ -1,9 +1,9 @@
-"""The tiny twin of a config.json: every size small, every feature still at work.
+"""The tiny twin of a config.json: every size small, every feature still in use.
 
 A twin is small enough to make with random weights and to compare with the reference in seconds, on any machine. For
-that to prove something about the model, nothing may fall out of play: there are at least two layers of each kind the
-model has, query heads share key-value heads where they did, experts are chosen in groups where they were, windows,
-chunks and the context after which a rope changes are shorter than the prompts, soft caps as low as the scores they cap.
+that to prove something about the model, every feature must stay active: at least two layers of each kind, query heads
+that share key-value heads and experts chosen in groups as in the model, windows, chunks and the context after which a
+RoPE changes shorter than the prompts, and soft caps as low as the scores that they cap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORIGINAL_MAX_POSITION_EMBEDDINGS = 128
 NUM_EXPERTS = 8
 NUM_GROUPS = 4
 
-# Different sizes for different things, so that one taken for another shows. None keeps what is null or absent.
+# Different sizes for different dimensions, so that a mix-up shows. None keeps what is null or absent.
 _SIZES = {
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
@@ -45,16 +45,16 @@ _SIZES = {
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
     "v_head_dim": 12,
-    # Llama 4's temperature: positions over which it is one step.
+    # Llama 4's temperature: positions per step.
     "floor_scale": 8,
-    # Scores and logits of the twin are smaller too.
+    # The twin's scores and logits are smaller too.
     "attn_logit_softcapping": 3.0,
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 20,
 }
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# How far a layer sees, or a position counts: far beyond the prompts, where a config leaves it to the family.
+# How far a layer attends, or positions count: far beyond the prompts if the config leaves it to the family.
 _REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")
 # Lists of layer numbers.
 _LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
@@ -62,15 +62,15 @@ _DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
 
 
 def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The config.json, spelled as it was, of the model's tiny twin: unquantized, without names of special tokens.
+    """The config.json of the model's tiny twin, with the same keys: unquantized, without names of special tokens.
 
     Args:
-      config: A parsed config.json. One with a `text_config` gives the twin of that.
-      complete: The same with what the reference makes of keys that are not there, such as each layer's type; None goes
-        by the keys that are.
+      config: A parsed config.json. If it has a `text_config`, the twin is of that.
+      complete: The same, completed with the reference's values for missing keys, such as layer types; None uses only
+        the keys that are there.
 
     Raises:
-      ConfigError: It names no number of layers or heads.
+      ConfigError: It does not give the number of layers or heads.
     """
     twin = copy.deepcopy(with_defaults(config))
     complete = {} if complete is None else complete
@@ -108,7 +108,7 @@ def _check_sizes(config: Mapping[str, Any]) -> None:
 
 
 def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of a part that is made and never run, such as what sees images: one layer, small sizes."""
+    """A config of a part that is created and never run, such as a vision tower: one layer, small sizes."""
     small = copy.deepcopy(dict(config))
     for key, value in small.items():
         if key.endswith(("_size", "_dim")) and isinstance(value, int):
@@ -146,7 +146,7 @@ def _shrink_experts(config: dict[str, Any]) -> None:
 
 
 def _shrink_rope(config: dict[str, Any]) -> None:
-    """Contexts at which a rope changes become shorter than the longest prompts."""
+    """Makes the contexts at which a RoPE changes shorter than the longest prompts."""
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.get(key)
         if isinstance(settings, dict):
@@ -176,8 +176,8 @@ class _Axis:
     """A way in which layers of one model differ.
 
     Attributes:
-      kind: The layer's kind along this axis, of its number.
-      rewrite: Changes the config to one whose layers are those of these numbers.
+      kind: Maps a layer's number to its kind along this axis.
+      rewrite: Changes the config to one with only the layers of these numbers.
     """
 
     kind: Callable[[int], Any]
@@ -199,7 +199,7 @@ def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
 def _kinds_not_said(
     config: dict[str, Any], complete: Mapping[str, Any], kinds: Sequence[Any]
 ) -> list[tuple[Any, ...]] | None:
-    """Each layer's kind along axes that follow from its number alone, as the family has it; None if there are none."""
+    """Each layer's kind along axes that the family derives from its number alone; None if there are none."""
     lists = []
     for key, value in complete.items():
         if isinstance(value, list) and not config.get(key):
@@ -208,12 +208,12 @@ def _kinds_not_said(
             elif len(value) == len(kinds):
                 lists.append(value)
     unsaid = list(zip(*lists, strict=True))
-    # What follows from what the config says is said.
+    # What follows from the config's keys does not count.
     return unsaid if len(set(zip(kinds, unsaid, strict=False))) > len(set(kinds)) else None
 
 
 def _first_layers_with(kinds: Sequence[Any]) -> list[int]:
-    """The first layers, as many as it takes to have LAYERS_OF_EACH_KIND of each kind, or all of them."""
+    """The first layers until there are LAYERS_OF_EACH_KIND of each kind, or all layers."""
     for count in range(1, len(kinds)):
         if all(kinds[:count].count(kind) >= LAYERS_OF_EACH_KIND for kind in set(kinds)):
             return list(range(count))
@@ -232,7 +232,7 @@ def _choose(kinds: Sequence[Any]) -> list[int]:
 
 
 def _spell_out_periods(config: dict[str, Any]) -> None:
-    """Writes as lists what a config says by a period, where the family knows the list too."""
+    """Replaces periods in a config by explicit lists, if the family reads lists too."""
     num_layers = config["num_hidden_layers"]
     if "no_rope_layers" in config and not config["no_rope_layers"]:
         interval = config.get("no_rope_layer_interval") or 4
@@ -291,7 +291,7 @@ def _first_layers(config: dict[str, Any], key: str) -> _Axis:
 
 
 def _every(config: dict[str, Any], key: str) -> _Axis:
-    """Layers that differ from the others once in a period: of the layers kept, every other one."""
+    """Handles layers that differ once in a period: every other one of the layers kept."""
     period = config[key]
 
     def rewrite(_: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ class Source:
 
     Attributes:
       config: Its config.json.
-      folder: Of the checkpoint; None where there are no weights.
+      folder: The checkpoint's; None without weights.
     """
 
     config: dict[str, Any]
@@ -29,10 +29,10 @@ class Source:
 
 
 def find_source(model: str, *, revision: str | None = None) -> Source:
-    """A folder, a config.json, or a Hub id, of which the weights count only if they are in the cache already.
+    """Finds a folder, a config.json, or a Hub id, whose weights are used only if they are already cached.
 
     Raises:
-      CheckpointError: There is no such thing.
+      CheckpointError: There is no such model.
     """
     path = Path(model).expanduser()
     if path.is_file():

@@ -1,1 +1,1 @@
-"""A step on the devices: inputs, programs, caches, sampling."""
+"""Runs steps on the devices: inputs, programs, caches, sampling."""

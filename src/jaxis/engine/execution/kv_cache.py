@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
-# Share of a device's memory that weights, cache and a step's temporaries may fill together.
+# Share of a device's memory for weights, cache and a step's temporaries together.
 ACCELERATOR_MEMORY_SHARE = 0.9
-# On CPU the cache is ordinary memory, which other programs need too.
+# On CPU the cache is main memory, which other programs need too.
 CPU_FREE_MEMORY_SHARE = 0.25
 CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
-# Tokens of context for each of `max_num_seqs` that the default on CPU makes room for.
+# Tokens of context per sequence of `max_num_seqs` for which the CPU default makes room.
 CPU_TOKENS_PER_SEQ = 512
 # A window's pool is at most this many times what `max_num_seqs` sequences hold at once; the excess keeps the windows of
 # ended sequences, for prefix caching.
@@ -39,7 +39,7 @@ WINDOW_POOL_FACTOR = 2
 
 
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
-    """One spec a layer: from the attention layers, or, for a model that uses none of ours, from config.json."""
+    """One spec per layer: from the attention layers, or from config.json if the model uses none of jaxis's."""
     specs = [module.kv_cache_spec for _, module in named_modules(model) if isinstance(module, HasCache)]
     if specs:
         return specs
@@ -52,7 +52,7 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]
 
 
 def block_bytes(specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike) -> dict[AttentionSpan, int]:
-    """Bytes of one block in all layers of each span together; the span that keeps most comes first.
+    """Bytes of one block over all layers of a span, for each span; the span that keeps most comes first.
 
     Layers of one span share a pool of blocks.
     """
@@ -79,10 +79,10 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
 def num_cache_blocks(
     vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], mesh: jax.sharding.Mesh
 ) -> tuple[dict[AttentionSpan, int], int]:
-    """How many blocks to make.
+    """Computes how many blocks to allocate.
 
-    Every pool gets the same number, except that pools of windows (or chunks) beside others that keep more get only what
-    they can use, and leave the rest to the others.
+    Every pool gets the same number, except that pools of windows (or chunks) alongside pools that keep more get only
+    what they can use, and leave the rest to the others.
 
     Args:
       vllm_config: Sizes, and the memory if it was given.
@@ -93,14 +93,14 @@ def num_cache_blocks(
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
 
     Raises:
-      EngineError: There is no memory for even one block, or less memory than was asked for.
+      EngineError: There is not enough memory for one block, or less than was requested.
     """
     block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
     memory = vllm_config.cache_config.kv_cache_memory_bytes
-    # More would never be used.
+    # More blocks would never be used.
     useful_tokens = max_num_seqs * max_model_len
     if memory is None:
         memory = available_bytes(mesh)
@@ -118,10 +118,10 @@ def num_cache_blocks(
     def bytes_of(number: int) -> int:
         return sum(bytes_per_block[span] * blocks for span, blocks in blocks_of(number).items())
 
-    # The largest number whose bytes there are.
+    # The largest number that fits.
     number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
     if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := _free_host_bytes()):
-        # The operating system would promise this memory, and kill the process once it is used.
+        # The operating system would grant this memory, and kill the process once it is used.
         raise EngineError(
             f"the KV cache would take {bytes_of(number) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
             "are free: give a smaller kv_cache_memory"
@@ -133,7 +133,7 @@ def num_cache_blocks(
         )
     num_blocks = blocks_of(number)
     for span, blocks in num_blocks.items():
-        # A window's pool is enough for any length, or else it counts as one of full context.
+        # A window's pool suffices for any length; otherwise it counts as one with full context.
         if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:
             max_model_len = min(max_model_len, blocks * block_size)
     return num_blocks, max_model_len
@@ -149,7 +149,7 @@ def make_kv_caches(
     """One array a layer, of its span's number of blocks, its heads spread over the mesh.
 
     Raises:
-      EngineError: A device does not have the memory.
+      EngineError: A device does not have enough memory.
     """
     caches = []
     for spec in specs:

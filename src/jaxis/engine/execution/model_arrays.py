@@ -20,7 +20,7 @@ class GenerativeModel(Protocol):
     def __call__(
         self, kv_caches: list[jax.Array] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata
     ) -> tuple[list[jax.Array], jax.Array, Any]:
-        """Returns the updated caches, hidden states [T, E], and whatever else the model gives."""
+        """Returns the updated caches, hidden states [T, E], and any further outputs of the model."""
         ...
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
@@ -29,20 +29,20 @@ class GenerativeModel(Protocol):
 
 
 class ModelArrays:
-    """A model taken apart into its arrays, and put together again from them or from stand-ins for them.
+    """A model split into its arrays, which can be rebuilt from them or from tracers.
 
     Attributes:
       arrays: All of the model's arrays.
-      head_arrays: Those of them that `compute_logits` reads. Calling a program takes longer with every array passed to
+      head_arrays: The arrays that `compute_logits` reads. Calling a program takes longer with every array passed to
         it, so the sampler's gets only these.
     """
 
     def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct) -> None:
-        """Takes a model apart, in the context of its mesh.
+        """Splits a model, in the context of its mesh.
 
         Args:
           model: The model, its weights loaded.
-          hidden_states: What `compute_logits` takes.
+          hidden_states: An input of `compute_logits`.
         """
         self._graphdef, state = nnx.split(model)
         leaves, self._treedef = jax.tree.flatten(state)
@@ -54,15 +54,15 @@ class ModelArrays:
 
     @property
     def model(self) -> JaxModule:
-        """The model again."""
+        """The model, rebuilt."""
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, self.arrays))
 
     def merge(self, arrays: Sequence[Any]) -> GenerativeModel:
-        """The model over these arrays, in the order of `arrays`."""
+        """The model rebuilt from these arrays, in the order of `arrays`."""
         return cast(GenerativeModel, nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, arrays)))
 
     def merge_head(self, head_arrays: Sequence[Any]) -> GenerativeModel:
-        """The model over `head_arrays`; only its `compute_logits` can be called."""
+        """The model rebuilt from `head_arrays`; only its `compute_logits` can be called."""
         given = dict(zip(self._head_indices, head_arrays, strict=True))
         return self.merge([given.get(i) for i in range(self._treedef.num_leaves)])
 
@@ -82,7 +82,7 @@ class ModelArrays:
 
 
 def indices_read(function: Callable[..., Any], arrays: Sequence[Any], *operands: Any) -> list[int]:
-    """Which of `arrays` the result of `function(arrays, *operands)` depends on, or may depend on."""
+    """Indices of the `arrays` that the result of `function(arrays, *operands)` may depend on."""
     jaxpr = jax.make_jaxpr(function)(list(arrays), *operands).jaxpr
     used = {v for equation in jaxpr.eqns for v in equation.invars if isinstance(v, Var)}
     used.update(v for v in jaxpr.outvars if isinstance(v, Var))

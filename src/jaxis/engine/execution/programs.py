@@ -1,6 +1,6 @@
-"""The compiled programs of a model: one for each step shape, compiled once, in parallel, kept on disk.
+"""The compiled programs of a model: one for each step shape, compiled once, in parallel, and cached on disk.
 
-Tracing holds Python's lock but compiling does not, so programs that are needed soon compile in parallel.
+Tracing holds the GIL but compiling does not, so programs that are needed soon compile in parallel.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CompileWait(NamedTuple):
 
     Attributes:
       started: When it began to wait.
-      ended: When it went on; None while it waits.
+      ended: When it continued; None while it waits.
     """
 
     started: float
@@ -81,7 +81,7 @@ class ProgramCache:
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="jaxis-compile")
 
     def precompile(self, key: Hashable) -> Future[Program]:
-        """Starts compiling the program of a key, unless that was done."""
+        """Starts compiling the program of a key, unless that was already started."""
         with self._lock:
             if key not in self._programs:
                 self._programs[key] = self._executor.submit(self._timed_build, key)
@@ -103,7 +103,7 @@ class ProgramCache:
             raise
 
     def close(self) -> None:
-        """Drops the programs, once those that are compiling are done."""
+        """Drops the programs, after waiting for those that are compiling."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._programs.clear()
 

@@ -1,4 +1,4 @@
-"""Runs steps on the devices: packs a scheduled batch, dispatches the compiled programs, returns what they sample.
+"""Runs steps on the devices: packs a scheduled batch, dispatches the compiled programs, returns the tokens.
 
 A step is two programs, the model over T tokens and the sampler over R sequences, so that the few sampler variants do
 not multiply with the many token counts. Dispatch returns at once; the sampled tokens stay on the device for the next
@@ -49,7 +49,7 @@ SamplingStates = Mapping[SequenceId, SequenceSampling]
 
 @dataclass(frozen=True)
 class DispatchedStep:
-    """A step that the devices are working on.
+    """A step that was dispatched to the devices.
 
     Attributes:
       output: What was scheduled.
@@ -76,7 +76,7 @@ class DispatchedStep:
 
 @dataclass(frozen=True)
 class ForwardedStep:
-    """A step whose model was dispatched, and whose sampler was not yet.
+    """A step whose model was dispatched, but not yet its sampler.
 
     Attributes:
       output: What was scheduled.
@@ -195,7 +195,7 @@ class Runner:
         return self._programs.last_wait
 
     def precompile(self, num_tokens: int) -> None:
-        """Starts compiling, in the background, what a step of this many tokens and greedy sequences needs."""
+        """Starts compiling, in the background, the programs for a step of this many tokens and greedy sequences."""
         shape = self.step_shape(num_tokens)
         self._programs.precompile(ForwardKey(shape))
         self._programs.precompile(SampleKey(shape.num_seqs, SamplerFeatures()))
@@ -212,7 +212,7 @@ class Runner:
         return self._step_shapes[padded]
 
     def _padded(self, num_tokens: int) -> int:
-        """A power of two, or, where programs compile fast enough for more of them, half as much again."""
+        """Rounds up to a power of two, or 1.5 times one if programs compile fast enough to have more of them."""
         power = 1 << (num_tokens - 1).bit_length()
         if self._compiles_fast:
             return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
@@ -226,13 +226,13 @@ class Runner:
         """Sends a step's model to the devices.
 
         Raises:
-          RuntimeError: The step before samples tokens, which this one may need, and its sampler was not dispatched.
+          RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         if self._unsampled is not None:
             raise RuntimeError("the step before must be sampled first")
         shape = self.step_shape(output.num_tokens)
         if output.num_decodes < len(output.scheduled):
-            self.precompile(len(output.scheduled))  # the next step decodes as many sequences
+            self.precompile(len(output.scheduled))  # the next step decodes the same number of sequences
         hidden, rows = self._forward(output, shape)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
@@ -262,14 +262,14 @@ class Runner:
         return self._logits(hidden, np.arange(num_tokens) if rows is None else np.asarray(rows))
 
     def recover(self) -> None:
-        """Makes the runner usable after a step that failed or was interrupted half-way."""
-        # Whatever that step was to write may be missing, or be an error that only shows once it is read.
+        """Makes the runner usable after a step that failed or was interrupted midway."""
+        # The outputs of that step may be missing, or hold an error that surfaces only when they are read.
         self._caches = []
         self._make_caches()
         self._forget_last_tokens()
 
     def close(self) -> None:
-        """Gives the caches, weights and programs back."""
+        """Frees the caches, weights and programs."""
         self._programs.close()
         self._arrays.release()
         self._caches = []
@@ -317,7 +317,7 @@ class Runner:
         return np.concatenate(chunks)[: len(rows)]
 
     def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs[np.ndarray]:
-        """Of the tokens that follow each of the entry's prompt tokens, as far as those stand in the prompt."""
+        """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too."""
         entry = output.scheduled[index]
         first_row = sum(earlier.num_tokens for earlier in output.scheduled[:index])
         targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
@@ -335,7 +335,7 @@ class Runner:
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:
-    """The first LOGITS_CHUNK_ROWS values, filled up with zeros."""
+    """The first LOGITS_CHUNK_ROWS values, padded with zeros."""
     chunk = np.zeros(LOGITS_CHUNK_ROWS, values.dtype)
     chunk[: min(len(values), LOGITS_CHUNK_ROWS)] = values[:LOGITS_CHUNK_ROWS]
     return chunk

@@ -24,7 +24,7 @@ from jaxis.kernels.sampling import (
     top_tokens,
 )
 
-# Sampled where a row's logits hold a NaN or an infinity, or no allowed token.
+# Sampled if a row's logits contain NaN or infinity, or no allowed token.
 INVALID_TOKEN_ID = -1
 
 
@@ -32,7 +32,7 @@ class SamplerOutput(NamedTuple):
     """The tokens sampled in a step.
 
     Attributes:
-      token_ids: int32 [R]; INVALID_TOKEN_ID where there was nothing to choose from.
+      token_ids: int32 [R]; INVALID_TOKEN_ID if there was no token to choose.
       logprobs: Of the sampled tokens, before any sampling parameter; None if not asked for.
     """
 
@@ -42,12 +42,12 @@ class SamplerOutput(NamedTuple):
 
 @partial(jax.jit, static_argnames="features")
 def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: SamplerFeatures) -> SamplerOutput:
-    """Samples one token a row. A row's token depends on its own logits and parameters alone.
+    """Samples one token per row. A row's token depends on its own logits and parameters alone.
 
     Args:
       logits: [R, V], any float dtype.
       arrays: The rows' parameters.
-      features: What `arrays` were built for.
+      features: The features that `arrays` were built for.
     """
     logits = logits.astype(jnp.float32)
     adjusted = adjust_logits(logits, arrays, features)

@@ -13,10 +13,10 @@ import numpy as np
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import MAX_LOGPROBS
 
-# Widths grow by large steps: a wider list costs microseconds, another program a second to compile.
+# Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
 MIN_WIDTH = 64
 WIDTH_GROWTH = 4
-# From here on all tokens are equally likely in float32, whose reciprocals soon vanish.
+# Above this all tokens are equally likely in float32, whose reciprocals soon underflow.
 MAX_TEMPERATURE = 1e30
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
@@ -24,7 +24,7 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 
 @dataclass(frozen=True)
 class SamplerFeatures:
-    """What a step's sampling needs. Static: each distinct value is a compiled program.
+    """The sampling features that a step uses. Static: each distinct value is a compiled program.
 
     Attributes:
       greedy_only: No row draws at random.

@@ -44,7 +44,7 @@ class SequenceSampling:
         """Prepares a sequence.
 
         Args:
-          params: What was asked for.
+          params: The sequence's parameters.
           prompt_token_ids: The prompt.
           output_token_ids: The sequence's live list of generated tokens.
           vocab_size: V.
@@ -105,7 +105,7 @@ class SequenceSampling:
         return self.grammar.is_complete
 
     def fault(self) -> RequestError | None:
-        """Why no token can come next, if that is the request's own fault; None if it is not."""
+        """Why no token can come next, if the request itself is at fault; None otherwise."""
         mask = self.token_mask()
         if self.grammar is None or mask is None:
             return None
@@ -119,7 +119,7 @@ class SequenceSampling:
         return None
 
     def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """What to add to which tokens' logits for the next token: ids int32 [W] and float32 [W], -inf for a ban.
+        """The biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
 
         Bad words of several tokens are allowed where no other token could be generated, and every banned token is
         allowed where the grammar allows no other.
@@ -167,7 +167,7 @@ class SequenceSampling:
 
 
 class _TokenCounts:
-    """Distinct tokens and how often each was generated, updated in place: a step costs its new tokens only."""
+    """Distinct tokens and how often each was generated, updated in place, so a step costs only its new tokens."""
 
     def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
         distinct = np.unique(np.asarray(token_ids, np.int32))

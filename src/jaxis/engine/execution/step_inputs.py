@@ -1,6 +1,6 @@
 """A step's flat batch as one integer vector: packed on the host, unpacked inside the jitted step.
 
-That makes one transfer a step instead of one for each field. The layout depends on the step's shape alone.
+That makes one transfer per step instead of one per field. The layout depends on the step's shape alone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class StepShape:
     Attributes:
       num_tokens: T.
       num_seqs: R.
-      max_blocks: Blocks of the longest sequence there may be.
+      max_blocks: Blocks of the longest possible sequence.
       block_size: B.
-      spans: What the layers keep of a sequence, each with a block table of its own.
+      spans: What the layers keep of a sequence, each with its own block table.
     """
 
     num_tokens: int
@@ -91,7 +91,7 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
     Args:
       output: What to run, decodes first.
       shape: At least as large.
-      inflight_rows: For each sequence whose input token the host does not know yet, the row of the step before that
+      inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
     """
     entries = output.scheduled

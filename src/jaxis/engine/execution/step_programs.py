@@ -1,6 +1,6 @@
-"""The programs that a step is made of: what each computes, and for which shapes it is compiled.
+"""The programs that make up a step: what each computes, and for which shapes it is compiled.
 
-Each program takes the flat list of the model's arrays and puts the model together inside.
+Each program takes the flat list of the model's arrays and rebuilds the model inside.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Array = TypeVar("Array")
 
 
 class TokenLogprobs(NamedTuple, Generic[Array]):
-    """Log-probabilities of R given tokens, and of the most likely tokens beside them; device or numpy arrays.
+    """Log-probabilities of R given tokens, and of the most likely tokens; device or numpy arrays.
 
     Attributes:
       logprobs: float32 [R].

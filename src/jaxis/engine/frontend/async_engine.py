@@ -58,10 +58,10 @@ class AsyncLLMEngine:
         self.grammar_compiler = engine.grammar_compiler
         self.max_sequences = self.info.max_num_seqs + max_queued
         self._stall_seconds = stall_seconds
-        # The engine's ids are never used twice, while a request's own may be used again as soon as it was aborted: what
-        # the engine then still sends for the first request must not reach the second.
+        # The engine's ids are never reused, but a request's own id may be, as soon as it was aborted: what
+        # the engine still sends for the first request must not reach the second.
         self._streams: dict[str, OutputStream] = {}  # by the engine's ids
-        self._engine_ids: dict[str, str] = {}  # by the requests' own
+        self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
         self._num_reserved = 0
         self._closed: UnavailableError | None = None
@@ -76,10 +76,10 @@ class AsyncLLMEngine:
 
     @contextmanager
     def reserve(self, num_sequences: int = 1) -> Iterator[None]:
-        """Holds places for sequences while the block runs, from before a request is preprocessed to its end.
+        """Reserves places for sequences while the block runs, which covers a request from preprocessing to its end.
 
         Raises:
-          RequestError: More sequences than there are places at all.
+          RequestError: More sequences than the engine has places.
           OverloadedError: Not enough free places.
           UnavailableError: The engine takes no more requests.
         """
@@ -119,12 +119,12 @@ class AsyncLLMEngine:
           params: How to sample and when to stop.
           request_id: Unique among unfinished requests.
           priority: The lower value is served first.
-          timeout_seconds: From now to the end of the answer.
-          final_only: Yield once, at the end, which saves the event loop most of the work of streaming.
+          timeout_seconds: Time limit from now to the end of the answer.
+          final_only: Yield once, at the end, which spares the event loop most of the work of streaming.
           grammar: `params.structured_outputs`, compiled by the engine's `grammar_compiler` on another thread.
 
         Yields:
-          What is new: `outputs` holds the completions that got further, each with its new text and tokens only;
+          The additions: `outputs` holds the completions with additions, each with only its new text and tokens;
           `prompt_logprobs` come with the first one.
 
         Raises:
@@ -181,7 +181,7 @@ class AsyncLLMEngine:
         return self._engine.stats
 
     async def drain(self, deadline_seconds: float) -> None:
-        """Takes no more requests, and returns when the running ones have ended, or at the deadline.
+        """Stops taking requests, and returns when the running ones have ended, or at the deadline.
 
         Requests that are unfinished at the deadline fail with UnavailableError.
         """
@@ -212,7 +212,7 @@ class AsyncLLMEngine:
                 self._engine.abort(engine_id)
 
     def _deliver(self, new: EngineOutputs) -> None:
-        # A request whose reader has left has no stream any more.
+        # A request whose reader has left no longer has a stream.
         for engine_id, error in new.errors:
             if (stream := self._streams.get(engine_id)) is not None:
                 stream.fail(error)

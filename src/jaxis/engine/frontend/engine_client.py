@@ -109,8 +109,8 @@ class EngineOutputs:
     """The results of a step or a command.
 
     Attributes:
-      outputs: What is new of each request that got further, without its prompt; see `DeltaTracker.take`.
-      errors: (request id, why it ended) of each request that failed.
+      outputs: The additions to each request, without its prompt; see `DeltaTracker.take`.
+      errors: (request id, error) for each request that failed.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -118,10 +118,10 @@ class EngineOutputs:
 
 
 class EngineClient(Protocol):
-    """An engine as an event loop uses it, in this process or in another.
+    """An engine as seen from an event loop, in this process or in another.
 
     Attributes:
-      info: What is known of the engine.
+      info: Facts about the engine.
       tokenizer: The checkpoint's.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
     """
@@ -141,11 +141,11 @@ class EngineClient(Protocol):
         deliver: Callable[[EngineOutputs], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Starts passing on what the engine brings. What follows is for the loop's thread only.
+        """Starts delivering outputs. From here on, call the methods from the loop's thread only.
 
         Args:
           loop: Running.
-          deliver: Called in the loop with what a step brought.
+          deliver: Called in the loop with the outputs of a step.
           fail: Called in the loop with the error that ended the engine.
         """
         ...

@@ -1,7 +1,7 @@
-"""An engine in a process of its own, so that formatting and sending answers takes no time from its steps.
+"""Runs an engine in a separate process, so that formatting and sending answers does not slow its steps.
 
-Python runs one thread of a process at a time: beside an event loop with hundreds of streams, an engine's thread would
-wait for its turn longer than a step takes. A crash of the engine's process leaves the server alive to report it.
+Python runs one thread of a process at a time: next to an event loop with hundreds of streams, an engine's thread would
+wait for the GIL longer than a step takes. If the engine process crashes, the server survives to report it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogSettings:
 
 
 class EngineProcess(EngineClient):
-    """Starts an engine's process; an `EngineClient` of it.
+    """Starts an engine process, and is an `EngineClient` of it.
 
     Attributes:
       info, tokenizer: The engine's.
@@ -115,7 +115,7 @@ class EngineProcess(EngineClient):
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -132,7 +132,7 @@ class EngineProcess(EngineClient):
         self._send(wire.AbortRequest(request_id))
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Ends the process; returns whether it ended by itself in time. May be called from another thread."""
+        """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
         self._has_ended = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
 
 COMPILE_STALL_SECONDS = 1800.0  # compiling a large model's program may take this long without being a stall
-MAX_FAILED_STEPS = 3  # in a row: then the engine is at fault, not a request
+MAX_FAILED_STEPS = 3  # consecutive; from then on the engine is at fault, not a request
 _logger = logging.getLogger(__name__)
 
 
@@ -28,9 +28,9 @@ class _RunningRequest:
     """A request in the engine.
 
     Attributes:
-      tracker: What of it was already delivered.
+      tracker: Tracks what was already delivered.
       final_only: Deliver everything at the end.
-      first_token_time: When its first token was there, as `time.monotonic` seconds.
+      first_token_time: When its first token was sampled, as `time.monotonic` seconds.
     """
 
     tracker: DeltaTracker
@@ -46,7 +46,7 @@ class EngineThread:
 
     Args:
       engine: The engine.
-      deliver: Called in the thread with what a step brought.
+      deliver: Called in the thread with the outputs of a step.
       fail: Called in the thread with the error that ended it; no step will follow.
     """
 
@@ -57,13 +57,13 @@ class EngineThread:
         self._deliver = deliver
         self._fail = fail
         self.stats = EngineStats()
-        self._busy_since: float | None = None  # when the command or step that it is at began
-        self._num_failed_steps = 0  # since the last one that succeeded
+        self._busy_since: float | None = None  # when the current command or step began
+        self._num_failed_steps = 0  # since the last success
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[str, _RunningRequest] = {}
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
-    # What other threads call.
+    # Called by other threads.
 
     def start(self) -> None:
         """Starts the thread."""
@@ -84,7 +84,7 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the thread is alive, its last steps did not all fail, and what it is doing does not take too long.
+        """Whether the thread is alive, its last steps did not all fail, and its current work is not taking too long.
 
         Args:
           stall_seconds: How long a step may take, beyond the time that it waits for a program to compile.
@@ -101,7 +101,7 @@ class EngineThread:
                 since = max(since, wait.ended)
         return time.monotonic() - since < limit
 
-    # What the thread itself calls.
+    # Called by the thread itself.
 
     def _run(self) -> None:
         try:
@@ -119,7 +119,7 @@ class EngineThread:
         self._update_stats()
 
     def _take_commands(self) -> bool:
-        """Carries out the queued commands, waiting for one if there is no step to run; False means to end."""
+        """Carries out the queued commands, waiting for one if there is no step to run; False ends the thread."""
         wait = not self._engine.has_unfinished
         if wait:
             self._busy_since = None

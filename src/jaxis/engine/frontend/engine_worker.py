@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineWorker:
-    """Carries messages between a socket and an engine's thread.
+    """Passes messages between a socket and an engine's thread.
 
     Args:
       built: The engine.
@@ -52,7 +52,7 @@ class EngineWorker:
         self._ended = threading.Event()
         self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
         self._compilers = ThreadPoolExecutor(2, "jaxis-compile")
-        # Requests whose grammar is being compiled, and those of them that were aborted meanwhile.
+        # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
         self._compiling: set[str] = set()
         self._aborted: set[str] = set()
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class EngineWorker:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Ends this process if the other end is closed before it sent anything: nothing waits for the engine."""
+    """Ends this process if the other end is closed before sending anything: nobody is waiting for the engine."""
     if not connection.recv(1, socket.MSG_PEEK):
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""An engine in this process, in a thread of its own."""
+"""Runs an engine in a thread of this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalEngine(EngineClient):
             def call(argument: Argument) -> None:
                 try:
                     loop.call_soon_threadsafe(function, argument)
-                except RuntimeError:  # the loop is closed: nothing waits any more
+                except RuntimeError:  # the loop is closed: nobody is waiting any more
                     _logger.debug("the event loop ended before the engine")
 
             return call

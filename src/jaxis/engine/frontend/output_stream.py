@@ -26,7 +26,7 @@ class OutputStream:
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Adds what a step brought, unless the stream has ended; the coroutine sees it after `wake`."""
+        """Adds the output of a step, unless the stream has ended; the coroutine sees it after `wake`."""
         if not self.ended:
             self._pending.append(output)
             self.ended = output.finished
@@ -37,14 +37,14 @@ class OutputStream:
             self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, which is raised after what came before it was read."""
+        """Ends the stream with an error, which is raised once all earlier outputs were read."""
         if not self.ended:
             self.ended = True
             self._error = error
             self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """Outputs that arrived since the last call, at least one output's worth.
+        """Waits for outputs, and returns those that arrived since the last call as one.
 
         Raises:
           JaxisError: The request failed.
@@ -61,7 +61,7 @@ class OutputStream:
 
 
 def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:
-    """Consecutive deltas of one request as one; changes the first."""
+    """Merges consecutive deltas of one request into the first, which it modifies."""
     outputs = iter(outputs)
     merged = next(outputs)
     completions = {completion.index: completion for completion in merged.outputs}

@@ -15,7 +15,7 @@ class StreamWaker:
     """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
 
     The readers format and send every token: with many streams and a fast model they would use as much processor time
-    as the model, and hold Python's lock that an engine in this process needs. After each round they rest for three
+    as the model, and hold the GIL that an engine in this process needs. After each round they rest for three
     times as long as it took, and outputs that arrive meanwhile are sent together. With few streams, or steps longer
     than the rest, nothing is delayed. A stream's first and last outputs never wait.
     """

@@ -47,7 +47,7 @@ class GrammarDelay(msgspec.Struct, array_like=True):
     alternatives: list[int]
 
     def apply(self, grammar: CompiledGrammar) -> DelayedGrammar:
-        """The grammar with this before it."""
+        """The grammar, delayed."""
         return DelayedGrammar(grammar, self.reasoning, self.alternatives)
 
 
@@ -70,7 +70,7 @@ class AddRequest(msgspec.Struct, tag="add"):
         return cls(new.request_id, new.prompt, new.params, new.priority, new.final_only, delay)
 
     def submission(self, grammar: Grammar | None) -> Submission:
-        """The request again, with its grammar as compiled here."""
+        """Rebuilds the request, with its grammar as compiled here."""
         return Submission(self.request_id, self.prompt, self.params, self.priority, self.final_only, grammar)
 
 
@@ -130,7 +130,7 @@ class StepOutputs(msgspec.Struct, tag="step"):
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
-        """The report of what a step brought."""
+        """The report of the outputs of a step."""
         return cls(new.outputs, [RequestFailed.of(request_id, error) for request_id, error in new.errors])
 
     def engine_outputs(self) -> EngineOutputs:

@@ -61,7 +61,7 @@ class GrammarCompiler:
         self._grammars: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        """The grammar compiled. This may take seconds: do not call it on a thread that others wait for.
+        """Compiles a grammar. This may take seconds: do not call it on a thread that others wait for.
 
         Raises:
           RequestError: The grammar is invalid, uses something unsupported, or takes too long to compile.
@@ -74,7 +74,7 @@ class GrammarCompiler:
             future = self._grammars.get(key)
             if future is None or (future.done() and future.exception() is None and future.result().is_broken):
                 future = self._grammars[key] = Future()
-                # A daemon: a compilation that does not end must not keep the process from ending.
+                # A daemon, since a compilation that does not end must not keep the process alive.
                 threading.Thread(
                     target=self._run, args=(spec, tokenizer, future), name="jaxis-grammar", daemon=True
                 ).start()
@@ -112,7 +112,7 @@ class GrammarCompiler:
     def _llguidance_tokenizer(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                # It has the attributes of llguidance's wrapper, whose constructor takes its own kinds of tokenizers.
+                # Provides the attributes of llguidance's wrapper, whose constructor accepts only certain tokenizers.
                 vocabulary = cast(llguidance.TokenizerWrapper, _Vocabulary(tokenizer, self._vocab_size))
                 self._vocabulary = llguidance.LLTokenizer(vocabulary)
             return self._vocabulary
@@ -122,7 +122,7 @@ class CompiledGrammar:
     """A grammar that any number of completions can follow.
 
     Attributes:
-      is_broken: A completion exceeded a limit in the state that all share: compile the grammar again for the next one.
+      is_broken: A completion exceeded a limit in the shared state: the grammar must be compiled again.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class GrammarMatcher:
         self._take_error()
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
-        """Takes in the tokens generated since the last call."""
+        """Advances by the tokens generated since the last call."""
         for token_id in output_token_ids[self._num_followed :]:
             self._num_followed += 1
             if token_id in self._end_token_ids:
@@ -244,7 +244,7 @@ class _Vocabulary:
 
 
 def _one_line(message: str) -> str:
-    """What is wrong and where, without the quoted source around it."""
+    """The message and position of an error, without the quoted source."""
     lines = [" ".join(line.split()) for line in message.splitlines()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
     line = _PREFIX.sub("", line)

@@ -17,7 +17,7 @@ class ReasoningTokens:
 
     Attributes:
       opened: The completion begins inside the reasoning.
-      opening: If it does not: the first token that opens the reasoning; None if there is no reasoning then.
+      opening: If not `opened`, the first token that opens the reasoning; None if there is no reasoning then.
       closings: Sequences of tokens, each of which ends the reasoning.
       gap: White-space tokens, one of which may come between reasoning and grammar.
     """

@@ -15,10 +15,10 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from jaxis.errors import RequestError
 from jaxis.structured_outputs import StructuredOutputs
 
-# One space, or a new line with its indentation: the two styles of JSON that models write. Unbounded white space is
-# something that a small model may fill its whole answer with.
+# One space, or a new line with its indentation: the two styles of JSON that models write. With unbounded white space,
+# a small model may fill its whole answer with it.
 JSON_WHITESPACE = r" |\n[ \t]{0,40}"
-# Numbers that are a multiple of N take an automaton of N states; several such constraints multiply.
+# "multipleOf: N" needs an automaton of N states, and several of these constraints multiply.
 MAX_MULTIPLE_OF = 100_000
 _MAX_MULTIPLE_OF_EXPONENT = 15
 _MAX_INTEGER = 2**63 - 1
@@ -33,7 +33,7 @@ def grammar_source(spec: StructuredOutputs) -> str:
     """The grammar in llguidance's dialect of Lark; compiling may still find it invalid.
 
     Raises:
-      RequestError: It asks for something unsupported.
+      RequestError: It uses something unsupported.
     """
     if spec.kind == "json_schema":
         schema = json.loads(spec.source, parse_float=Decimal)
@@ -81,12 +81,12 @@ def _lark_grammar(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """A regular expression that matches exactly this text."""
+    """A regular expression that matches exactly this string."""
     return "".join(c if c.isalnum() or ord(c) > 0x7F else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _check_schema(schema: object, name: str) -> None:
-    """Refuses schemas that would compile but take hours, or accept text that is not valid."""
+    """Refuses schemas that would take hours to compile, or whose grammar would accept invalid text."""
     multiples = []
     for subschema in _objects(schema):
         if (multiple := _as_number(subschema.get("multipleOf"))) is not None:

@@ -39,7 +39,7 @@ class BlockManager:
     def __init__(
         self, num_blocks: Mapping[AttentionSpan, int], block_size: int, enable_prefix_caching: bool = True
     ) -> None:
-        """Raises ConfigError if a size is not positive.
+        """Creates the pools; raises ConfigError if a size is not positive.
 
         Args:
           num_blocks: Blocks for the layers of each span. A full context must come first.
@@ -115,7 +115,7 @@ class BlockManager:
         """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
 
         With full context that means blocks for all its tokens, not just the first step's: an admitted long prompt runs
-        to its end instead of being preempted half-way. With a window it means blocks for the first step, provided
+        to its end instead of being preempted midway. With a window it means blocks for the first step, provided
         there is room for the most blocks that the sequence will hold at once.
 
         Args:
@@ -125,7 +125,7 @@ class BlockManager:
           max_step_tokens: Most tokens that any step computes.
 
         Returns:
-          Whether there were blocks enough.
+          Whether there were enough blocks.
         """
         num_cached_blocks = prefix[0].stop
         num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
@@ -157,7 +157,7 @@ class BlockManager:
         With a window, blocks that no token from `num_computed_tokens` on sees are given back.
 
         Returns:
-          Whether there were blocks enough, in every group; if not, no group got any.
+          Whether there were enough blocks in every group; if not, no group got any.
         """
         num_blocks = -(-num_tokens // self.block_size)
         # No table is shorter than the last.
@@ -215,7 +215,7 @@ class BlockManager:
         return span.first_visible(position) // self.block_size
 
     def _num_cached_blocks(self, sequence: Sequence) -> int:
-        """Blocks of the longest known prefix, as `get_cached_prefix` says; their digests are then computed."""
+        """Blocks of the longest known prefix, as in `get_cached_prefix`; computes their digests."""
         most = (sequence.num_tokens - 1) // self.block_size
         digests = self._digests(sequence, most)
         num_blocks, groups = most, list(zip(self.spans, self.pools, strict=True))
@@ -259,7 +259,7 @@ class BlockManager:
 
 
 def _root_digest(cache_salt: str | None) -> bytes:
-    """The first block's parent; no salt differs from every salt, the empty one included."""
+    """The first block's parent; having no salt differs from every salt, even an empty one."""
     if cache_salt is None:
         return bytes(hashlib.sha256().digest_size)
     return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()

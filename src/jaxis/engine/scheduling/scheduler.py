@@ -100,8 +100,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._unfinished: dict[SequenceId, Sequence] = {}
         self._waiting = WaitingQueue()
-        # In service order. A victim is taken from the end while decodes are scheduled from the front, and prefills take
-        # from nobody; so a sequence scheduled in this step is never preempted in it.
+        # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
+        # preempt nobody; so a sequence scheduled in this step is never preempted in it.
         self._running: list[Sequence] = []
         self._preempted_ids: list[SequenceId] = []
 
@@ -190,7 +190,7 @@ class Scheduler:
                 budget -= _schedule_tokens(sequence, budget, prefills)
             else:
                 all_have_blocks = False
-        # Blocks are short in a step that preempts: those that it freed are for the running sequences.
+        # A step that preempts is short of blocks: those that it freed are for the running sequences.
         if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not prefills:

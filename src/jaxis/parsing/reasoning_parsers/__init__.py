@@ -1,4 +1,4 @@
-"""Reasoning parsers, which separate reasoning from the answer; one file a format."""
+"""Reasoning parsers, which separate reasoning from the answer; one file per format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
 from jaxis.parsing.reasoning_parsers.think import MistralReasoningParser, ThinkReasoningParser
 
-# Under the names that other servers use.
+# The names are those that other servers use.
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "deepseek_r1": ThinkReasoningParser,
     "glm45": ThinkReasoningParser,
@@ -19,10 +19,10 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
 
 
 def get_reasoning_parser(name: str) -> type[ReasoningParser]:
-    """The parser of this name.
+    """Returns the parser class of this name.
 
     Raises:
-      ConfigError: There is none.
+      ConfigError: There is no such parser.
     """
     if name not in REASONING_PARSERS:
         raise ConfigError(f"reasoning_parser={name!r} is unknown; choose one of {', '.join(REASONING_PARSERS)}")

@@ -14,16 +14,16 @@ class ReasoningParser(ABC):
     """Splits one answer's text into reasoning and content. One parser serves one answer.
 
     Attributes:
-      needs_special_tokens: The format's markers are special tokens: the text must be made with
+      needs_special_tokens: The format's markers are special tokens: the text must be decoded with
         `skip_special_tokens=False`.
-      opening: What opens the reasoning; empty if there always is some.
-      closings: What may close it; after it comes the content.
-      dropped: Special tokens that mean nothing here, such as those that end a turn.
+      opening: The marker that opens the reasoning; empty if answers always begin with reasoning.
+      closings: Markers that may close it; the content follows.
+      dropped: Special tokens without meaning here, such as those that end a turn.
 
     Args:
       prompt: The rendered prompt, of which only the end counts: a template may open the reasoning.
-      tool_dropped: Special tokens to leave out of the reasoning too, where the text has them for the sake of the tool
-        parser, which leaves them out of the content.
+      tool_dropped: Special tokens to leave out of the reasoning too, if the text contains them only because the tool
+        parser needs them; that parser leaves them out of the content.
     """
 
     needs_special_tokens: ClassVar[bool] = False
@@ -36,15 +36,15 @@ class ReasoningParser(ABC):
         self._tool_dropped = tuple(tool_dropped)
         self._reader = TextReader()
         self._events: list[Event] = []
-        self._space = ""  # white space held back: no reasoning if that ends here
+        self._space = ""  # white space held back: not part of the reasoning if that ends here
         self._reasoned = False
         self._reading = self._read()
 
     def feed(self, delta_text: str) -> list[Event]:
-        """Takes the next part of the text, cut anywhere.
+        """Takes the next part of the text, which may be cut anywhere.
 
         Returns:
-          `ReasoningDelta` and `ContentDelta`; what a tool parser is to read is content.
+          `ReasoningDelta` and `ContentDelta`; text for a tool parser to read is content.
         """
         self._reader.feed(delta_text)
         return self._advance()

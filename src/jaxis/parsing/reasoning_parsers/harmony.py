@@ -1,4 +1,4 @@
-"""GPT-OSS: what is on the analysis channel."""
+"""GPT-OSS: the reasoning is the text on the analysis channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxis.parsing.text_reader import Reading
 
 
 class HarmonyReasoningParser(ReasoningParser):
-    """Takes out the headers of all messages but calls, which the tool parser reads."""
+    """Removes the headers of all messages except calls, whose headers the tool parser reads."""
 
     needs_special_tokens = True
     closings = ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>")

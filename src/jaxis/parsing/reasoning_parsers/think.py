@@ -11,8 +11,8 @@ from jaxis.parsing.text_reader import Reading
 class ThinkReasoningParser(ReasoningParser):
     """DeepSeek R1 and V3.1, Qwen 3, GLM 4.5, Kimi K2 Thinking. The tags are not special tokens.
 
-    The model opens the reasoning as the first thing it says, or the template does at the end of the prompt; a tag
-    anywhere else is content. Reasoning cut by the end of the text is reasoning.
+    The opening tag is the first thing the model writes, or the template puts it at the end of the prompt; a tag
+    anywhere else is content. Reasoning that is cut off by the end of the text is still reasoning.
     """
 
     opening: ClassVar[str] = "<think>"

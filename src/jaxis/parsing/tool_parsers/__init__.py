@@ -1,4 +1,4 @@
-"""Tool-call parsers: from a model's text to its calls, one file a format."""
+"""Tool-call parsers, which find the calls in a model's text; one file per format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxis.parsing.tool_parsers.llama import LlamaToolParser
 from jaxis.parsing.tool_parsers.mistral import MistralToolParser
 from jaxis.parsing.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 
-# Under the names that other servers use.
+# The names are those that other servers use.
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekToolParser,
     "deepseek_v31": DeepSeekToolParser,
@@ -33,10 +33,10 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 
 
 def get_tool_parser(name: str) -> type[ToolParser]:
-    """The parser of this name.
+    """Returns the parser class of this name.
 
     Raises:
-      ConfigError: There is none.
+      ConfigError: There is no such parser.
     """
     if name not in TOOL_PARSERS:
         raise ConfigError(f"tool_call_parser={name!r} is unknown; choose one of {', '.join(TOOL_PARSERS)}")

@@ -20,22 +20,22 @@ from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError
 from jaxis.parsing.tool_parsers.tools import FUNCTION_NAME, FunctionTool
 
-# A long text is read in pieces: going back costs a copy of the piece, and not of all that is left.
+# A long text is read in pieces: going back then copies one piece rather than all the remaining text.
 _PIECE_LENGTH = 4096
 
 
 class ToolParser(ABC):
     """Finds the calls in one answer's text. One parser serves one answer.
 
-    A parser names the markers that may open a call, and reads a call once its marker was found; all text beside calls
-    is content, without the white space that sets calls apart. What turns out to be no call is content as it stands.
+    A parser names the markers that may open a call, and reads a call once its marker is found; all other text is
+    content, without the white space that separates calls. Text that turns out not to be a call is content, verbatim.
 
     Attributes:
-      needs_special_tokens: The format's markers are special tokens: the text must be made with
+      needs_special_tokens: The format's markers are special tokens: the text must be decoded with
         `skip_special_tokens=False`. The parser takes them out.
       openers: Markers that open a call.
-      dropped: Markers that mean nothing here, such as those that end a turn.
-      call_markers: What comes first where a turn has calls, if nothing else begins so.
+      dropped: Markers without meaning here, such as those that end a turn.
+      call_markers: Markers with which a turn begins if it has calls, and only then.
 
     Args:
       tools: The functions that were offered.
@@ -50,7 +50,7 @@ class ToolParser(ABC):
         self._tools = {tool.name: tool for tool in tools}
         self._reader = TextReader()
         self._events: list[Event] = []
-        self._space = ""  # white space held back: no content if a call comes next
+        self._space = ""  # white space held back: not content if a call comes next
         self._space_before_call = ""
         self._after_call = False
         self._num_calls = 0
@@ -59,7 +59,7 @@ class ToolParser(ABC):
         self._reading = self._read()
 
     def feed(self, delta_text: str) -> list[Event]:
-        """Takes the next part of the text, cut anywhere; returns what has become certain."""
+        """Takes the next part of the text, which may be cut anywhere; returns the events that are now certain."""
         for begin in range(0, len(delta_text), _PIECE_LENGTH):
             self._reader.feed(delta_text[begin : begin + _PIECE_LENGTH])
             next(self._reading, None)
@@ -76,7 +76,7 @@ class ToolParser(ABC):
         """Reads what follows the opener, with `_start_call`, `_add_arguments` and `_end_call`.
 
         Raises:
-          MalformedCallError: It is no call; what was read becomes content.
+          MalformedCallError: It is not a call; what was read becomes content.
           EndOfTextError: The text ends inside the call.
         """
 
@@ -100,7 +100,7 @@ class ToolParser(ABC):
     def _give_up(self, status: ToolCallStatus) -> None:
         begun = self._open_call is not None
         if begun and self._arguments_done:
-            status = "complete"  # nothing is missing but what closes the call
+            status = "complete"  # only the closing marker is missing
         if begun:
             self._end_call(status)
         if status == "malformed":
@@ -112,10 +112,10 @@ class ToolParser(ABC):
             self._add_content(self._reader.recorded())
 
     def _give_back(self, begun: bool) -> None:
-        """Makes content of a malformed call.
+        """Turns a malformed call into content.
 
-        If nothing but its opener was right, what follows is read again: it may hold another one. A call that had begun
-        is not: hostile text could make each of its parts be read once for every opener before it.
+        If only its opener was valid, the text after it is read again, since it may contain another opener. A call that
+        had started is not read again: hostile text could have each part read once for every opener before it.
         """
         self._add_content(self._reader.recorded() if begun else self._reader.rewind())
 
@@ -138,10 +138,10 @@ class ToolParser(ABC):
             self._events.append(ContentDelta(self._space))
 
     def _read_name(self) -> Reading[str]:
-        """Reads a function's name, as far as it can be one, and the white space around it.
+        """Reads a function's name, up to the first character that cannot be part of one, and the white space around it.
 
         Raises:
-          MalformedCallError: Something else comes.
+          MalformedCallError: What comes next is not a name.
           EndOfTextError: The text ends in the name or right after it.
         """
         yield from self._reader.skip_space()
@@ -171,8 +171,8 @@ class ToolParser(ABC):
         self._arguments_done = False
         self._after_call = True
         if status != "malformed":
-            self._reader.record()  # what comes next stands for itself
+            self._reader.record()  # the text from here on is not part of the call
 
     def _new_id(self) -> str:
-        """An id for a call to which the model gave none."""
+        """An id for a call that the model left without one."""
         return new_call_id()

@@ -18,7 +18,7 @@ class CallListToolParser(JSONToolParser):
 
 
 class BareCallListToolParser(JSONToolParser):
-    """A list that is the whole message: what `required_tools_schema` makes a model write."""
+    """A list that is the whole message, as `required_tools_schema` makes a model write it."""
 
     def _read(self) -> Reading[None]:
         yield from self._attempt("")

@@ -15,7 +15,7 @@ _CLOSE = "<｜tool▁call▁end｜>"  # noqa: RUF001
 
 
 class DeepSeekToolParser(JSONToolParser):
-    """Both formats: the newer one has the arguments right after the separator."""
+    """Parses both formats: in the newer one the arguments follow the separator directly."""
 
     needs_special_tokens = True
     openers = ("<｜tool▁call▁begin｜>",)  # noqa: RUF001

@@ -11,7 +11,7 @@ from jaxis.parsing.tool_parsers.xml_call import XMLToolParser
 
 
 class DeepSeekV32ToolParser(XMLToolParser):
-    """A parameter says whether its value is a string, written as it is, or JSON."""
+    """Each parameter states whether its value is a verbatim string or JSON."""
 
     needs_special_tokens = True
     openers = ("<｜DSML｜invoke ",)

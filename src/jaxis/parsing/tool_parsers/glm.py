@@ -7,7 +7,7 @@ from jaxis.parsing.tool_parsers.xml_call import XMLToolParser
 
 
 class GLMToolParser(XMLToolParser):
-    """Strings are written as they are, other values as JSON."""
+    """Strings are written verbatim, other values as JSON."""
 
     needs_special_tokens = True
     openers = call_markers = ("<tool_call>",)

@@ -9,7 +9,7 @@ from jaxis.parsing.tool_parsers.json_value import MalformedCallError
 
 
 class HarmonyToolParser(JSONToolParser):
-    """Takes out all headers; alone, without the reasoning parser, it leaves the analysis in the content."""
+    """Removes all headers; without the reasoning parser, the analysis stays in the content."""
 
     needs_special_tokens = True
     openers = OPENERS
@@ -35,4 +35,4 @@ class HarmonyToolParser(JSONToolParser):
         self._end_call()
 
     def _give_back(self, _begun: bool) -> None:
-        self._add_content(self._reader.recorded())  # all of it: its header holds openers
+        self._add_content(self._reader.recorded())  # read the whole message: its header contains openers

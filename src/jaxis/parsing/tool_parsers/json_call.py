@@ -13,18 +13,18 @@ from jaxis.parsing.tool_parsers.json_value import (
 )
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-_OTHER_KEYS = ("type",)  # may come before the arguments, and says nothing
+_OTHER_KEYS = ("type",)  # may come before the arguments, and has no meaning
 
 
 class JSONToolParser(ToolParser):
-    """Reads {"name": "f", "arguments": {...}}, and arguments that stand alone."""
+    """Reads {"name": "f", "arguments": {...}}, and arguments on their own."""
 
     def _is_call(self, _name: str) -> bool:
         """Whether an object with this name and with arguments is a call."""
         return True
 
     def _read_call_object(self) -> Reading[None]:
-        """Reads a call up to the end of its object; what is wrong after the arguments does no harm."""
+        """Reads a call up to the end of its object; errors after the arguments are ignored."""
         try:
             yield from self._read_object()
         except MalformedCallError:
@@ -34,7 +34,7 @@ class JSONToolParser(ToolParser):
     def _read_object(self) -> Reading[None]:
         name: str | None = None
         call_id: str | None = None
-        arguments: str | None = None  # that came before the name
+        arguments: str | None = None  # arguments that came before the name
         yield from expect(self._reader, "{")
         while (yield from self._next_key()):
             key = yield from read_json_string(self._reader)
@@ -60,7 +60,7 @@ class JSONToolParser(ToolParser):
         self._close_object(name, call_id)
 
     def _close_object(self, name: str | None, call_id: str | None) -> None:
-        """Where no arguments came, the call has none."""
+        """Closes the call's object; a call without arguments gets empty ones."""
         if self._arguments_done:
             return
         if name is None:
@@ -77,7 +77,7 @@ class JSONToolParser(ToolParser):
             self._whole_call(name, call_id, (yield from self._read_odd_arguments()))
 
     def _read_odd_arguments(self) -> Reading[str]:
-        """Reads arguments that are not an object: the text of one in a string, or null for none."""
+        """Reads arguments that are not an object: a string that contains one, or null for none."""
         if (yield from self._reader.skip_space()) == '"':
             return clean_json_object((yield from read_json_string(self._reader)))
         if (yield from read_json_value(self._reader, lambda _: None)) != "null":
@@ -114,7 +114,7 @@ class JSONToolParser(ToolParser):
         yield from read_json_value(self._reader, lambda _: None)
 
     def _next_key(self) -> Reading[bool]:
-        """Whether a key comes, and not the object's end, which is taken."""
+        """Whether a key comes next; the object's end, if that comes instead, is taken."""
         character = yield from self._reader.skip_space()
         if character == ",":
             self._reader.skip(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
 
-MAX_DEPTH = 100  # far below where Python's own reader gives up
+MAX_DEPTH = 100  # far below the limit of Python's own parser
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _OUTSIDE_STRINGS = re.compile(r"[\s:,.+\-\w]+", re.ASCII)
@@ -21,7 +21,7 @@ class MalformedCallError(Exception):
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text, which must be one that can be sent on.
+    """Parses JSON, and checks that the value can be serialized again.
 
     Raises:
       MalformedCallError: It is not JSON.
@@ -39,15 +39,15 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[str]:
-    """Reads one value, and checks it when all of it is there.
+    """Reads one value, and validates it once it is complete.
 
     Args:
-      reader: Stands where the value begins.
-      take: Called with the value's text as it comes. Control characters in strings, which models write though JSON
-        does not allow them, are escaped in it.
+      reader: Positioned at the beginning of the value.
+      take: Called with the value's text as it arrives. Control characters in strings, which models write although JSON
+        does not allow them, are escaped.
 
     Returns:
-      The text given to `take`, whole.
+      All of the text given to `take`.
 
     Raises:
       MalformedCallError: What comes next is not a JSON value.
@@ -75,7 +75,7 @@ def read_json_value(reader: TextReader, take: Callable[[str], None]) -> Reading[
 
 
 def clean_json_object(text: str) -> str:
-    """A whole JSON object's text, with control characters in strings escaped.
+    """The text of a complete JSON object, with control characters in strings escaped.
 
     Raises:
       MalformedCallError: It is not a JSON object.
@@ -88,10 +88,10 @@ def clean_json_object(text: str) -> str:
 
 
 def read_json_string(reader: TextReader) -> Reading[str]:
-    """Reads a string, and returns what it stands for.
+    """Reads a JSON string, and returns its decoded value.
 
     Raises:
-      MalformedCallError: What comes next is not a string, or holds half of a surrogate pair.
+      MalformedCallError: What comes next is not a string, or contains half of a surrogate pair.
       EndOfTextError: The text ends inside the string.
     """
     yield from expect(reader, '"', take=False)
@@ -107,8 +107,8 @@ def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[
     """Skips white space and takes the character that must come next.
 
     Raises:
-      MalformedCallError: Another one comes.
-      EndOfTextError: None comes.
+      MalformedCallError: Another character comes.
+      EndOfTextError: The text ends.
     """
     found = yield from reader.skip_space()
     if not found:
@@ -120,19 +120,19 @@ def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[
 
 
 class _ValueScanner:
-    """Finds where a value ends. It follows strings and brackets; whether the rest is right, `json` says at the end."""
+    """Finds the end of a value by tracking strings and brackets only; `json` validates the value at the end."""
 
     def __init__(self) -> None:
         self.done = False
         self.malformed = False
-        self.begun_literal = False  # a number, or true, false, null: ends before what cannot be a part of it
+        self.begun_literal = False  # a number, true, false or null: ends before a character that is not part of it
         self._begun = False
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
     def scan(self, text: str) -> tuple[str, int]:
-        """Takes a part of the text: what it is in the value, and how many characters were taken."""
+        """Scans a part of the text; returns what belongs to the value, escaped, and the number of characters taken."""
         out: list[str] = []
         at = 0
         while at < len(text) and not self.done and not self.malformed:

@@ -14,7 +14,7 @@ _CLOSE = "<|tool_call_end|>"
 
 
 class KimiToolParser(JSONToolParser):
-    """Kimi K2 and K2 Thinking. A call's id holds its name, and is passed on: the template writes it back."""
+    """Kimi K2 and K2 Thinking. A call's id contains its name and is kept: the template writes it back."""
 
     needs_special_tokens = True
     openers = ("<|tool_call_begin|>",)

@@ -1,4 +1,4 @@
-"""Llama 3.x and 4: `{"name": "f", "parameters": {...}}` as all that the message says, or after a special token."""
+"""Llama 3.x and 4: `{"name": "f", "parameters": {...}}` as the whole message, or after a special token."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 
 
 class LlamaToolParser(JSONToolParser):
-    """Llama 3.1, 3.2, 3.3 and 4. Several calls are parted by `;` or white space.
+    """Llama 3.1, 3.2, 3.3 and 4. Several calls are separated by `;` or white space.
 
-    An object without a special token before it may be an answer in JSON: it is a call only where the message begins
+    An object without a special token before it may be an answer in JSON: it is a call only if the message begins
     with it and it names a function that was offered. Python code after `<|python_tag|>` is content.
     """
 
@@ -23,7 +23,7 @@ class LlamaToolParser(JSONToolParser):
 
     def _read_call(self, opener: str) -> Reading[None]:
         if opener:
-            self._reader.record()  # a special token is no content
+            self._reader.record()  # a special token is not content
         while True:
             yield from self._read_call_object()
             self._end_call()

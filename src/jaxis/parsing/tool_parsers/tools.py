@@ -32,7 +32,7 @@ def function_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[FunctionTool, ..
     """Reads the `tools` of a request.
 
     Args:
-      tools: {"type": "function", "function": {"name", "description", "parameters", "strict"}} each.
+      tools: Each is {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
 
     Raises:
       RequestError: One is not a function, its name is not allowed or taken, its parameters are not the schema of an

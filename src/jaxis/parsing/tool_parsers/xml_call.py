@@ -1,4 +1,4 @@
-"""Calls whose arguments are written one by one between tags, without JSON's quotes around strings."""
+"""Calls whose arguments are written between tags, without JSON's quotes around strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class XMLToolParser(ToolParser):
-    """Writes such arguments as one JSON object. What type a value has, the function's schema says."""
+    """Converts such arguments to one JSON object, with the types that the function's schema gives."""
 
     def _begin(self, name: str) -> None:
         self._start_call(name)
@@ -27,7 +27,7 @@ class XMLToolParser(ToolParser):
         self._arguments_done = True
 
     def _expect(self, literal: str) -> Reading[None]:
-        """Skips white space and takes what must come next."""
+        """Skips white space and takes the string that must come next."""
         if not (yield from self._reader.skip_space()):
             raise EndOfTextError
         if not (yield from self._reader.take_if(literal)):
@@ -46,7 +46,7 @@ class XMLToolParser(ToolParser):
         Args:
           key: The argument's name.
           end: The marker that closes the value.
-          is_string: Where the format says so; None looks at the schema.
+          is_string: Whether the value is a string, if the format says so; None consults the schema.
         """
         types = _types(self._schema(key))
         self._add_arguments(f"{', ' if self._num_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
@@ -62,7 +62,7 @@ class XMLToolParser(ToolParser):
         self._add_arguments(_json_value("".join(pieces), types))
 
     def _read_string(self, end: str) -> Reading[None]:
-        """Passes a string on as it comes, without one line break at each end."""
+        """Passes a string on as it arrives, minus one line break at each end."""
         held = ""
 
         def take(text: str) -> None:
@@ -86,7 +86,7 @@ def _escape(text: str) -> str:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema allows; empty where it does not say."""
+    """The JSON types that a schema allows; empty if it does not say."""
     if isinstance(kind := schema.get("type"), str):
         return {kind}
     if isinstance(kind, list):
@@ -101,7 +101,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _json_value(text: str, types: set[str]) -> str:
-    """The JSON text of a value: of its own if it is JSON of an allowed type, else of a string."""
+    """The value as JSON: unchanged if it is JSON of an allowed type, else as a string."""
     text = text.removeprefix("\n").removesuffix("\n")
     value_text = text.strip()
     if types and "string" not in types:

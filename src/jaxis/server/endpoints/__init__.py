@@ -1,1 +1,1 @@
-"""What each endpoint makes of a request, and of its outputs."""
+"""The endpoints: each turns a request into a generation job, and its outputs into an answer."""

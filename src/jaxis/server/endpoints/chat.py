@@ -1,4 +1,4 @@
-"""/v1/chat/completions: from a conversation to its answer, whole or streamed."""
+"""/v1/chat/completions: answers a conversation, whole or streamed."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class ChatCompletion:
     """One chat request, checked and ready to run.
 
     Attributes:
-      job: What it wants generated.
+      job: The generation job.
 
     Args:
       request: The request.
-      model: The model that is to answer.
-      request_id: None makes one.
+      model: The served model.
+      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -132,7 +132,7 @@ class ChatCompletion:
         return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
 
     def reader(self, output: RequestOutput) -> ChatOutput:
-        """A reader for one of the answers; `output` may be any of the request's outputs, for its prompt."""
+        """A reader for one of the answers; `output` is any output of the request, read for its prompt."""
         reasoning_parser, prompt = self._model.parsers.reasoning, output.prompt or ""
         reasoning = reasoning_tokens(reasoning_parser, prompt, self._model.tokenizer)
         if self._grammar is not None and reasoning is None:

@@ -1,4 +1,4 @@
-"""From a completion's text to a message: its content, reasoning and tool calls, whole or as they come."""
+"""Splits a completion into content, reasoning and tool calls, whole or as it streams."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jaxis.server.protocol.tools import ChatToolCall, ChatToolCallDelta, Functio
 
 
 class ChatOutput:
-    """One completion, read once.
+    """Reads one completion, once.
 
     Args:
-      parser: Of the model's formats; None leaves the text as it is.
-      reasoning: How to tell reasoning by its tokens, to count them; None counts none.
+      parser: Parses the model's formats; None leaves the text as it is.
+      reasoning: How to recognize reasoning tokens, to count them; None counts none.
       include_reasoning: False leaves the reasoning out.
       parallel_tool_calls: False leaves out all calls but the first.
     """
@@ -69,7 +69,7 @@ class ChatOutput:
         return self._tracker.num_tokens if self._tracker else 0
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """OpenAI's name for how the completion ended, if it has; call it after `read`."""
+        """OpenAI's name for how the completion ended, if it did; call it after `read`."""
         return "tool_calls" if completion.finish_reason == "stop" and self._num_calls else completion.finish_reason
 
     def _is_wanted(self, event: Event) -> bool:

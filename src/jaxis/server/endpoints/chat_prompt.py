@@ -1,4 +1,4 @@
-"""From a chat request to its prompt, through the chat template."""
+"""Renders a chat request as a prompt, through the chat template."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokeniz
     """Arguments of `Tokenizer.apply_chat_template`.
 
     Raises:
-      ParameterError: chat_template_kwargs holds a name that is not the template's, or it does not read
-        reasoning_effort.
+      ParameterError: chat_template_kwargs sets a reserved name, or the template does not read reasoning_effort.
     """
     kwargs = request.chat_template_kwargs or {}
     if (reserved := reserved_variable(kwargs, tokenizer)) is not None:

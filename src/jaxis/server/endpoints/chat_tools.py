@@ -21,9 +21,9 @@ class ChatTools:
     """How an answer may call tools.
 
     Attributes:
-      tools: Those that it may call.
-      parser: Of the calls in its text; None if there are none to look for.
-      json_schema: Of the whole answer, if it must call.
+      tools: The tools that it may call.
+      parser: Parses the calls in its text; None if there are none to look for.
+      json_schema: The schema of the whole answer, if it must call.
     """
 
     tools: Sequence[FunctionTool] = ()
@@ -32,10 +32,10 @@ class ChatTools:
 
 
 def choose_tools(request: ChatCompletionRequest, model: ServedModel) -> ChatTools:
-    """What a request's tools, tool_choice and parallel_tool_calls ask for.
+    """Interprets a request's tools, tool_choice and parallel_tool_calls.
 
     Raises:
-      RequestError: A tool is none, or the model cannot be asked so.
+      RequestError: A tool is invalid, or the served model does not support the choice.
     """
     choice = request.tool_choice
     tools = function_tools([tool.model_dump() for tool in request.tools or ()])

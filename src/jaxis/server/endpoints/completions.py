@@ -1,4 +1,4 @@
-"""/v1/completions: from prompts to their completions, whole or streamed."""
+"""/v1/completions: completes prompts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class TextCompletion:
     """One request for completions, checked and ready to run.
 
     Attributes:
-      job: What it wants generated.
+      job: The generation job.
 
     Args:
       request: The request.
-      model: The model that is to answer.
-      request_id: None makes one.
+      model: The served model.
+      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.
@@ -50,8 +50,8 @@ class TextCompletion:
         self._model = model
         self._params, grammar = completion_sampling_params(request, model.default_sampling_params)
         self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
-        self._offsets: dict[int, int] = {}  # of a choice: characters so far
-        self._prompt_logprobs: dict[int, list] = {}  # of a prompt
+        self._offsets: dict[int, int] = {}  # per choice: characters so far
+        self._prompt_logprobs: dict[int, list] = {}  # per prompt
         self.job = GenerationJob(
             request_id=request_id or new_id("cmpl"),
             num_prompts=len(prompts),
@@ -104,7 +104,7 @@ class TextCompletion:
         )
 
     def _trim(self, output: RequestOutput) -> None:
-        """Takes out the one token that the engine generates where none was asked for."""
+        """Removes the one token that the engine generates even if none was requested."""
         if self._request.max_tokens == 0:
             for completion in output.outputs:
                 completion.text, completion.token_ids = "", []
@@ -113,7 +113,7 @@ class TextCompletion:
                     completion.logprobs = []
 
     def _choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
-        """A choice, or what a step adds to it."""
+        """A choice, or the addition of a step to it."""
         number = index * self._params.n + completion.index
         is_first = number not in self._offsets
         if output.prompt_logprobs is not None:

@@ -28,12 +28,12 @@ class ServerContext:
 
     Attributes:
       engine: Serves the requests.
-      model: What it serves.
+      model: The model that it serves.
       config: How the server is set up.
-      metrics: Counts what happens.
+      metrics: The server's metrics.
       tracer: Writes a trace of each request; None writes none.
       workers: Threads that render templates and tokenize, which would block the event loop.
-      compilers: Threads that compile grammars, which takes longer and would hold up `workers`.
+      compilers: Threads that compile grammars, which takes longer and would block `workers`.
     """
 
     engine: AsyncLLMEngine
@@ -64,5 +64,5 @@ class ServerContext:
 
 async def get_context(request: Request) -> ServerContext:
     """The context of the application that got the request."""
-    # A coroutine, or FastAPI would run it in a thread for every request.
+    # A coroutine, since FastAPI would otherwise run it in a thread for every request.
     return request.app.state.context

@@ -1,4 +1,4 @@
-"""From a request to the engine's outputs, for one prompt or several."""
+"""Runs a request on the engine, for one prompt or several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.endpoints.context import ServerContext
 
-# A prompt's number in its request, and what is new of it.
+# A prompt's index in its request, and its new output.
 PromptOutput = tuple[int, RequestOutput]
 
 
@@ -27,12 +27,12 @@ class GenerationJob:
     Attributes:
       request_id: Unique.
       num_prompts: How many prompts `preprocess` will return.
-      preprocess: Makes them; runs in a thread, once there is a place for the request.
+      preprocess: Returns the prompts; runs in a thread, once there is a place for the request.
       params: For every prompt.
       compile_grammar: Compiles the grammar of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
-      operation: What traces call it.
+      operation: Its name in traces.
     """
 
     request_id: str
@@ -107,13 +107,13 @@ async def _generate_one(
 
 
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[PromptOutput, None]:
-    """The streams' outputs as they come."""
+    """Yields the streams' outputs as they arrive."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as outputs:
             async for output in outputs:
                 yield 0, output
         return
-    # Full as soon as each stream has something there: a slow reader's outputs wait, and merge, in the engine's streams.
+    # Full once each stream has an item in it: a slow reader's outputs wait, and merge, in the engine's streams.
     merged: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(len(streams))
 
     async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:

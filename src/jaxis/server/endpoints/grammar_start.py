@@ -16,7 +16,7 @@ def reasoning_tokens(
     """Which tokens delimit an answer's reasoning.
 
     Args:
-      parser: Of the model's reasoning.
+      parser: Parses the model's reasoning.
       prompt: As rendered; a template may have opened the reasoning, or closed it.
       tokenizer: The model's.
 
@@ -30,7 +30,7 @@ def reasoning_tokens(
     if prompt.endswith(parser.closings):
         return None
     closings = [tokenizer.encode(text, add_special_tokens=False) for text in parser.closings]
-    # What is spelled in ordinary tokens may be spelled in others in another place.
+    # A marker of ordinary tokens may be tokenized differently elsewhere.
     closings = [ids for ids in closings if len(ids) == 1 or ids[0] in tokenizer.special_token_ids]
     opened = prompt.endswith(parser.opening)
     opening = None if opened else tokenizer.token_to_id(parser.opening)

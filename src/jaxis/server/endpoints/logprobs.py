@@ -11,7 +11,7 @@ from jaxis.server.protocol.chat import ChatLogprobs, ChatPositionLogprobs, ChatT
 from jaxis.server.protocol.completions import CompletionLogprobs
 from jaxis.tokenizer import Tokenizer
 
-LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's clients know this for it
+LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's clients expect this value
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LogprobFormatter:
 
         Args:
           positions: A token's entries each, the sampled one first.
-          num_top: Most likely tokens to list.
+          num_top: How many of the most likely tokens to list.
         """
         content = []
         for entries in positions:
@@ -66,7 +66,7 @@ class LogprobFormatter:
                 top_logprobs.append(None)
             else:
                 result.token_logprobs.append(_finite(entries[token_id].logprob))
-                # Several tokens may have one text; the most likely of them is kept.
+                # Several tokens may have the same text; the most likely one is kept.
                 top = sorted(entries.items(), key=lambda entry: entry[1].rank, reverse=True)
                 top_logprobs.append({self.token(id_): _finite(logprob.logprob) for id_, logprob in top})
             text_offset += len(self._text(token_id))
@@ -74,7 +74,7 @@ class LogprobFormatter:
         return result, text_offset
 
     def prompt(self, positions: Iterable[Mapping[int, Logprob] | None]) -> list[dict[int, dict[str, Any]] | None]:
-        """For `prompt_logprobs`: for each prompt token, token id -> what is known of it."""
+        """For `prompt_logprobs`: for each prompt token, token id -> its Logprob as JSON."""
         return [
             None
             if entries is None

@@ -33,7 +33,7 @@ class ResponseOutput:
     """Builds a response's items one after the other: each stretch of reasoning or text, and each call, is one.
 
     Attributes:
-      items: Those so far.
+      items: The items so far.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ResponseOutput:
         self._open: OutputItem | None = None
         self._text = ""  # of the open item: its text, reasoning, or arguments
         self._logprobs: list[ChatPositionLogprobs] = []
-        self._waiting_logprobs: list[ChatPositionLogprobs] = []  # of tokens whose text has not come yet, or has none
+        self._waiting_logprobs: list[ChatPositionLogprobs] = []  # of tokens without text so far
 
     def add(self, events: Iterable[Event], logprobs: list[ChatPositionLogprobs] | None = None) -> list[ResponseEvent]:
         """Adds a step's events; `logprobs` belong to its tokens, and are sent with the text that comes next."""
@@ -67,7 +67,7 @@ class ResponseOutput:
                     told.append(self._grow("response.function_call_arguments.delta", text))
                 case ToolCallEnd(_, status):
                     told += self._end("completed" if status == "complete" else "incomplete")
-                    if status == "malformed":  # its text comes again, as content
+                    if status == "malformed":  # its text follows again, as content
                         del self.items[-1]
         return told
 

@@ -23,7 +23,7 @@ from jaxis.server.protocol.base import SamplingFields, new_id
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.responses import IncompleteDetails, ResponseObject, ResponseRequest, ResponseUsage
 
-# The chat request's fields that have another name here.
+# Fields of the chat request that have a different name here.
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -36,12 +36,12 @@ class ResponseRun:
     """One request, checked and ready to run.
 
     Attributes:
-      job: What it wants generated.
+      job: The generation job.
 
     Args:
       request: The request.
-      model: The model that is to answer.
-      request_id: None makes one.
+      model: The served model.
+      request_id: None generates one.
 
     Raises:
       RequestError: A field cannot be honoured.

@@ -1,4 +1,4 @@
-"""From a request's fields to SamplingParams."""
+"""Converts a request's fields to SamplingParams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 def chat_sampling_params(
     request: ChatCompletionRequest, defaults: SamplingParams, tools: ChatTools
 ) -> tuple[SamplingParams, AnswerGrammar | None]:
-    """What a chat request asks for, over the model's defaults, and the answer's grammar; None if it is free.
+    """A chat request's parameters over the model's defaults, and the answer's grammar; None if it is free.
 
     Raises:
       RequestError: It cannot be honoured; the field is named.
@@ -81,7 +81,7 @@ def _sampling_params(
     settings = {name: value for name, value in (settings | more).items() if value is not None}
     min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
     if max_tokens is not None and "min_tokens" not in settings:
-        settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit outdoes the model's default
+        settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit overrides the model's default
     if grammar is not None:
         settings["structured_outputs"] = grammar.structured_outputs
     return dataclasses.replace(defaults, **settings)

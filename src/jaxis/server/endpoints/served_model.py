@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What reading a request and writing its answer needs of the model.
+    """What is needed of the model to read a request and write its answer.
 
     Attributes:
       names: The names under which requests may ask for it; answers carry the first.

@@ -1,4 +1,4 @@
-"""From the request's fields that constrain an answer to StructuredOutputs."""
+"""Converts the request's fields that constrain an answer to StructuredOutputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AnswerGrammar:
 
     Attributes:
       field: The request's field that gives it, such as "response_format.json_schema.schema".
-      structured_outputs: What the field gives.
+      structured_outputs: The constraint that it specifies.
     """
 
     field: str
@@ -94,7 +94,7 @@ def _response_format(response_format: ResponseFormat | None) -> dict[str, dict[s
 
 
 def _field_error(field: str, error: RequestError) -> ParameterError:
-    """An error about StructuredOutputs under the name of the request's field."""
+    """Rephrases an error about StructuredOutputs in terms of the request's field."""
     message = str(error)
     own_name = next((name for kind in KINDS if message.startswith(name := f"structured_outputs.{kind}")), None)
     message = f"{field}: {message}" if own_name is None else field + message.removeprefix(own_name)

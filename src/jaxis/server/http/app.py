@@ -64,7 +64,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
 
-    # The pages of documentation load scripts from elsewhere: there is only the OpenAPI document.
+    # Only the OpenAPI document: the documentation pages would load scripts from elsewhere.
     app = FastAPI(
         title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
@@ -77,7 +77,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         add_chat_page(app)
     install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
-    # The one added last stands outermost.
+    # The middleware added last is outermost.
     if tracer is not None:
         app.add_middleware(TraceContextMiddleware)
     app.add_middleware(

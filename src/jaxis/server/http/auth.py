@@ -17,7 +17,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class ApiKeyMiddleware:
-    """Lets through what brings `Authorization: Bearer KEY` with one of the keys.
+    """Lets through requests with `Authorization: Bearer KEY` and one of the keys.
 
     Every key is compared, each in a time that does not depend on where it differs.
 
@@ -54,10 +54,10 @@ class ApiKeyMiddleware:
 
 
 def read_api_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; empty lines and those that begin with # do not count.
+    """Reads keys from a file, one per line; ignores empty lines and those that begin with #.
 
     Raises:
-      ConfigError: The file cannot be read, or holds none.
+      ConfigError: The file cannot be read, or holds no key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -70,5 +70,5 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
 
 
 def _digest(key: str) -> bytes:
-    # Of equal length for all keys, so that the comparison tells nothing of a key's length.
+    # Of equal length for all keys, so that the comparison reveals nothing about a key's length.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

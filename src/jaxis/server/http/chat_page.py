@@ -11,8 +11,8 @@ from starlette.types import Scope
 
 _FOLDER = Path(__file__).parent.parent / "static"
 _HEADERS = {
-    # What a model writes is untrusted. No script runs and nothing is loaded but the page's own files, and no HTML gets
-    # into the page but through DOMPurify ("trusted types").
+    # Model output is untrusted. Only the page's own scripts run and only its own files are loaded, and HTML gets into
+    # the page only through DOMPurify ("trusted types").
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -22,7 +22,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asks each time whether the file has changed: an upgrade shows at once
+    "Cache-Control": "no-cache",  # the browser revalidates each time, so an upgrade shows at once
 }
 
 

@@ -28,7 +28,7 @@ _TYPES = {
 }
 # SamplingParams and the engine name what is wrong at the start of the message: "top_p=2.0 must be ...".
 _PARAM = re.compile(r"([a-z_]+)(?:=|\[| holds )")
-_MAX_MESSAGE_CHARACTERS = 1000  # a message may quote what was sent
+_MAX_MESSAGE_CHARACTERS = 1000  # a message may quote the request
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _same_field(faults: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _how_far(fault: Mapping[str, Any]) -> tuple[bool, int]:
-    """A branch that takes the type got further than one that does not."""
+    """How far a union branch got: one that accepts the type got further than one that does not."""
     return not fault["type"].endswith("_type"), len(fault["loc"])
 
 

@@ -1,7 +1,7 @@
 """Which names a request may call the server by.
 
-A page of the web can make its own name point to this machine (DNS rebinding); the browser then lets its scripts read
-what a server here answers. Such a request still carries the page's name as its host.
+A web page can make its own name point to this machine (DNS rebinding); the browser then lets its scripts read the
+answers of a server here. Such a request still carries the page's name as its host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AllowedHostMiddleware:
     """Refuses requests to other hosts.
 
     Args:
-      hosts: The names and addresses; loopback addresses are let through anyway.
+      hosts: The names and addresses; loopback addresses are always allowed.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """HTTP connections: uvicorn's httptools protocol, with limits on headers and on idle connections.
 
-uvicorn waits without limit for a request's first line and headers, however long they get, for the rest of a body that
-was answered before it was complete, and for a client to read the end of an answer. Each costs a file descriptor, most
-of them memory too.
+uvicorn waits indefinitely for a request's first line and headers, however long they get, for the rest of a body that
+was answered before it was complete, and for a client to read the end of an answer. Each wait holds a file descriptor,
+and most hold memory too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADERS_TOO_LARGE = ApiError(
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Closes a connection whose headers are too large, or that is idle without a request in progress.
 
-    The parser hands over whole headers only, so the application cannot refuse one that never ends.
+    The parser delivers only complete headers, so the application cannot refuse one that never ends.
 
     Args:
       idle_timeout_seconds: From the connection, or the end of an answer, to the next request with all its headers;
@@ -60,7 +60,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """The event loop's call."""
         began = not self._in_headers
         super().data_received(data)
-        # What came together with a request's first byte may be the end of another's body, and is not counted.
+        # Data that arrived with a request's first byte may end another request's body, and is not counted.
         if self._in_headers and not began:
             self._num_received_bytes += len(data)
             if self._num_received_bytes > MAX_HEADER_BYTES:
@@ -100,7 +100,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise ValueError("the headers are too large")  # ends the parsing, and makes uvicorn send a 400
 
     def _refuse_headers(self) -> None:
-        """Answers in place of the application, which has not seen the request yet."""
+        """Refuses the request in place of the application, which has not seen it yet."""
         body = json.dumps(_HEADERS_TOO_LARGE.body()).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[_HEADERS_TOO_LARGE.status] + head + body)

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import HTTPException
 from fastapi.routing import APIRoute
 
-MAX_NESTING = 100  # JSON schemas and template arguments go some way down; whatever walks them is recursive
+MAX_NESTING = 100  # JSON schemas and template arguments nest, and the code that walks them is recursive
 LARGE_BYTES = 64 * 1024  # larger bodies are read in a thread: they take milliseconds
 _TOO_DEEP = f"the body is nested deeper than {MAX_NESTING} levels: flatten it"
 _CONTAINERS = (dict, list)
@@ -36,7 +36,7 @@ def parse_json(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except ValueError as error:
-        if "digits" in str(error):  # Python's own refusal advises to change a setting of Python's
+        if "digits" in str(error):  # Python's own message advises changing a Python setting
             raise ValueError("the body holds an integer of thousands of digits") from None
         raise
     except RecursionError:

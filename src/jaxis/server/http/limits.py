@@ -48,7 +48,7 @@ class RequestLimitMiddleware:
         async def receive_limited() -> Message:
             nonlocal num_bytes, complete
             if complete:
-                return await receive()  # waits for the client to go
+                return await receive()  # waits for the client to disconnect
             time_left = start + self._timeout_seconds + num_bytes / MIN_BODY_BYTES_PER_SECOND - time.monotonic()
             try:
                 async with asyncio.timeout(min(self._timeout_seconds, time_left)):

@@ -1,4 +1,4 @@
-"""One log line a request, with the id that the client gets too."""
+"""Logs one line per request, with the id that is also sent to the client."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class RequestLogMiddleware:
                 "seconds": round(time.monotonic() - start, 4),
                 "client": scope["client"][0] if scope.get("client") else None,
             }
-            # %r: what a client sends begins no line of its own.
+            # %r, so that client data cannot start a new log line.
             _logger.log(level, "%(method)s %(path)r %(status)d in %(seconds)s s", fields, extra={"fields": fields})

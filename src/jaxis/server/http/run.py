@@ -18,7 +18,7 @@ from jaxis.server.http.app import create_app
 from jaxis.server.http.http_protocol import LimitedHttpProtocol
 
 MAX_OPEN_FILES = 65536
-_CUT_OFF_SECONDS = 5.0  # for the answers that say why a request did not end
+_CUT_OFF_SECONDS = 5.0  # for the answers that report why a request was cut off
 
 
 class DrainingServer(uvicorn.Server):
@@ -30,7 +30,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's call, when it has been told to end."""
+        """Called by uvicorn when it is told to end."""
         drain = asyncio.create_task(self._engine.drain(self._drain_seconds))
         try:
             await super().shutdown(sockets)
@@ -65,7 +65,7 @@ def make_server(
 
 
 def allow_many_connections() -> None:
-    """Raises this process's limit on open files as far as it may: 1,024 is usual, and every connection is one."""
+    """Raises this process's limit on open files as far as permitted: it is often 1,024, and connections count."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
     if limit != resource.RLIM_INFINITY and limit < wanted:

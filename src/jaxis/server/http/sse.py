@@ -39,7 +39,7 @@ async def run_until_disconnect(
     """Runs some work, and cancels it as soon as the client disconnects: Starlette does not.
 
     Args:
-      receive: Tells of the disconnect.
+      receive: Reports the disconnect.
       work: What to run.
       check: Called every `check_seconds` meanwhile; an error that it raises ends the work.
       check_seconds: See `check`.
@@ -52,7 +52,7 @@ async def run_until_disconnect(
     timeout = None if check is None else check_seconds
     try:
         while not (await asyncio.wait({task, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED))[0]:
-            assert check is not None  # else nothing ends the wait without a result
+            assert check is not None  # otherwise the wait without a result never ends
             check()
         if task.done():
             return task.result()
@@ -122,7 +122,7 @@ class EventStreamResponse(Response):
         try:
             async for event in self._events:
                 await self._send(send, event)
-        except Exception as error:  # too late for a status: the stream says it
+        except Exception as error:  # too late for a status: the error is sent in the stream
             if not isinstance(error, JaxisError):
                 _logger.exception("a stream failed")
             await self._send(send, _error_event(error) + DONE)

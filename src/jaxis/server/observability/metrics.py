@@ -25,7 +25,7 @@ class ServerMetrics:
 
     Args:
       model_name: The label `model_name` of every metric.
-      stats: Tells the engine's state at the moment.
+      stats: Returns the engine's current state.
     """
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
@@ -48,7 +48,7 @@ class ServerMetrics:
             ("model_name", "reason"),
             registry=self._registry,
         )
-        # There from the start: a rate does not see the step from nothing to one.
+        # Present from the start: a rate does not see the step from absent to one.
         for reason in ("stop", "length", "abort"):
             self._success.labels(model_name, reason)
         self._rejected.labels(model_name, "overloaded")
@@ -86,11 +86,11 @@ class ServerMetrics:
         """Counts an answer.
 
         Args:
-          handler: The route's pattern, and not the path: there are only so many of them.
+          handler: The route's pattern rather than the path, to bound the number of labels.
           method: Such as "POST".
           status: The status code.
         """
-        # A client chooses its method freely, and each label would stay for ever.
+        # A client can send any method, and each label would stay forever.
         self._http.labels(handler, method if method in _METHODS else "other", f"{status // 100}xx").inc()
 
     @contextmanager
@@ -134,7 +134,7 @@ class RequestObserver:
       params: The request's parameters.
       arrival: When it came.
       first_scheduled: When the first step took it in; None before.
-      first_token: When its first token was there; None before.
+      first_token: When its first token arrived; None before.
       last_token: When its newest was.
       num_prompt_tokens, num_cached_tokens: Tokens of its prompt, and how many of them the prefix cache held.
       num_tokens: Generated so far, by completion.
@@ -160,7 +160,7 @@ class RequestObserver:
         if self.first_token is None:
             self._begin(output, now)
             num_gaps -= 1
-        if num_gaps > 0:  # several tokens at once are told as their mean
+        if num_gaps > 0:  # several tokens at once count with their mean
             metrics._inter_token.observe((now - self.last_token) / num_gaps)
         if num_new:
             self.last_token = now

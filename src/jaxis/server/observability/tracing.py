@@ -1,7 +1,7 @@
 """Traces for OpenTelemetry: one span a prompt, and in it the time in the queue, in prefill and in decode.
 
-Names of attributes are those of the semantic conventions for generative AI, and vLLM's where these have none. Prompts
-and answers are in no span. This module is imported only where traces are wanted.
+Attribute names are those of the semantic conventions for generative AI, or vLLM's where there are none. Spans hold
+neither prompts nor answers. This module is imported only if traces are wanted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RequestTracer:
     """Writes the spans of one server.
 
     Args:
-      provider: Where they go.
+      provider: Where the spans go.
       model_name: The model, as answers name it.
     """
 

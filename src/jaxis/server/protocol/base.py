@@ -89,7 +89,7 @@ class GenerationRequest(SamplingFields):
       priority: The lower value is served first.
       cache_salt: Only requests with the same salt share cached prefixes.
       user, metadata, safety_identifier, prompt_cache_key, service_tier, store: OpenAI's, for its own accounts and
-        records; taken, and without effect here.
+        records; accepted without effect here.
     """
 
     model: str | None = None

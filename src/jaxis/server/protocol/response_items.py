@@ -66,7 +66,7 @@ class FunctionCallItem(SentBack):
     """A call.
 
     Attributes:
-      call_id: By which the function's output names it.
+      call_id: Identifies the call in the function's output.
       arguments: JSON text of an object.
     """
 
@@ -89,7 +89,7 @@ class FunctionCallOutput(SentBack):
 
 
 def _item_type(value: object) -> Any:
-    """The tag of an input item; one without is a message."""
+    """The tag of an input item; an item without a type is a message."""
     return value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
 
 
@@ -127,10 +127,10 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 def chat_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
     """These items (`InputItem`) as the messages of a chat request.
 
-    What an assistant thought, said and called in a row is one message.
+    Consecutive reasoning, text and calls of an assistant become one message.
     """
     messages: list[dict[str, Any]] = []
-    turn: dict[str, Any] | None = None  # of the assistant, while more may belong to it
+    turn: dict[str, Any] | None = None  # the assistant's, while more items may belong to it
     for item in items:
         match item:
             case ReasoningItem():

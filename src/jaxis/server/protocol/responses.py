@@ -73,7 +73,7 @@ class ResponseRequest(SamplingFields):
       reasoning: How much to reason.
       include: Log-probabilities. Reasoning needs no encryption to be sent back: it comes as it is.
       top_logprobs: With log-probabilities: of this many most likely tokens for each token.
-      user, safety_identifier, prompt_cache_key, service_tier: Taken, and without effect.
+      user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect.
     """
 
     model: str | None = None
@@ -146,13 +146,13 @@ class ResponseUsage(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why an answer is cut."""
+    """Why an answer was cut off."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseObject(BaseModel):
-    """An answer, or how far it is."""
+    """An answer, complete or in progress."""
 
     id: str
     object: Literal["response"] = "response"

@@ -28,9 +28,9 @@ class JsonSchema(StrictModel):
     """A schema with its name.
 
     Attributes:
-      name, description: Taken, and without effect: the model does not see them.
+      name, description: Accepted without effect: the model does not see them.
       schema_: What the answer follows; None is any JSON object.
-      strict: Taken, and without effect: answers always follow the schema.
+      strict: Accepted without effect: answers always follow the schema.
     """
 
     name: str | None = None

@@ -15,7 +15,7 @@ class FunctionDefinition(StrictModel):
     Attributes:
       name: Letters, digits, `_`, `-` and `.`; at most 64.
       parameters: JSON schema of an object with the arguments; None is a function without.
-      strict: Taken, and without effect: with tool_choice "required" or a named function arguments always follow the
+      strict: Accepted without effect: with tool_choice "required" or a named function arguments always follow the
         schema, with "auto" they are the model's.
     """
 
@@ -26,7 +26,7 @@ class FunctionDefinition(StrictModel):
 
 
 class Tool(StrictModel):
-    """A tool; there are only functions."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
