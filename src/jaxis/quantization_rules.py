@@ -1,10 +1,10 @@
-"""The argument `quantization`: a name, rules in Qwix's terms, or a file with rules.
+"""The argument `quantization`: a name, rules in Qwix's format, or a file with rules.
 
-Imports no JAX, so that the argument can be checked before an engine process is started.
+JAX is not imported, so that a request can be checked before an engine process is started.
 
-The first rule whose `module_path` matches the whole of a module's dotted name decides; a module that no rule matches,
+The first rule whose `module_path` matches a module's whole dotted name decides; a module that no rule matches,
 or whose rule has no `weight_qtype`, stays as it is. Modules are those with weight matrices: linear layers, embeddings,
-heads, and the experts of a layer, which are one (`model.layers.0.mlp.experts`).
+heads, and the experts of a layer, which count as one (`model.layers.0.mlp.experts`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class QuantizationRule:
     Attributes:
       module_path: Regular expression for the whole dotted name of a module, such as `model.layers.0.mlp.up_proj`.
       weight_qtype: "int8", "int4", or None to leave the matching modules as they are.
-      act_qtype: "int8" quantizes the modules' input dynamically, a scale for each token and group; None does not.
-      tile_size: Input features of a weight that share a scale; None is all of them.
+      act_qtype: "int8" quantizes the modules' input dynamically, with one scale per token and group; None does not.
+      tile_size: Input features of a weight that share a scale; None means all of them.
       weight_calibration_method: "absmax", "minmax" (int4 with zero points) or "mse" (int4, least squared error).
 
     Raises:
-      ConfigError: On construction, if a value is unknown or has the wrong type, or they do not go together.
+      ConfigError: On construction, if a value is unknown or has the wrong type, or they are inconsistent.
     """
 
     module_path: str = ".*"
@@ -76,7 +76,7 @@ _INT8 = QuantizationRule(".*", "int8", "int8")
 SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
     "none": (),
     "int8": (_INT8,),
-    # Embeddings and head lose more accuracy in int4 than the layers do, and are read only once per token.
+    # Embeddings and head lose more accuracy to int4 than the layers, and are read only once per token.
     "int4": (
         dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|lm_head)"),
         QuantizationRule(".*", "int4", "int8", 32, "mse"),
@@ -86,12 +86,12 @@ SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RequestedQuantization:
-    """What `quantization` and `additional_config` of `EngineArgs` ask for.
+    """What `EngineArgs`' `quantization` and `additional_config` ask for.
 
     Attributes:
       rules: For an unquantized checkpoint, in order.
       rules_must_match: Whether it is an error if a rule applies to no module.
-      dequantize: Dequantize a quantized checkpoint to the model's data type; `rules` is empty then.
+      dequantize: Whether a quantized checkpoint is dequantized to the model's data type; there are then no rules.
     """
 
     rules: tuple[QuantizationRule, ...] = ()
@@ -102,12 +102,12 @@ class RequestedQuantization:
 def parse_requested_quantization(
     quantization: object, additional_config: Mapping[str, Any] | None = None
 ) -> RequestedQuantization | None:
-    """Parses the two arguments; None is no quantization.
+    """Parses the user's request; None if nothing is requested.
 
     Args:
       quantization: "int8", "int4", "none", "dequantize", a list of rules, {"qwix": {"rules": [...]}}, or the path of
         a YAML or JSON file with one of the last two.
-      additional_config: Its "quantization" may hold the same values, except for a name.
+      additional_config: Its "quantization" may have the same values, except for a name.
 
     Raises:
       ConfigError: One of them cannot be read, or both ask for something.
@@ -146,10 +146,10 @@ def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
 
     Args:
       value: The value.
-      source: How errors refer to the value.
+      source: What it is, for the start of error messages.
 
     Raises:
-      ConfigError: A key, type or value that is not known.
+      ConfigError: A key, type or value is unknown.
     """
     if isinstance(value, Mapping):
         value = _only_key(_only_key(value, "qwix", source), "rules", f"{source}: qwix")
@@ -159,7 +159,7 @@ def rules_from(value: object, source: str) -> tuple[QuantizationRule, ...]:
 
 
 def rules_to_dict(rules: Sequence[QuantizationRule]) -> dict[str, Any]:
-    """The inverse of `rules_from`, without defaults."""
+    """The inverse of `rules_from`; leaves out defaults."""
     fields = dataclasses.fields(QuantizationRule)
     return {
         "qwix": {
@@ -224,7 +224,7 @@ def _read_rules(name: str) -> Any:
 
 
 def _read_yaml(path: str) -> Any:
-    # YAML includes JSON. Imported here because most runs read no such file.
+    # JSON is YAML too. Imported here because most runs do not need it.
     import yaml
 
     try:

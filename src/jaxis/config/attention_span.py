@@ -1,4 +1,4 @@
-"""Which earlier tokens a layer's attention reads, and so how much of a sequence its cache must keep."""
+"""Which earlier tokens a layer's attention reads, and thus how much of a sequence its cache must keep."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Positions = TypeVar("Positions")
 
 @dataclass(frozen=True)
 class AttentionSpan:
-    """The tokens that a token sees: itself and those before it, all or the nearest only.
+    """The tokens that a token sees: itself and all, or only the nearest, tokens before it.
 
     Attributes:
-      sliding_window: It sees itself and this many - 1 before it; None sees all before it.
-      attention_chunk_size: It sees its own chunk of so many tokens (C), up to itself: from p // C * C to p.
+      sliding_window: The number of tokens it sees, itself included; None for all.
+      attention_chunk_size: C; it sees its own chunk of C tokens, up to itself: from p // C * C to p.
     """
 
     sliding_window: int | None = None
@@ -23,7 +23,7 @@ class AttentionSpan:
 
     @property
     def reach(self) -> int | None:
-        """Most tokens that a token sees before it; None: all."""
+        """The maximum number of earlier tokens that a token sees; None means all."""
         sizes = [size for size in (self.sliding_window, self.attention_chunk_size) if size is not None]
         return min(sizes) - 1 if sizes else None
 
@@ -54,7 +54,7 @@ class AttentionSpan:
         return min(max_blocks, (k - 2) // block_size + 2)
 
     def max_held_blocks(self, num_seqs: int, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """Blocks that are enough for `num_seqs` sequences at any time.
+        """The number of blocks that always suffices for `num_seqs` sequences.
 
         Args:
           num_seqs: Sequences that grow side by side.

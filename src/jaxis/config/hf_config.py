@@ -1,7 +1,7 @@
-"""A checkpoint's config.json, read so that no key of it can be overlooked.
+"""A checkpoint's config.json, read so that no key can be overlooked.
 
-A model reads the keys it needs, and says by name which it does not need (`ignore`) and which it supports at one value
-only (`expect`); `unread_keys` then names those that nobody knew and that could change its logits. A config that says
+A model reads the keys it needs, and names those it does not need (`ignore`) and those it supports with one value only
+(`expect`); `unread_keys` then lists the unknown ones that could change its logits. A config that says
 something the model does not do is an error, not a wrong answer.
 """
 
@@ -124,7 +124,7 @@ class HFConfig(Mapping[str, Any]):
           source: What the config was read from.
 
         Raises:
-          ConfigError: If an override goes through a key that is no object.
+          ConfigError: If an override's path goes through a key that is not an object.
         """
         self.source = source
         self._path = _path
@@ -143,7 +143,7 @@ class HFConfig(Mapping[str, Any]):
 
         Raises:
           CheckpointError: If there is no such file, or it is not a JSON object.
-          ConfigError: As the constructor does.
+          ConfigError: See the constructor.
         """
         path = Path(folder) / "config.json"
         if not path.exists():
@@ -173,11 +173,11 @@ class HFConfig(Mapping[str, Any]):
         return default if value is None else value
 
     def get_nullable(self, key: str, default: object) -> Any:
-        """As `get`, but null is None: for keys that null turns off what their absence does not."""
+        """Like `get`, but null gives None: for keys where null and absence differ."""
         return self.get(key, None if key in self._values else default)
 
     def expect(self, key: str, *expected: Any) -> None:
-        """Reads a key whose other values the model does not implement; absent is as good as expected.
+        """Reads a key whose other values the model does not implement; it may be absent.
 
         Raises:
           ConfigError: It has another value.
@@ -188,9 +188,9 @@ class HFConfig(Mapping[str, Any]):
             raise ConfigError(f"{self.source} has {self._path + key}={value!r}, of which only {wanted} is supported")
 
     def ignore(self, key: str, *, because: str) -> None:
-        """Says of a key that the model knows it and that its value, a nested object's included, changes nothing.
+        """Declares that the model knows a key and that its value, or nested values, have no effect.
 
-        Another reader may use it still: a layer ignores what only layers of another kind need.
+        Other readers may still use it: a layer ignores what only layers of another kind need.
 
         Args:
           key: The key; it need not be there.
@@ -204,7 +204,7 @@ class HFConfig(Mapping[str, Any]):
         self._ignored.add(key)
 
     def get_text_config(self) -> HFConfig:
-        """The text decoder's config: the nested `text_config` of a model that also sees or hears, else this one."""
+        """The text decoder's config: the nested `text_config` of a multimodal model, else this one."""
         text_config = self._values.get("text_config")
         return self["text_config"] if isinstance(text_config, HFConfig) else self
 

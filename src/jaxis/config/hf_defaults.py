@@ -7,7 +7,7 @@ from typing import Any
 
 # By `model_type`. Only keys that every model of the type needs: `transformers` is the reference for their values.
 CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    # As `text_config` of the checkpoints that also see.
+    # The `text_config` of multimodal checkpoints.
     "gemma3_text": {
         "vocab_size": 262_208,
         "hidden_size": 2304,
@@ -24,7 +24,7 @@ CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A parsed config.json, or an object in one, with what its `model_type` says of keys that it does not have."""
+    """A parsed config.json, or an object in one, with missing keys set to the defaults of its `model_type`."""
     model_type = values.get("model_type")
     defaults = CONFIG_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
     return {**defaults, **values}

@@ -1,4 +1,4 @@
-"""Which layers of a model see everything and which a window, from any of the ways in which a config.json says it."""
+"""Which layers have full attention and which a window, from any form in which a config.json says so."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What layers ask of quantization: the contract between them and whatever decides how weights are stored.
 
-A model class written by the model development guides brings such methods of its own. Nothing here needs JAX.
+Model classes written to the model development guides may bring their own methods. Nothing here needs JAX.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary embedding settings, from any of the ways in which a config.json has written them.
+"""Rotary embedding settings, from any form in which a config.json has them.
 
 Configs of transformers 4 have `rope_theta` beside `rope_scaling` (whose kind is `type` or `rope_type`); those of
 transformers 5 have it all in `rope_parameters`. Where to look, and in which order, is as in transformers 5

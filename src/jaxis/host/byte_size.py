@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Parses human-readable byte sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse_bytes(size: int | str, name: str) -> int:
       name: The argument or option that it was given as, for the error.
 
     Raises:
-      ConfigError: It is neither, or less than a byte.
+      ConfigError: The size is invalid, or less than one byte.
     """
     num_bytes = 0
     if isinstance(size, str):

@@ -1,4 +1,4 @@
-"""Optional dependencies: what an extra of the package brings, and the error for one that is not installed."""
+"""Optional dependencies: the modules of each extra, and the error for an extra that is not installed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def check_extra(extra: str, what: str) -> None:
 
     Args:
       extra: Its name.
-      what: What needs it, at the start of the error.
+      what: What needs it, for the start of the error.
 
     Raises:
-      ConfigError: It is not, or only in part.
+      ConfigError: The extra is not, or only partly, installed.
     """
     if (module := missing_module(extra)) is not None:
         raise ConfigError(f"{what} needs {module.partition('.')[0]}: pip install 'jaxis[{extra}]'")
@@ -36,5 +36,5 @@ def check_extra(extra: str, what: str) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that the module is in
+    except ModuleNotFoundError:  # the module's parent package is missing
         return False

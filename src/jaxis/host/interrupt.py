@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Delays a Ctrl-C until the block is done; a second one takes effect at once.
+    """Delays Ctrl-C until the block has finished; a second one takes effect at once.
 
-    Does nothing outside the main thread, or where the program handles Ctrl-C in its own way.
+    Does nothing outside the main thread, or if the program has its own handler for Ctrl-C.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""Log lines as text for people, or as JSON for programs, each with the id of the request that it is about."""
+"""Log lines as text for people, or as JSON for programs, each with the id of its request."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ current_request_id: ContextVar[str | None] = ContextVar("current_request_id", de
 
 
 class RequestIdFilter(logging.Filter):
-    """Notes the id of the request that a log line is about."""
+    """Adds the current request's id to log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Logging's call; lets everything through."""
+        """Adds the id; lets every record through."""
         record.request_id = current_request_id.get()
         return True
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Logging's call."""
+        """Formats a record."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -38,10 +38,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line for a person."""
+    """Formats records as plain lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Logging's call."""
+        """Formats a record."""
         text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()}: {record.getMessage()}"
         request_id = getattr(record, "request_id", None)
         if request_id:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -26,13 +26,13 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """The instruction sets that the processor names, sorted."""
+    """The processor's feature flags, sorted."""
     info = _cpuinfo()
     return sorted(info.get("flags", info.get("Features", "")).split())
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is no such file."""
+    """The first processor of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

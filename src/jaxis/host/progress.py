@@ -1,4 +1,4 @@
-"""Progress display for loading, compiling and generating. On stderr, and only where that is a terminal."""
+"""Progress display for loading, compiling and generating. On stderr, and only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressDisplay:
         self._num_silent = 0
 
     def note(self, message: str) -> None:
-        """A line that stays, terminal or not."""
+        """Prints a permanent line, terminal or not."""
         self._console.print(message, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -68,7 +68,7 @@ class ProgressDisplay:
         if not self._enabled or self._num_silent:
             yield
         elif self._live is not None:
-            # A bar is on the screen already, and there can be only one.
+            # Only one live display is possible, and a bar is already shown.
             task = self._live.tasks[0]
             description = task.description
             self._live.update(task.id, description=f"Compiling {what}")

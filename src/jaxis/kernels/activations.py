@@ -1,4 +1,4 @@
-"""The activations that kernels have on board, next to their names there."""
+"""The activations that the native kernels implement, and their names there."""
 
 from __future__ import annotations
 

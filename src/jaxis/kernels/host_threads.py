@@ -1,4 +1,4 @@
-"""Threads for what native code does with weights on the host while they are loaded."""
+"""Threads for native code that processes weights on the host during loading."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def for_each_part(function: Callable[[int, int], T], size: int, part_size: int) -> list[T]:
-    """`function(first, last)` of each part of `range(size)`, side by side as far as it gives up Python's lock.
+    """Calls `function(first, last)` for each part of `range(size)`, in parallel as far as it releases the GIL.
 
     Raises:
-      Exception: What the first part that failed raised.
+      Exception: The error of the first part that failed.
     """
     parts = [(first, min(first + part_size, size)) for first in range(0, size, part_size)]
     return list(_threads().map(lambda part: function(*part), parts))

@@ -1,4 +1,4 @@
-"""Rounds values where they are computed."""
+"""Prevents XLA from skipping the rounding of intermediate values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jaxis.kernels import native
 
 
 def materialize(x: jax.Array) -> jax.Array:
-    """x, written out as it is.
+    """Returns x unchanged, but rounded to its type.
 
-    XLA on CPU may fuse a product with the sum that follows and leave out the rounding between them: in one program, and
-    not in that of another batch size. With native kernels it cannot here; elsewhere this does nothing.
+    XLA on CPU may fuse a product with a following sum and skip the rounding between them, in the program for one batch
+    size but not for another. With native kernels, this function prevents that; elsewhere it does nothing.
     """
     return _materialize(x) if native.usable() else x
 

@@ -1,7 +1,7 @@
 """The C++ kernels for CPU, called through JAX's foreign function interface.
 
-They are built when the package is installed; without them everything runs on plain JAX. `JAXIS_CPU_ISA` picks the
-instruction set by name (`none`: no native kernels at all), so that each can be tested on a machine that has several.
+They are built when the package is installed; without them everything runs on plain JAX. `JAXIS_CPU_ISA` selects the
+instruction set by name (`none` disables native kernels), so that each can be tested on a machine that has several.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Constant(ctypes.Structure):
 _i32, _i64, _bool, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    # The result, then the arguments, as the `extern "C"` functions of native/src/*.cc have them.
+    # Result type, then argument types, of the `extern "C"` functions in native/src/*.cc.
     "jaxis_ffi_major": (ctypes.c_int, []),
     "jaxis_ffi_minor": (ctypes.c_int, []),
     "jaxis_isa": (ctypes.c_char_p, []),
@@ -70,7 +70,7 @@ def isa() -> str | None:
 
 
 def status() -> str:
-    """In a line: the instruction set in use and those there are, or why there are no native kernels."""
+    """One line: the instruction set in use and those available, or why there are no native kernels."""
     try:
         lib, why_none = _find()
     except EngineError as error:
@@ -86,7 +86,7 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     wanted = os.environ.get("JAXIS_CPU_ISA")
     if wanted == "none":
         return None, "JAXIS_CPU_ISA=none"
-    # An editable installation has the sources in one folder and what was built in another.
+    # An editable installation has the sources and the built library in different folders.
     folders = _package_folders()
     paths = [path for folder in folders if (path := Path(folder, LIBRARY)).exists()]
     if not paths:
@@ -97,7 +97,7 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"{error}; install jaxis again"
     built, runs = (lib.jaxis_ffi_major(), lib.jaxis_ffi_minor()), _xla_ffi_version()
-    # XLA takes older kernels, never newer ones: the whole backend would not start.
+    # XLA accepts older kernels but not newer ones: the whole backend would fail to start.
     if built > runs:
         return None, (
             f"{paths[0]} was built for XLA's FFI {built[0]}.{built[1]}, which is newer than the installed jaxlib's "
@@ -118,8 +118,8 @@ def load(path: Path) -> ctypes.CDLL:
     """Loads a library of native kernels and declares its functions.
 
     Raises:
-      OSError: It cannot be loaded here.
-      EngineError: It was built from other sources: functions or shared numbers are not those of this package.
+      OSError: The library cannot be loaded on this machine.
+      EngineError: The library was built from other sources: its functions or constants differ from this package's.
     """
     lib = ctypes.CDLL(str(path))
     try:
@@ -133,7 +133,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def _constants(lib: ctypes.CDLL) -> dict[str, int]:
-    """The library's numbers, by name."""
+    """The library's constants, by name."""
     constants: dict[str, int] = {}
     for constant in lib.jaxis_constants():
         if constant.name is None:
@@ -202,11 +202,11 @@ def call(
     """Calls the kernel `name`; attributes are passed as numpy scalars, arrays or strings.
 
     Args:
-      name: Of the handler in the library, without the `jaxis_` it begins with.
+      name: The handler's name in the library, without the prefix `jaxis_`.
       outputs: Shape and type of each output, as `jax.ffi.ffi_call` takes them.
-      operands: Arrays.
-      aliases: Which operand's memory an output takes over.
-      attributes: By name.
+      operands: The input arrays.
+      aliases: Index of an operand -> index of the output that reuses its memory.
+      attributes: The kernel's attributes, by name.
     """
     lib = library()
     assert lib is not None
@@ -215,7 +215,7 @@ def call(
 
 
 def transformable(function: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which differentiates and vectorises as `definition`: both take and return the same arrays."""
+    """`function`, but differentiated and vectorised as `definition`; both take and return the same arrays."""
     vectorised = jax.custom_batching.custom_vmap(function)
 
     @vectorised.def_vmap
@@ -238,7 +238,7 @@ def transformable(function: Callable[..., Any], definition: Callable[..., Any]) 
 
 @functools.cache
 def _register(lib: ctypes.CDLL, name: str) -> str:
-    """Makes the kernel known to JAX and returns its name there, which says whose kernel it is."""
+    """Registers the kernel with JAX and returns the name it has there, which identifies the library."""
     target = f"jaxis_{name}_{lib.jaxis_isa().decode()}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(lib, f"jaxis_{name}")), platform="cpu")
     return target

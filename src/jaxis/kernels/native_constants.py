@@ -1,7 +1,7 @@
-"""The numbers that the native library and its callers share, for types and sizes.
+"""The constants for types and sizes that the native library and its callers share.
 
 `native/src/constants.cc` has the same table. `native.load` compares the two, so that a library built from other sources
-is an error when it is loaded, not a wrong result.
+fails to load instead of giving wrong results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VOCAB_TILE = 128
 
 
 def table() -> dict[str, int]:
-    """Every number, by its name in the library."""
+    """Every constant, by its name in the library."""
     enums = {
         "weight_type": WEIGHT_TYPES,
         "activation": ACTIVATIONS,

@@ -1,7 +1,7 @@
-"""Memory for weights on CPU: in huge pages where the system has them.
+"""Memory for weights on CPU, in huge pages if the system supports them.
 
-With ordinary pages of 4 KiB a core that streams weights waits for address translations; in huge pages the same
-memory is read up to twice as fast.
+With ordinary pages of 4 KiB a core that streams weights waits for address translations; huge pages are read up
+to twice as fast.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 import numpy as np
 
 HUGE_PAGE_BYTES = 2 << 20
-# Taken from the system at a time. What is not used of it yet is not in memory yet.
+# Reserved at a time. Pages take up memory only once they are written to.
 CHUNK_BYTES = 32 * HUGE_PAGE_BYTES
 ALIGNMENT_BYTES = 4096
 
 
 class _Chunks:
-    """Hands out pieces of large chunks. A chunk goes back to the system once no array refers to it any more."""
+    """Allocates from large chunks. A chunk returns to the system when no array refers to it any more."""
 
     def __init__(self) -> None:
         self._chunk = np.empty(0, np.uint8)
@@ -39,14 +39,14 @@ _chunks = _Chunks()
 
 
 def empty(shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 of this shape, not initialised, page-aligned."""
+    """An uninitialised, page-aligned uint8 array of this shape."""
     return _chunks.take(math.prod(shape)).reshape(shape)
 
 
 def _map(num_bytes: int) -> np.ndarray:
     mapped = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A system may have been built without them.
+        # The system may have been built without huge pages.
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(mapped, np.uint8)

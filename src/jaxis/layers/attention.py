@@ -1,6 +1,6 @@
 """Rope, cache update and attention: over the paged cache while serving, over whole sequences without one.
 
-`GroupedQueryAttention` is the layer that has the usual projections around it.
+`GroupedQueryAttention` is the layer that wraps it in the usual projections.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ def attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Rope, cache update and attention, for models whose projections are their own.
+    """Applies rope, updates the cache and attends, for models with custom projections.
 
     Args:
-      kv_cache: The layer's cache; None attends within whole sequences, each from its first token.
+      kv_cache: The layer's cache; None means that the batch holds whole sequences, each from its first token.
       q: [T, H, D], before norms and rope.
       k: [T, K, D], before norms and rope.
       v: [T, K, D].
-      metadata: Of the step.
-      rope: Rotates queries and keys; None does not. For what comes between the two: `apply_rope`, then `rope=None`.
+      metadata: The step's batch.
+      rope: Rotates queries and keys; None for no rope. To compute something between rope and scores, call `apply_rope`
+        first and pass `rope=None`.
       scale: Multiplies the scores.
-      norms: Of each query and key head, before the rope; None for none.
+      norms: Norms over each query and key head, applied before the rope; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      sinks: [H], for each head a score without a value, which takes its share of the softmax.
+      sinks: [H], one extra score per head that has no value but takes part in the softmax.
 
     Returns:
       The updated cache (None without one), and [T, H, D].
@@ -69,15 +70,15 @@ def apply_rope(
     norms: HeadNorms | None = None,
     is_paged: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Norms and rope of queries [T, H, D] and keys [T, K, D], as `attention` applies them.
+    """Applies norms and rope to queries [T, H, D] and keys [T, K, D], as `attention` does.
 
     Args:
-      rope: None for none.
+      rope: None for no rope.
       q: Before norms and rope.
       k: Before norms and rope.
-      metadata: Of the step.
-      norms: Of each query and key head, before the rope; None for none.
-      is_paged: Whether a cache keeps the keys. Without one a sequence is whole, and a rope may look at its length.
+      metadata: The step's batch.
+      norms: Norms over each query and key head, applied before the rope; None for none.
+      is_paged: Whether the keys go into a cache. Without one, sequences are whole, and the rope may use their length.
     """
     if rope is None:
         if norms is None:
@@ -93,7 +94,7 @@ def apply_rope(
 
 
 class _Options(NamedTuple):
-    """How scores are made, and what a token sees."""
+    """How scores are computed, and which tokens a token sees."""
 
     scale: float
     span: AttentionSpan
@@ -101,7 +102,7 @@ class _Options(NamedTuple):
 
 
 def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-    """Each token's request i32 [T], and whether it is one at all (bool [T])."""
+    """Each token's request, i32 [T], and whether it is a real token, not padding, bool [T]."""
     return request_of_token(
         metadata.query_start_loc, metadata.request_distribution[2], metadata.input_positions.shape[0]
     )
@@ -120,7 +121,7 @@ def _whole_sequence_attention(
     position = metadata.input_positions
     first = options.span.first_visible(position)
     visible = (request[:, None] == request) & valid & (position <= position[:, None]) & (position >= first[:, None])
-    # Padding tokens see themselves, so that their rows are finite.
+    # Padding tokens see themselves, to keep their rows finite.
     visible |= jnp.eye(q.shape[0], dtype=bool)
     if options.soft_cap is None and sinks is None:
         return jax.nn.dot_product_attention(q[None], k[None], v[None], mask=visible[None, None], scale=options.scale)[0]
@@ -130,7 +131,7 @@ def _whole_sequence_attention(
 def _dense_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, options: _Options, sinks: jax.Array | None
 ) -> jax.Array:
-    """With what `jax.nn.dot_product_attention` does not have: soft caps and sinks. `visible` is bool [T, S]."""
+    """Attention with soft caps and sinks, which `jax.nn.dot_product_attention` lacks. `visible` is bool [T, S]."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -157,8 +158,8 @@ def _sharded_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """The paged kernel on each device's own heads.
 
-    With fewer kv heads than devices the cache holds each head as often as there are devices that need it, so that
-    each device keeps only the head its queries use.
+    With fewer kv heads than devices, the cache repeats each head for every device that needs it, so that each device
+    stores only the head that its queries use.
     """
     kernel = functools.partial(ragged_paged_attention, **options._asdict())
     operands = (

@@ -1,4 +1,4 @@
-"""AttentionMetadata: what attention must know of a step's flat batch, passed down the model as an argument."""
+"""AttentionMetadata: describes a step's flat batch to attention; passed down the model as an argument."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class AttentionMetadata:
     """One flat batch of T tokens of R requests, without padding between requests.
 
     Attributes:
-      input_positions: i32 [T], each token's place in its own sequence.
+      input_positions: i32 [T], each token's position in its sequence.
       block_tables: i32 [R, max_blocks], the KV cache blocks that hold each request's tokens; None without a cache.
-        Where layers differ in how much of a sequence they keep, those of the layers that keep most.
-      seq_lens: i32 [R], each request's tokens after this step.
+        If layers keep different parts of a sequence, these are the tables of the layers that keep the most.
+      seq_lens: i32 [R], each request's length after this step.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1].
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
-        up to the third either; the third is the number of requests. Whatever comes after is padding.
-      spans: Whose tables these are: `block_tables` are the first's. None given: those of every layer.
-      other_block_tables: One i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the
-        step sees have no meaning.
+        up to the third either; the third is the number of requests. Everything after it is padding.
+      spans: The attention spans that have tables: `block_tables` belong to the first. Empty: one table for every layer.
+      other_block_tables: i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the step
+        sees are meaningless.
     """
 
     input_positions: jax.Array
@@ -43,7 +43,7 @@ class AttentionMetadata:
         """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
 
         Raises:
-          ValueError: There are none, or none of this span.
+          ValueError: There are no block tables, or none for this span.
         """
         if self.block_tables is None:
             raise ValueError("a step without a cache has no block tables")
@@ -53,7 +53,7 @@ class AttentionMetadata:
 
     @classmethod
     def for_whole_sequences(cls, lengths: Sequence[int]) -> AttentionMetadata:
-        """For running whole sequences, laid end to end in one flat batch, without a cache (`kv_caches=None`)."""
+        """Metadata for whole sequences, concatenated into one flat batch, without a cache (`kv_caches=None`)."""
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(length) for length in lengths])
         return cls(

@@ -1,6 +1,6 @@
-"""Decoder layers by where their norms stand. A family says which attention and which feed-forward block.
+"""Decoder layers that differ in where their norms are. A family supplies the attention and the feed-forward block.
 
-Each has `input_layernorm` and so on under the names of the reference implementations' checkpoints.
+Norms have the names that they have in the reference implementations' checkpoints: `input_layernorm` and so on.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class PreNormDecoderLayer(JaxModule):
     `x = x + mlp(norm(x))`
 
     Args:
-      scope: Of the layer.
+      scope: The layer's scope.
       self_attn, mlp: The two blocks.
-      make_norm: Makes each of the norms, in a scope; the default is an RMS norm with config.json's `rms_norm_eps`.
-      residual_multiplier: Multiplies what is added to x.
+      make_norm: Creates each norm from a scope; the default is an RMS norm with config.json's `rms_norm_eps`.
+      residual_multiplier: Multiplies each block's output before it is added to x.
 
     Attributes:
       feed_forward_name: What the checkpoint calls `mlp`.

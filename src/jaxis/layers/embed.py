@@ -26,7 +26,7 @@ class JaxEmbed(JaxModule):
       num_embeddings: V.
       features: E.
       rngs: For the initial table.
-      scale: What looked up embeddings are multiplied by, once it is rounded to their type (Gemma).
+      scale: Multiplies the embeddings that are looked up; rounded to their type first (Gemma).
       dtype: Data type of the embeddings.
       quant_config, prefix: See `JaxLinear`.
     """
@@ -45,7 +45,7 @@ class JaxEmbed(JaxModule):
         quant_config: QuantizationConfig | None = None,
         prefix: str = "embed_tokens",
     ) -> None:
-        # As a linear layer that reads E features and writes V logits: what `decode` is.
+        # `decode` is a linear layer from E features to V logits.
         self.input_size = features
         self.output_size = num_embeddings
         self.kernel_axes = ("vocab", "embed")
@@ -69,7 +69,7 @@ class JaxEmbed(JaxModule):
 
 
 class JaxLmHead(JaxLinear):
-    """An output head of its own: `weight` [V, E], no bias.
+    """An output head that is not tied to the embeddings: `weight` [V, E], no bias.
 
     Args:
       features: E.
@@ -100,5 +100,5 @@ class JaxLmHead(JaxLinear):
 
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        # Never rounded to the weights' type, in which the best tokens would often tie.
+        # Not rounded to the weights' type, in which the top tokens would often tie.
         return self.product(hidden_states, preferred_element_type=jnp.float32)

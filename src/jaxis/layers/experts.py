@@ -1,4 +1,4 @@
-"""The experts of a mixture: X gated feed-forward blocks whose weights stand in stacks."""
+"""The experts of a mixture: X gated feed-forward blocks whose weights are stacked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROJECTIONS = {
     **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
-# Of each stack: the logical axes of its weights' (out, in).
+# Logical axes of the (out, in) of each stack's weights.
 STACK_AXES = {"gate_proj": ("mlp", "embed"), "up_proj": ("mlp", "embed"), "down_proj": ("embed", "mlp")}
 _OF_ONE_EXPERT = re.compile(r"(\d+)\.(\w+)\.(\w+)")
 _OF_ALL_EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)(_\w+)?")
@@ -36,8 +36,8 @@ class StackLayout:
     """How a checkpoint lays out tensors that hold all experts (`gate_up_proj`, `down_proj`).
 
     Attributes:
-      transposed: Weights are [X, in, out], not [X, out, in]. Biases and what quantized weights consist of never are.
-      interleaved: The outputs of `gate_up_proj` are gate and up in turns, not all of gate and then all of up.
+      transposed: Weights are [X, in, out], not [X, out, in]. Biases and the tensors of quantized weights never are.
+      interleaved: The outputs of `gate_up_proj` alternate between gate and up, instead of all gates coming first.
     """
 
     transposed: bool
@@ -55,10 +55,10 @@ class JaxExperts(JaxModule):
       hidden_size: E.
       intermediate_size: F of one expert.
       rngs: For the initial weights.
-      gated_unit: Makes of gate and up what `down_proj` gets.
+      gated_unit: Combines gate and up into the input of `down_proj`.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       use_bias: Whether the three projections have biases.
-      stack_layout: Of a checkpoint whose tensors hold all experts; None where each tensor holds one.
+      stack_layout: The layout of tensors that hold all experts; None if each tensor holds one.
       dtype, quant_config, prefix: See `JaxLinear`.
     """
 
@@ -127,19 +127,18 @@ class JaxExperts(JaxModule):
         return experts(x, expert_ids, expert_weights, stacks)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """Puts each expert's tensors into their places; experts may come in any order and in several calls.
+        """Loads the experts' tensors, in any order and over any number of calls.
 
         Args:
           weights: (name, tensor) pairs, of one expert (`3.gate_proj.weight`, `3.w1.weight`) or of all
-            (`gate_up_proj`, `down_proj_bias`). What else a name ends with is a tensor of the weights' format:
+            (`gate_up_proj`, `down_proj_bias`). Other suffixes name tensors of the weights' format:
             `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
 
         Returns:
-          The names of the stacks that something was put into.
+          The names of the stacks that received a tensor.
 
         Raises:
-          CheckpointError: A tensor that is for no stack or no expert of this layer, has another shape, or is there
-            twice.
+          CheckpointError: A tensor belongs to no stack or expert of this layer, has the wrong shape, or occurs twice.
         """
         filled = set()
         for name, tensor in weights:
@@ -153,7 +152,7 @@ class JaxExperts(JaxModule):
         return filled
 
     def _load_part(self, stack_name: str, expert: int, part: np.ndarray) -> str:
-        """Loads a part, and returns the name of its parameter."""
+        """Loads one expert's part of a tensor, and returns the name of its parameter."""
         name, tensor_name = self._parameter_of(stack_name)
         if expert >= self.num_experts:
             raise CheckpointError(f"is for expert {expert}, but the model has {self.num_experts}")
@@ -161,7 +160,7 @@ class JaxExperts(JaxModule):
         return name
 
     def _parameter_of(self, stack_name: str) -> tuple[str, str]:
-        """Stack of the file -> the parameter it is for, and what its weights' format calls it."""
+        """Name of a stack in the file -> its parameter, and the tensor's name in the weights' format."""
         if isinstance(getattr(self, stack_name, None), nnx.Param):
             return stack_name, "weight"
         for name in STACK_AXES:
@@ -172,7 +171,7 @@ class JaxExperts(JaxModule):
         raise CheckpointError(f"has no parameter {stack_name!r} in {type(self).__name__}")
 
     def parts(self, name: str, tensor: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
-        """(Stack, expert, the expert's part with its outputs along the first axis)."""
+        """Yields (stack, expert, the expert's part with its outputs along the first axis)."""
         if match := _OF_ONE_EXPERT.fullmatch(name):
             expert, projection, kind = match.groups()
             if projection in _PROJECTIONS:

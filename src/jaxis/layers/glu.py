@@ -1,4 +1,4 @@
-"""Gated linear units as data: what an expert makes of its gate and its up projection."""
+"""Gated linear units as data: how an expert combines its gate and up projections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GLU:
 
 @dataclass(frozen=True)
 class ClampedGLU:
-    """`g * sigmoid(alpha * g) * (u + 1)`, where g is the gate up to `limit` and u is up within +-`limit` (GPT-OSS).
+    """`g * sigmoid(alpha * g) * (u + 1)`, with g = `min(gate, limit)` and u = `clip(up, -limit, limit)` (GPT-OSS).
 
     Attributes:
       limit: The bound.

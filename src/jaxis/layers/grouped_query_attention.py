@@ -33,18 +33,18 @@ class GroupedQueryAttention(JaxModule):
     Sizes are config.json's: `hidden_size` E, `num_attention_heads` H, `num_key_value_heads` K, `head_dim` D.
 
     Args:
-      scope: Of the layer.
-      head_dim: D where config.json does not have it; None is E / H.
+      scope: The layer's scope.
+      head_dim: D, if config.json does not have it; None means E / H.
       use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
-      rope_settings: None is what config.json says of all layers.
+      rope_settings: The layer's rope; None means the settings that config.json has for all layers.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
-      scale: Multiplies the scores; None is D ** -0.5.
+      scale: Multiplies the scores; None means D ** -0.5.
       qkv_bias, o_bias: Whether those projections have biases.
-      packed_qkv: The checkpoint has one `qkv_proj` [(H + 2 K) D, E] in place of three matrices.
-      qk_norm: Makes the norms of queries and of keys, which come before the rope. True is an RMS norm over each head.
+      packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
+      qk_norm: Creates the norms of queries and keys, applied before the rope. True means an RMS norm over each head.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      use_sinks: Whether there is a parameter `sinks` [H], for each head a score without a value.
+      use_sinks: Whether there is a parameter `sinks` [H], one extra score per head that has no value.
 
     Raises:
       ConfigError: config.json's rope is not supported.
@@ -140,7 +140,7 @@ class GroupedQueryAttention(JaxModule):
         return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.head_dim))
 
     def after_rope(self, q: jax.Array, k: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-        """What a family does to queries [T, H, D] and keys [T, K, D] between rope and scores: here, nothing."""
+        """Changes queries [T, H, D] and keys [T, K, D] between rope and scores; families override this no-op."""
         del metadata
         return q, k
 
@@ -152,7 +152,7 @@ class GroupedQueryAttention(JaxModule):
         return jnp.split(self.qkv_proj(x), [q_size, q_size + kv_size], axis=-1)
 
     def _norms_of_rope_kernel(self) -> HeadNorms | None:
-        """The norms for `apply_rope` to apply in one kernel with the rope; None where they are not of that kind."""
+        """The norms that `apply_rope` can fuse with the rope into one kernel; None if they are of another kind."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if calls_are_observed() or not isinstance(q_norm, JaxRmsNorm) or not isinstance(k_norm, JaxRmsNorm):
             return None

@@ -18,12 +18,12 @@ class CacheSpec(Protocol):
 
     @property
     def span(self) -> AttentionSpan:
-        """Which tokens the layer reads: blocks of others are not kept."""
+        """Which tokens the layer reads; blocks without any of them are freed."""
         ...
 
     @property
     def head_axis_name(self) -> str | None:
-        """The logical axis of the cache's last axis but one; None where every device holds all of it."""
+        """The logical name of the cache's second-to-last axis; None if the cache is replicated."""
         ...
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
@@ -34,14 +34,14 @@ class CacheSpec(Protocol):
         """The spec of a cache that is sharded over this many devices.
 
         Raises:
-          ConfigError: It cannot be.
+          ConfigError: The cache cannot be sharded over that many devices.
         """
         ...
 
 
 @runtime_checkable
 class HasCache(Protocol):
-    """A layer that keeps something of each token, such as attention."""
+    """A layer that caches something for each token, such as attention."""
 
     @property
     def kv_cache_spec(self) -> CacheSpec:
@@ -66,14 +66,14 @@ class KVCacheSpec:
     span: AttentionSpan = FULL_CONTEXT
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache; its last axis but one is `head_axis_name`."""
+        """The shape of the layer's cache; its second-to-last axis is `head_axis_name`."""
         return kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> KVCacheSpec:
-        """The spec with each kv head as often as devices need it, where there are fewer heads than devices.
+        """The spec with kv heads repeated if there are fewer heads than devices.
 
         Raises:
-          ConfigError: Heads and devices do not divide one another.
+          ConfigError: Neither the number of heads nor of devices divides the other.
         """
         heads = self.num_kv_heads
         if heads % tensor_parallel_size and tensor_parallel_size % heads:

@@ -1,4 +1,4 @@
-"""The projection from latents to the keys and values of each head, and its absorption into what is around it."""
+"""The projection from latents to the keys and values of each head, which attention absorbs into queries and outputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxis.layers.linear import JaxLinear
 
 
 class LatentUpProjection(JaxLinear):
-    """`kv_b_proj`: the H heads' keys (N numbers each, without position) and values (V) of a latent of L numbers.
+    """`kv_b_proj`: maps a latent (L elements) to the keys (N, without position) and values (V) of H heads.
 
-    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents needs it one head at a time and in both
-    directions, which is not a product of a whole layer. So a quantized weight is dequantized once it is loaded, to the
-    numbers that its products multiply by: to the model's type, or, packed for the native kernels, to float32 (bfloat16
-    where that changes nothing). Packed, it becomes `key_weight`, H of [L, N], and `value_weight`, H of [V, L].
+    Its `weight` is the checkpoint's, [H * (N + V), L]. Attention over latents multiplies by it one head at a time,
+    and in both directions, which the kernels for whole layers cannot do. A quantized weight is therefore dequantized on
+    loading: to the model's type, or, packed for the native kernels, to float32 (bfloat16 where that is exact). Packed,
+    it becomes `key_weight`, H matrices [L, N], and `value_weight`, H matrices [V, L].
 
     Args:
       num_heads: H.
@@ -62,25 +62,25 @@ class LatentUpProjection(JaxLinear):
         if self.key_weight is None:
             out = self.product(latents).reshape(latents.shape[0], self.num_heads, -1)
             return out[..., : self.key_dim], out[..., self.key_dim :]
-        # Each of a head's N numbers by itself gives the weight that it has.
+        # Multiplying by the identity yields the weight itself.
         numbers = jnp.eye(self.key_dim, dtype=latents.dtype)[:, None].repeat(self.num_heads, axis=1)
         keys = jnp.einsum("tl,nhl->thn", latents, self.absorb_into_queries(numbers))
         return keys, self.values_of(latents[:, None].repeat(self.num_heads, axis=1))
 
     def absorb_into_queries(self, queries: jax.Array) -> jax.Array:
-        """queries [T, H, N] -> [T, H, L], whose products with latents are the queries' with the latents' keys."""
+        """queries [T, H, N] -> [T, H, L], whose products with latents equal those of queries with the latents' keys."""
         if self.key_weight is not None:
             return head_matmul(queries, self.key_weight.get_value())
         return head_matmul(queries, self._of_heads()[:, : self.key_dim].swapaxes(1, 2))
 
     def values_of(self, latents: jax.Array) -> jax.Array:
-        """A latent of each head [T, H, L] -> its value [T, H, V]."""
+        """One latent per head [T, H, L] -> its value [T, H, V]."""
         if self.value_weight is not None:
             return head_matmul(latents, self.value_weight.get_value())
         return head_matmul(latents, self._of_heads()[:, self.key_dim :])
 
     def after_loading(self) -> None:
-        """Dequantizes the weight, or packs it by heads."""
+        """Dequantizes the weight, or packs it head by head."""
         if isinstance(self.weight.get_value(), jax.Array):
             return
         weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
@@ -90,7 +90,7 @@ class LatentUpProjection(JaxLinear):
             self.weight.set_value(weight.astype(self.dtype))
 
     def _pack(self, weight: np.ndarray) -> None:
-        """weight: float32 [H * (N + V), L]."""
+        """Packs a weight, float32 [H * (N + V), L], head by head."""
         narrow = weight.astype(ml_dtypes.bfloat16)
         heads = narrow if np.array_equal(narrow.astype(np.float32), weight) else weight
         heads = heads.reshape(self.num_heads, -1, self.input_size)
@@ -99,5 +99,5 @@ class LatentUpProjection(JaxLinear):
         del self.weight
 
     def _of_heads(self) -> jax.Array:
-        """[H, N + V, L]."""
+        """The weight by heads, [H, N + V, L]."""
         return self.weight[...].reshape(self.num_heads, -1, self.input_size)

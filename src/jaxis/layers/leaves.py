@@ -1,6 +1,6 @@
-"""Layers that are made of parameters only, from a scope: these functions unpack it into their constructors' arguments.
+"""Functions that create leaf layers (those with parameters only) from a scope.
 
-The constructors themselves have the signatures of the model development guides, for classes written by those.
+The constructors themselves have the signatures of the model development guides, so that classes written to those work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def linear(
     """A linear layer.
 
     Args:
-      scope: Of the layer.
+      scope: The layer's scope.
       input_size: Features in.
       output_size: Features out.
       axes: Logical axes of the weight's (out, in).
@@ -79,9 +79,9 @@ def rms_norm(
     """An RMS norm.
 
     Args:
-      scope: Of the norm, or of the layer that it is in: norms are not quantized, so their name does not matter.
-      num_features: Size of the last axis; None is config.json's `hidden_size`.
-      epsilon: None is config.json's `rms_norm_eps`.
+      scope: The scope of the norm, or of the layer that it is in: norms are not quantized, so the name is irrelevant.
+      num_features: Size of the last axis; None means config.json's `hidden_size`.
+      epsilon: None means config.json's `rms_norm_eps`.
       add_unit_offset: The checkpoint has `weight - 1` (Gemma).
     """
     return JaxRmsNorm(
@@ -99,8 +99,8 @@ def layer_norm(
     """A layer norm.
 
     Args:
-      scope: Of the norm, or of the layer that it is in.
-      shape: Of the weight, as `JaxLayerNorm` has it; None is config.json's `hidden_size`.
+      scope: The scope of the norm, or of the layer that it is in.
+      shape: The weight's shape, as in `JaxLayerNorm`; None means config.json's `hidden_size`.
       epsilon: Added to the variance.
       use_bias: Whether there is a `bias` of the same shape.
     """
@@ -116,8 +116,8 @@ def router(
     """A router over config.json's `hidden_size`.
 
     Args:
-      scope: Of the router.
-      routing: How its logits are read.
+      scope: The router's scope.
+      routing: How its logits are interpreted.
       use_bias: See `JaxRouter`.
       use_selection_bias: See `JaxRouter`.
     """
@@ -145,8 +145,8 @@ def experts(
     """The experts that a router with this routing chooses among.
 
     Args:
-      scope: Of the experts.
-      routing: Of their router.
+      scope: The experts' scope.
+      routing: Their router's.
       intermediate_size: F of one expert.
       gated_unit: See `JaxExperts`.
       use_bias: See `JaxExperts`.
@@ -170,7 +170,7 @@ def experts(
 def latent_up_projection(
     scope: LayerScope, num_heads: int, latent_dim: int, key_dim: int, value_dim: int
 ) -> LatentUpProjection:
-    """The projection of latents to heads' keys and values; sizes as for `LatentUpProjection`."""
+    """The projection from latents to the heads' keys and values; for the sizes, see `LatentUpProjection`."""
     return LatentUpProjection(
         num_heads,
         latent_dim,

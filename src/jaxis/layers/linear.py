@@ -32,7 +32,7 @@ class JaxLinear(JaxModule):
       kernel_axes: Logical axes of the weight's (out, in).
       kernel_init: Initializer of the weight.
       quant_config: Decides how the weight is stored.
-      prefix: The layer's dotted name, by which `quant_config` finds it.
+      prefix: The layer's dotted name, which `quant_config` looks up.
     """
 
     weight: nnx.Param
@@ -71,14 +71,14 @@ class JaxLinear(JaxModule):
         return y if self.bias is None else y + self.bias[...]
 
     def product(self, x: jax.Array, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
-        """x [..., in] -> [..., out] in the type given, or x's, without the bias."""
+        """x [..., in] -> [..., out] without the bias, in `preferred_element_type` or x's type."""
         if isinstance(self.quant_method, ApplyingQuantMethod):
             return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
         return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
-    """The output of each layer for x [..., in]; in one kernel where there is one for their weights."""
+    """The output of each layer for x [..., in], computed in one kernel if there is one for their weights."""
     results = None
     if can_be_fused(*layers):
         results = fused_matmul(x, [layer.weight.get_value() for layer in layers])
@@ -89,15 +89,15 @@ def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:
 
 
 def can_be_fused(*layers: JaxLinear) -> bool:
-    """Whether one kernel may compute all layers: no observer is attached, and no layer overrides its product."""
+    """Whether one kernel may compute all layers: nothing observes calls, and no layer overrides `product`."""
     return not calls_are_observed() and not any(isinstance(each.quant_method, ApplyingQuantMethod) for each in layers)
 
 
 class JaxEinsum(JaxModule):
     """`y = einsum(einsum_str, x, weight) + bias`, for weights with more than two axes, such as [heads, head_dim, in].
 
-    The checkpoint may hold the weight with neighbouring axes merged ([heads * head_dim, in]): that is the same
-    memory, so it is reshaped while loading. Any other shape is an error.
+    The checkpoint may have the weight with neighbouring axes merged ([heads * head_dim, in]); it is then reshaped while
+    loading, without moving data. Any other shape is an error.
     """
 
     def __init__(

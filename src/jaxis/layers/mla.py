@@ -22,13 +22,13 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 
-# Of the norms of latents, whatever the config says of the others: the reference's own default.
+# For the norms of latents: the reference uses its default, not the config's value.
 LATENT_NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class LatentCacheSpec:
-    """A compressed latent and a rope key a token, which all heads share: every device holds all of it.
+    """One compressed latent and one rope key per token, shared by all heads and replicated on every device.
 
     Attributes:
       latent_dim: Elements of a latent.
@@ -46,23 +46,23 @@ class LatentCacheSpec:
         return latent_cache_shape(num_blocks, block_size, self.latent_dim, self.rope_dim, dtype)
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
-        """Itself: no part of a latent belongs to one device."""
+        """Returns itself: latents are not sharded."""
         del tensor_parallel_size
         return self
 
 
 @dataclass(frozen=True)
 class LatentAttentionSizes:
-    """Dimensions of what a token, or a head, has at each stage.
+    """Dimensions of tokens and heads at each stage.
 
     Attributes:
       hidden_size: E.
       num_heads: H.
-      q_lora_rank: Of the queries' latent; None makes queries without one.
-      kv_lora_rank: L, of the latent that keys and values are made of.
-      qk_nope_head_dim: N, of the part of a query or key that the rope does not rotate.
-      qk_rope_head_dim: R, of the part that it does.
-      v_head_dim: V, of a value.
+      q_lora_rank: Size of the queries' latent; None if queries are projected directly.
+      kv_lora_rank: L, the size of the latent that keys and values are projected from.
+      qk_nope_head_dim: N, the dimensions of a query or key that the rope does not rotate.
+      qk_rope_head_dim: R, the dimensions that it rotates.
+      v_head_dim: V, the dimensions of a value.
     """
 
     hidden_size: int
@@ -79,16 +79,16 @@ class LatentAttentionSizes:
 
 
 class MultiHeadLatentAttention(JaxModule):
-    """Self-attention whose keys and values are linear in one latent a token (arXiv:2405.04434).
+    """Self-attention whose keys and values are linear in one latent per token (arXiv:2405.04434).
 
-    Over the paged cache the projections from the latent are absorbed, so that the cache holds
-    `kv_lora_rank + qk_rope_head_dim` elements a token; that is more arithmetic than with keys and values made of the
-    latents, about twice in a long prefill, and far less memory to read in a decode. Whole sequences attend to keys and
-    values.
+    With a paged cache, the projections from the latent are absorbed, so that the cache holds
+    `kv_lora_rank + qk_rope_head_dim` elements per token. Compared with materialized keys and values, this takes more
+    arithmetic (about twice as much in a long prefill) but reads far less memory in a decode. Without a cache, keys and
+    values are materialized.
 
     Args:
-      scope: Of the layer.
-      sizes: Of everything.
+      scope: The layer's scope.
+      sizes: All dimensions.
       rope: Rotates the last `qk_rope_head_dim` dimensions of each query head, and the rope key that all heads share.
       scale: Multiplies the scores.
       use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
@@ -186,14 +186,14 @@ class MultiHeadLatentAttention(JaxModule):
         rope_key: jax.Array,
         metadata: AttentionMetadata,
     ) -> jax.Array:
-        """[T, H, V], of causal attention within each sequence."""
+        """Causal attention within each sequence -> [T, H, V]."""
         num_tokens = q_nope.shape[0]
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
         q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
         k_nope, v = self.kv_b_proj.keys_and_values(latents)
         token = jnp.arange(num_tokens)
         visible = (request[:, None] == request) & (token[:, None] >= token) & valid
-        # Padding tokens see themselves, so that their rows are finite.
+        # Padding tokens see themselves, to keep their rows finite.
         visible |= token[:, None] == token
         scores = jnp.einsum("thd,shd->hts", q_nope, k_nope, preferred_element_type=jnp.float32)
         scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
@@ -202,7 +202,7 @@ class MultiHeadLatentAttention(JaxModule):
 
 
 def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int) -> Callable[..., Any]:
-    """`latent_attention` with the heads of q split over the mesh, the cache on every device."""
+    """`latent_attention` with the heads of q split over the mesh and the cache replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1 or num_heads % mesh.shape["model"]:
         return kernel

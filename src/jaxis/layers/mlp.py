@@ -42,7 +42,7 @@ def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
     """The activation that config.json calls `name`.
 
     Raises:
-      ConfigError: It is not known.
+      ConfigError: The activation is unknown.
     """
     if name not in ACTIVATIONS:
         raise ConfigError(f"hidden_act={name!r} in config.json is not supported; known: {', '.join(ACTIVATIONS)}")
@@ -53,14 +53,14 @@ class GatedMLP(JaxModule):
     """`down_proj(act(gate_proj(x)) * up_proj(x))` (arXiv:2002.05202).
 
     Args:
-      scope: Of the layer.
-      intermediate_size: F; None is config.json's `intermediate_size`.
-      activation: The name of what is applied to the gate; None is config.json's `hidden_act`.
+      scope: The layer's scope.
+      intermediate_size: F; None means config.json's `intermediate_size`.
+      activation: Name of the gate's activation; None means config.json's `hidden_act`.
       use_bias: Whether the projections have biases.
-      packed_gate_up: The checkpoint has one `gate_up_proj` [2 F, E], gates first, in place of two matrices.
+      packed_gate_up: Whether the checkpoint has one `gate_up_proj` [2 F, E], gates first, instead of two matrices.
 
     Raises:
-      ConfigError: The activation is not known.
+      ConfigError: The activation is unknown.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """JaxModule: an nnx.Module whose parameters have the checkpoint's names.
 
-Adds to nnx.Module what PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may
-stand in lists, tuples and dicts, as `model.layers.0` does.
+Adds the methods that PyTorch users expect: `named_parameters`, `named_modules`, `named_children`. Children may be in
+lists, tuples and dicts, as in `model.layers.0`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class JaxModule(nnx.Module, pytree=False):
             cls.__call__ = _observable(vars(cls)["__call__"])
 
     def named_children(self) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-        """Direct children, modules and parameters, in the order they were set; those in containers as `name.key`."""
+        """Direct children, modules and parameters, in the order they were set; in containers, as `name.key`."""
         return named_children(self)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
@@ -53,21 +53,21 @@ class JaxModule(nnx.Module, pytree=False):
 
 @runtime_checkable
 class HasAfterLoading(Protocol):
-    """A module that makes something of its own of its weights."""
+    """A module that post-processes its weights."""
 
     def after_loading(self) -> None:
-        """Called once, when the whole checkpoint is read and the module's `quant_method` is done."""
+        """Called once, after the whole checkpoint has been read and the module's `quant_method` has finished."""
         ...
 
 
 class NamedByCheckpoint(Generic[Child]):
-    """A child module that the code calls by one name, and checkpoints by different ones.
+    """A child module that has one name in the code and different names in checkpoints.
 
-    The module keeps it under the checkpoint's name, as it does every child; reading this attribute finds it there. That
-    the two names may be the same is why this is no data descriptor: the module's own attribute comes first then.
+    The module stores it under the checkpoint's name, as it does every child, and reading this attribute looks it up.
+    The two names may be the same; then the module's own attribute must win, so this is not a data descriptor.
 
     Args:
-      name_attribute: The attribute of the module that says what the checkpoint calls the child.
+      name_attribute: The module's attribute that holds the child's name in the checkpoint.
     """
 
     def __init__(self, name_attribute: str) -> None:
@@ -78,21 +78,21 @@ class NamedByCheckpoint(Generic[Child]):
 
 
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module | nnx.Param]]:
-    """As `JaxModule.named_children`, of any nnx.Module."""
+    """`JaxModule.named_children` for any nnx.Module."""
     for name, value in vars(module).items():
         if not name.startswith("_"):
             yield from _flatten(name, value)
 
 
 def named_parameters(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Param]]:
-    """As `JaxModule.named_parameters`, of any nnx.Module."""
+    """`JaxModule.named_parameters` for any nnx.Module."""
     for name, child in _walk(module, prefix):
         if isinstance(child, nnx.Param):
             yield name, child
 
 
 def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
-    """As `JaxModule.named_modules`, of any nnx.Module."""
+    """`JaxModule.named_modules` for any nnx.Module."""
     yield prefix, module
     for name, child in _walk(module, prefix):
         if isinstance(child, nnx.Module):
@@ -101,7 +101,7 @@ def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, n
 
 @contextmanager
 def calls_observed(observer: Observer) -> Iterator[None]:
-    """Each call of a JaxModule made inside goes to the observer; nothing is fused, nothing compiled as a whole."""
+    """Passes each JaxModule call in the block to the observer; disables fusion and whole-model compilation."""
     token = _observer.set(observer)
     try:
         yield
@@ -110,13 +110,13 @@ def calls_observed(observer: Observer) -> Iterator[None]:
 
 
 def calls_are_observed() -> bool:
-    """Whether `calls_observed` is in force: code that does the work of several modules at once then calls each."""
+    """Whether `calls_observed` is active: code that fuses several modules must then call each of them."""
     return _observer.get() is not None
 
 
 @contextmanager
 def initializers_skipped() -> Iterator[None]:
-    """Parameters made inside are zeros: for abstract construction, where tracing real initializers takes seconds."""
+    """Makes new parameters zeros inside the block: abstract construction would spend seconds tracing initializers."""
     token = _skip_initializers.set(True)
     try:
         yield
@@ -125,7 +125,7 @@ def initializers_skipped() -> Iterator[None]:
 
 
 def initializers_are_skipped() -> bool:
-    """Whether `initializers_skipped` is in force."""
+    """Whether `initializers_skipped` is active."""
     return _skip_initializers.get()
 
 
@@ -146,7 +146,7 @@ def make_parameter(
       shape: The checkpoint's shape.
       dtype: Data type.
       axes: One logical axis name, or None, for each dimension.
-      weight_loader: `weight_loader(param, tensor, shard_id)` fills the parameter in place of the default loader.
+      weight_loader: `weight_loader(param, tensor, shard_id)` fills the parameter, instead of the default loader.
     """
     metadata: dict[str, Any] = {"logical_axes": axes}
     if weight_loader is not None:
@@ -159,7 +159,7 @@ def make_parameter(
 def _observable(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observable(self: JaxModule, *args: Any, **kwargs: Any) -> Any:
-        # Models run compiled, so this is asked when a program is traced, not when it runs.
+        # Models run compiled, so this is checked when a program is traced, not when it runs.
         observer = _observer.get()
         return call(self, *args, **kwargs) if observer is None else observer(self, call, args, kwargs)
 

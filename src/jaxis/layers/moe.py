@@ -1,4 +1,4 @@
-"""The sparse feed-forward block: a router, its experts, and what every token goes through besides."""
+"""The sparse feed-forward block: a router, its experts, and shared experts that every token goes through."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from jaxis.layers.scope import LayerScope
 
 
 class SparseMoE(JaxModule):
-    """`experts(x)` of the experts that the router chooses, plus `shared_experts(x)` where there are any.
+    """`experts(x)` of the experts that the router chooses, plus `shared_experts(x)` if there are any.
 
     Args:
-      scope: Of the layer.
+      scope: The layer's scope.
       routing: How experts are chosen.
       intermediate_size: F of one expert.
-      gated_unit: None is the plain one, with config.json's `hidden_act`.
+      gated_unit: None means the plain GLU with config.json's `hidden_act`.
       use_bias: Whether router and experts have biases.
       use_selection_bias, stack_layout: See `JaxRouter` and `JaxExperts`.
-      shared_experts: What every token goes through besides; None is nothing.
-      router_name, shared_experts_name: What the checkpoint calls them.
+      shared_experts: The block that every token goes through; None for none.
+      router_name, shared_experts_name: Their names in the checkpoint.
 
     Raises:
-      ConfigError: The activation is not known.
+      ConfigError: The activation is unknown.
     """
 
     router = NamedByCheckpoint[JaxRouter]("_router_name")

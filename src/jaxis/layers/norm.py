@@ -49,9 +49,9 @@ class JaxRmsNorm(JaxModule):
 
     @property
     def scale(self) -> jax.Array:
-        """The factor of the normalised features: [num_features]."""
+        """The factor that multiplies the normalised features: [num_features]."""
         weight = self.weight[...]
-        # In float32, in which 1 + weight is not rounded to a few bits.
+        # In float32, so that 1 + weight keeps its precision.
         return 1.0 + weight.astype(jnp.float32) if self.add_unit_offset else weight
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ class JaxLayerNorm(JaxModule):
     """Layer norm over the last axis, computed in float32 (arXiv:1607.06450).
 
     Args:
-      shape: Of the weight: the last axis's size, or [M, N] where each of M rows of N features has weights of its own.
+      shape: The weight's: the last axis's size, or [M, N] if each of M rows of N features has its own weights.
       rngs: For the initial weights.
       epsilon: Added to the variance.
       use_bias: Whether there is a `bias` of the same shape.

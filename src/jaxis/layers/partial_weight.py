@@ -1,7 +1,7 @@
-"""Parameters that hold a weight, or one of each of X experts, filled tensor by tensor as a checkpoint is read.
+"""Parameters that hold a weight, or one for each of X experts, filled tensor by tensor as a checkpoint is read.
 
-A weight is made as soon as the last of its tensors is there, so that loading never holds much more than the tensors of
-one weight besides the model.
+A weight is built as soon as its last tensor has arrived, so that loading needs little more memory than the model and
+the tensors of one weight.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from jaxis.parallel.mesh import logical_sharding
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PartialWeight:
-    """The value of a parameter of which tensors are missing.
+    """The value of a parameter whose tensors have not all arrived.
 
     Attributes:
       target: Shape [out, in] or [X, out, in]. Abstract, so that an incomplete parameter counts as not loaded.
-      waiting: (Expert, tensor's name) -> the tensors that wait for others of their weight; views of the mapped file.
+      waiting: (Expert, tensor name) -> tensors of incomplete weights; views of the mapped file.
       stack: The weights of the experts that are complete.
       complete: Those experts.
     """
@@ -53,10 +53,10 @@ class PartialWeight:
 
 @dataclass(frozen=True)
 class WeightLoader:
-    """The `weight_loader` of a parameter that holds a weight. Equal for layers alike.
+    """The `weight_loader` of a parameter that holds a weight. Identical layers have equal ones.
 
     Attributes:
-      recipe: Makes the weight.
+      recipe: Builds the weight.
       slot: The parameter.
       dtype: The model's data type.
     """
@@ -66,7 +66,7 @@ class WeightLoader:
     dtype: np.dtype
 
     def make_parameter(self, rngs: nnx.Rngs, init: Initializer) -> nnx.Param:
-        """The parameter with initial values, or with zeros where these are skipped."""
+        """The parameter with initial values, or with zeros if initializers are skipped."""
         shape = self._target.shape
         if initializers_are_skipped():
             value: Weight = jnp.zeros(shape, self.dtype)
@@ -82,7 +82,7 @@ class WeightLoader:
         """Takes one of the weight's tensors; `shard_id` is its name in the file, None the parameter's own.
 
         Raises:
-          CheckpointError: It is not what the weight needs.
+          CheckpointError: The weight does not take this tensor.
         """
         name = "weight" if shard_id is None else shard_id
         if name not in self._specs:
@@ -99,16 +99,16 @@ class WeightLoader:
             param.set_value(self._place(self._make(tensors)))
 
     def load_expert(self, param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
-        """Takes one of the tensors of an expert's weight.
+        """Takes one tensor of an expert's weight.
 
         Args:
-          param: Of abstract value [X, ...], or one that this function has begun to fill.
-          expert: Whose.
-          tensor: With its outputs along the first axis.
-          name: The tensor's in the format.
+          param: Its value is abstract [X, ...], or partly filled by this function.
+          expert: The expert's index.
+          tensor: The tensor, with its outputs along the first axis.
+          name: The tensor's name in the format.
 
         Raises:
-          CheckpointError: It is not what the weight needs, or the expert has it already.
+          CheckpointError: The weight does not take this tensor, or already has it.
         """
         value = param.get_value()
         partial = PartialWeight(value) if isinstance(value, jax.ShapeDtypeStruct) else value
@@ -128,7 +128,7 @@ class WeightLoader:
             param.set_value(_complete(partial.stack))
 
     def missing(self, value: object) -> list[str]:
-        """Which tensors a parameter that holds this value lacks, by their names beside it in the file."""
+        """The tensors that a parameter with this value lacks, by the names that they have beside it in the file."""
         if not isinstance(value, PartialWeight):
             return [self._file_name(name) for name in self._specs]
         if self.slot.num_experts is None:
@@ -167,7 +167,7 @@ class WeightLoader:
             raise CheckpointError(f"is {tensor.tolist()} in the checkpoint, {list(spec.content)} in the model")
 
     def _take(self, partial: PartialWeight, expert: int, name: str, tensor: np.ndarray) -> dict[str, np.ndarray] | None:
-        """All of a weight's tensors if this is the last of them; otherwise it waits."""
+        """Returns all of a weight's tensors if this is the last one; otherwise stores it and returns None."""
         partial.waiting[expert, name] = tensor
         names = self._specs
         if any((expert, each) not in partial.waiting for each in names):
@@ -188,14 +188,14 @@ class WeightLoader:
         return weight
 
     def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
-        """The stack with an expert's weight in its place; a packed one is packed there, straight from the file."""
+        """The stack with an expert's weight added; a packed weight is packed in place, straight from the file."""
         num_experts, axes = self.slot.num_experts, self.slot.axes
         assert num_experts is not None
         try:
             if self.recipe.packs:
                 assert stack is None or isinstance(stack, PackedWeight)
                 if self.recipe.format is PLAIN and stack is not None and stack.qtype == "float32":
-                    # Narrower numbers join those that are wide already.
+                    # The stack already holds float32, so lower-precision tensors are upcast.
                     tensors = {name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items()}
                 return pack_into(stack, num_experts, expert, lambda allocate: self._make_packed(tensors, allocate))
             weight = self._make(tensors)
@@ -208,7 +208,7 @@ class WeightLoader:
                 )
             elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
                 raise ValueError("has a different type from those of the other experts")
-            # By the time that the tensor after the next is asked for, this one's file pages are given up.
+            # Pages are released two tensors later, so finish with this one first.
             return jax.block_until_ready(
                 jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)
             )
@@ -216,11 +216,11 @@ class WeightLoader:
             raise CheckpointError(str(error)) from None
 
     def _place(self, weight: Weight) -> Weight:
-        """One weight on the current mesh, each of its arrays split as the matrix is."""
+        """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
         axes = self.slot.axes
         if isinstance(weight, jax.Array | np.ndarray):
             return place_array(weight, axes).astype(self.dtype)
-        # What is packed stands where it belongs.
+        # Packed arrays are already in place.
         return jax.tree.map(lambda a: place_array(a, axes) if isinstance(a, np.ndarray) else a, weight)
 
     def _initial_weight(self, array: jax.Array) -> Weight:
@@ -237,7 +237,7 @@ class WeightLoader:
 
 
 def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
-    """As `WeightLoader.load_expert`, of any parameter [X, ...]: one without such a loader has one tensor an expert."""
+    """`WeightLoader.load_expert` for any parameter [X, ...]; without a WeightLoader, an expert is one tensor."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         value = param.get_value()
@@ -249,7 +249,7 @@ def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "
 
 
 def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
-    """The names of the tensors that an unfilled parameter of this dotted name lacks."""
+    """The names of the tensors that an unfilled parameter with this dotted name lacks."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         value = param.get_value()
@@ -277,7 +277,7 @@ def _zeros(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str | None, ...
 
 @functools.cache
 def _writer(sharding: jax.sharding.Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """Writes an entry in place: the stack is donated and keeps its sharding."""
+    """A function that writes an entry in place: the stack is donated and keeps its sharding."""
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
     def write(stack: jax.Array, entry: jax.Array, index: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """Rotary position embeddings (arXiv:2104.09864) and their context-extension variants.
 
-A rope object is plain data: which frequencies, how many dimensions of a head they rotate, how dimensions pair up. The
+A rope object is plain data: the frequencies, how many dimensions of a head they rotate, and how dimensions pair up. The
 variants are those of `transformers.modeling_rope_utils`, whose arithmetic (in float32) is the reference.
 """
 
@@ -26,7 +26,7 @@ class RotaryEmbedding:
     """Rotates each pair of a head's first `rotary_dim` dimensions by an angle proportional to the position.
 
     Attributes:
-      inv_freq: Angle a position, for each of the `rotary_dim / 2` pairs.
+      inv_freq: Angle per position, for each of the `rotary_dim / 2` pairs.
       attention_scaling: Multiplies cosine and sine (YaRN, LongRoPE).
       interleaved: Pairs are dimensions (2i, 2i+1); otherwise (i, i + rotary_dim/2).
     """
@@ -43,7 +43,7 @@ class RotaryEmbedding:
     def max_static_len(self) -> int | None:
         """The longest sequence whose frequencies do not depend on its length; None if they never do.
 
-        Keys stay in the KV cache as they were rotated, so a paged engine must not go past it.
+        The KV cache holds rotated keys, so a paged engine must not exceed this length.
         """
         return None
 
@@ -61,8 +61,8 @@ class RotaryEmbedding:
           q: [T, H, D].
           k: [T, K, D].
           positions: i32 [T].
-          sequence_lens: i32 [T], the whole length of each token's sequence where that is known (unpaged); the
-            variants whose frequencies depend on it use it.
+          sequence_lens: i32 [T], the full length of each token's sequence if known (unpaged), for the variants whose
+            frequencies depend on it.
           norms: Applied to each head first; None for none.
         """
         angles = positions.astype(jnp.float32)[:, None] * self.frequencies(sequence_lens)
@@ -71,7 +71,7 @@ class RotaryEmbedding:
         return rotary_embedding(q, k, cos, sin, interleaved=self.interleaved, norms=norms)
 
     def frequencies(self, sequence_lens: jax.Array | None) -> jax.Array:
-        """Angle a position: f32 [1 or T, rotary_dim / 2]."""
+        """Angles per position: f32 [1 or T, rotary_dim / 2]."""
         del sequence_lens
         return jnp.asarray(np.asarray(self.inv_freq, np.float32))[None]
 
@@ -102,8 +102,8 @@ class DynamicNTKRotaryEmbedding(RotaryEmbedding):
 class LongRotaryEmbedding(RotaryEmbedding):
     """LongRoPE (arXiv:2402.13753): one set of frequencies for short sequences, another for long ones.
 
-    `inv_freq` is the short set. A paged engine cannot change sets in the middle of a sequence, so it uses the long set
-    for every request if `serve_long`, which is when it was started for sequences longer than the original context.
+    `inv_freq` is the short set. A paged engine cannot switch sets in the middle of a sequence, so it uses the long set
+    for every request if `serve_long`: if it was started for sequences longer than the original context.
     """
 
     long_inv_freq: tuple[float, ...]
@@ -129,12 +129,12 @@ def make_rotary_embedding(
 
     Args:
       config: Its settings, as `jaxis.config.rope_config.rope_config` reads them.
-      head_dim: D; `partial_rotary_factor` says which share of it is rotated.
+      head_dim: D; `partial_rotary_factor` is the share of it that is rotated.
       max_model_len: The longest sequence this engine will serve.
       interleaved: How dimensions pair up.
 
     Raises:
-      ConfigError: LongRoPE's factors are not one for each pair.
+      ConfigError: The number of LongRoPE factors is not the number of pairs.
     """
     rotary_dim = int(head_dim * config.partial_rotary_factor)
     # theta ** (2i / rotary_dim), in float32 as the reference computes it.
@@ -167,7 +167,7 @@ def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...
     original = _given(config.original_max_position_embeddings)
     inv_freq = (1.0 / powers).astype(np.float32)
     wavelength = 2 * math.pi / inv_freq
-    # Where both are equal (Llama 4 Scout), nothing lies between them.
+    # If both are equal (Llama 4 Scout), no wavelength lies between them.
     smooth = (original / wavelength - low) / (high - low or 1.0)
     interpolated = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
@@ -224,7 +224,7 @@ def _longrope(config: RopeConfig, powers: np.ndarray, max_model_len: int, interl
 
 
 def _given(value: Number | None) -> Number:
-    """A setting that `rope_config` reads for this rope type."""
+    """The value of a setting that `rope_config` always reads for this rope type."""
     if value is None:
         raise ConfigError("the rope's settings lack one that its rope_type needs: make them with rope_config")
     return value

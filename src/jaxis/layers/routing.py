@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with which weights."""
+"""Which experts each token goes to, and with which weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GROUP_SCORES = ("max", "top2_sum")
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a router's logits become k experts a token and their weights.
+    """How a router's logits become k experts per token and their weights.
 
     An expert's score is the softmax over all experts, or the sigmoid, of its logit. The k best of the allowed experts
-    are chosen, by score plus selection bias where there is one; their weights are their scores, without the bias. A
-    softmax over the chosen logits only (GPT-OSS) is `score_function="softmax"` with `renormalize`: they are equal.
+    are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
+    softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`.
 
     Attributes:
       num_experts: X.
@@ -32,14 +32,14 @@ class Routing:
       score_function: "softmax" or "sigmoid".
       renormalize: Whether a token's k weights are divided by their sum.
       scaling_factor: Multiplies the weights, last.
-      num_groups: Groups of consecutive experts, all of one size.
-      num_allowed_groups: How many of them, the best, a token's experts may come from.
-      group_score: What makes a group good: its best expert ("max") or the sum of its best two ("top2_sum").
-      float32_logits: Whether the router multiplies in float32 whatever the model's type.
+      num_groups: The number of equally sized groups of consecutive experts.
+      num_allowed_groups: A token's experts come from this many of the best groups.
+      group_score: How groups are ranked: by their best expert ("max") or the sum of their best two ("top2_sum").
+      float32_logits: Whether the router multiplies in float32 regardless of the model's type.
       scales_input: Whether a weight multiplies its expert's input rather than its output (Llama 4).
 
     Raises:
-      ConfigError: On construction, if the numbers do not go together.
+      ConfigError: On construction, if the values are inconsistent.
     """
 
     num_experts: int
@@ -83,7 +83,7 @@ def choose_experts(
     """Each token's experts, best first, and their weights.
 
     Args:
-      routing: How.
+      routing: How experts are chosen.
       logits: [T, X], in any floating type.
       selection_bias: float32 [X], added to the scores for choosing only; None for none.
 
@@ -95,7 +95,7 @@ def choose_experts(
     if selection_bias is not None:
         choice = scores + selection_bias
     elif routing.num_groups == 1:
-        # In the same order as scores, but far apart where those round to equal values.
+        # Logits order like scores, but do not tie where scores round to equal values.
         choice = logits
     else:
         choice = scores
@@ -104,7 +104,7 @@ def choose_experts(
     _, expert_ids = jax.lax.top_k(choice, routing.num_experts_per_token)
     weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
     if routing.renormalize:
-        # The reference's guard against sigmoids that are all 0.
+        # Guards against sigmoids that are all 0, as the reference does.
         weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
     return expert_ids, weights * routing.scaling_factor
 
@@ -123,7 +123,7 @@ class JaxRouter(JaxLinear):
 
     Args:
       hidden_size: E.
-      routing: How its logits are read.
+      routing: How its logits are interpreted.
       rngs: For the initial weights.
       use_bias: Whether there is a `bias` [X] on the logits.
       use_selection_bias: Whether there is an `e_score_correction_bias` [X], added for choosing only.
@@ -155,7 +155,7 @@ class JaxRouter(JaxLinear):
         self.routing = routing
         self.e_score_correction_bias = None
         if use_selection_bias:
-            # In float32 whatever the model's type: the differences that it makes are small against the scores.
+            # In float32 regardless of the model's type: differences between biases are small compared with the scores.
             self.e_score_correction_bias = make_parameter(
                 rngs, nnx.initializers.zeros, (routing.num_experts,), jnp.float32, axes=(None,)
             )

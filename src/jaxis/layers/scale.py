@@ -7,5 +7,5 @@ import jax.numpy as jnp
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:
-    """`x * factor` in x's type: multiplied in float32 and rounded once, so that the factor keeps its digits."""
+    """`x * factor` in x's type: multiplied in float32 and rounded once, so that the factor itself is not rounded."""
     return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""LayerScope: where in a model a layer stands, and everything that it is made from there."""
+"""LayerScope: a layer's place in a model, and everything it is constructed from."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class LayerScope:
     """The arguments of a composite layer's constructor.
 
-    `scope / "self_attn"` is the scope of the child of that name. Layers take from a scope what they need and do not
-    keep it: decoder layers that are alike but for their place must be equal, so that they are traced once.
+    `scope / "self_attn"` is the scope of the child of that name. Layers read what they need from a scope but do not
+    keep it: decoder layers that differ only in their place must compare equal, so that they are traced once.
 
     Attributes:
       vllm_config: The engine's configuration.
       rngs: For the initial weights.
-      quant_config: Decides how the weights of the layers in this scope are stored and applied; None: as they are.
-      prefix: The dotted name of the layer, as its checkpoint has it.
-      layer_index: Which of the model's decoder layers this is or belongs to, from 0. Outside of them it means nothing.
+      quant_config: Decides how the weights of the layers in this scope are stored and applied; None: unchanged.
+      prefix: The layer's dotted name in the checkpoint.
+      layer_index: Index, from 0, of the decoder layer that this is or belongs to; meaningless elsewhere.
     """
 
     vllm_config: VllmConfig

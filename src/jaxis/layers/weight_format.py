@@ -1,4 +1,4 @@
-"""How checkpoints store weights: which tensors a weight [out, in] is made of, and what it is made of them."""
+"""How checkpoints store weights: which tensors make up a weight [out, in], and how it is assembled from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.kernels.weights import Weight
 
 
 class InvalidWeightError(CheckpointError):
-    """Tensors that do not form a weight together; the message follows the module's name."""
+    """Tensors do not form a valid weight; the message follows the module's name."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class TensorSpec:
 
     Attributes:
       shape: Its shape.
-      dtypes: The types it may have, the usual one first; none: any.
-      other_shapes: What some publishers write in place of `shape`.
-      content: Its elements, where they are known.
+      dtypes: The types it may have, the usual one first; empty means any.
+      other_shapes: Other shapes that some publishers use.
+      content: Its elements, if they are fixed.
     """
 
     shape: tuple[int, ...]
@@ -33,23 +33,23 @@ class TensorSpec:
     content: tuple[int, ...] | None = None
 
     def example(self) -> np.ndarray:
-        """A tensor that is as it must be, of zeros where its content is not known."""
+        """A valid tensor, zeros unless its content is fixed."""
         dtype = self.dtypes[0] if self.dtypes else np.dtype(np.float32)
         return np.zeros(self.shape, dtype) if self.content is None else np.asarray(self.content, dtype)
 
 
 class WeightFormat(Protocol):
-    """How a checkpoint stores a weight [out, in], of a linear layer, a table of embeddings or one expert alike."""
+    """How a checkpoint stores a weight [out, in] of a linear layer, an embedding table or one expert."""
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        """What the names of the tensors of a weight [out, in] end with in the file -> what they must be."""
+        """Name suffix in the file -> spec, for each tensor of a weight [out, in]."""
         ...
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], /) -> Weight:
-        """A weight [out, in] of host arrays, made of its tensors, which are as `tensors` says.
+        """Builds a weight [out, in] of host arrays from its tensors, which match the specs of `tensors`.
 
         Raises:
-          ValueError: They are no weight; the text goes after "a weight".
+          ValueError: They do not form a valid weight; the message follows "a weight".
         """
         ...
 
@@ -73,10 +73,10 @@ class WeightSlot:
     """A parameter of a layer that holds a weight, or a stack of experts' weights.
 
     Attributes:
-      name: The attribute's.
+      name: The attribute's name.
       shape: (out, in).
       axes: The logical axes of the parameter's dimensions.
-      num_experts: X, of a stack [X, out, in]; None for one weight.
+      num_experts: X if the parameter is a stack [X, out, in]; None for a single weight.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From named tensors to a model's parameters: strict, streaming, one tensor at a time.
+"""Loads named tensors into a model's parameters: strictly, and one tensor at a time.
 
 Four levels, each overriding the one before: the default loader of a parameter; a parameter's own
 `weight_loader(param, tensor, shard_id)`; a module's `load_weights(weights)`; the model's `load_weights(weights)`.
@@ -26,10 +26,10 @@ Weights = Iterable[tuple[str, np.ndarray]]
 
 @runtime_checkable
 class TakesTensors(Protocol):
-    """The `weight_loader` of a parameter that is made of several tensors; it gets each one's name as `shard_id`."""
+    """The `weight_loader` of a parameter built from several tensors; it gets each tensor's name as `shard_id`."""
 
     def takes(self, tensor_name: str) -> bool:
-        """Whether a tensor of this name, beside the parameter's own, is for it."""
+        """Whether a tensor of this name, next to the parameter in the file, belongs to it."""
         ...
 
 
@@ -37,7 +37,7 @@ def default_weight_loader(param: nnx.Param, tensor: np.ndarray, shard_id: str | 
     """Fills a parameter with a tensor of the same shape, cast to the parameter's type, on the parameter's devices.
 
     Raises:
-      CheckpointError: The shapes differ, or only a shard was given for a parameter that has none.
+      CheckpointError: The shapes differ, or a shard was given for a parameter that has no shards.
     """
     check_loadable(param, tensor, shard_id)
     param.set_value(place_parameter(param, tensor))
@@ -47,7 +47,7 @@ def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | N
     """Checks for the weight_loader of an unfused parameter.
 
     Raises:
-      CheckpointError: The shapes differ, or only a shard was given.
+      CheckpointError: The shapes differ, or a shard was given.
     """
     if shard_id is not None:
         raise unexpected_shard(shard_id)
@@ -57,22 +57,22 @@ def check_loadable(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | N
 
 
 def unexpected_shard(shard_id: str | int) -> CheckpointError:
-    """The error for a shard of a parameter that has none."""
+    """The error for a shard of a parameter that has no shards."""
     return CheckpointError(f"shard {shard_id!r} was given for a parameter that is not fused: it needs a weight_loader")
 
 
 def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
     """The tensor as an array of the parameter's type, each device holding its own shard of it.
 
-    It travels in its own type and is cast where it arrives, in parallel and behind the reading of the next.
+    It is transferred in its own type and cast on the device, while the next tensor is being read.
     """
     return place_array(tensor, param.get_metadata().get("logical_axes")).astype(param.get_value().dtype)
 
 
 def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | None) -> jax.Array:
-    """The tensor on the current mesh, split as its logical axes say; of a header, the header."""
+    """Places the tensor on the current mesh, sharded by its logical axes; a HeaderTensor is returned unchanged."""
     if reading_only_headers():
-        return cast(jax.Array, tensor)  # which stands in for one
+        return cast(jax.Array, tensor)  # a HeaderTensor stands in for an array
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)
@@ -81,7 +81,7 @@ def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | N
 
 @runtime_checkable
 class LoadsWeights(Protocol):
-    """What loads its weights itself: `load_weights(weights)`, or, of a model, the older guide's `load_weights(rng)`."""
+    """A module that loads itself: `load_weights(weights)`, or, for a model, the older guide's `load_weights(rng)`."""
 
     @property
     def load_weights(self) -> Callable[..., Any]:
@@ -91,11 +91,11 @@ class LoadsWeights(Protocol):
 
 @runtime_checkable
 class HasFusedModules(Protocol):
-    """A model with modules that do the work of several of the checkpoint's."""
+    """A model with modules that fuse several of the checkpoint's."""
 
     @property
     def packed_modules_mapping(self) -> Mapping[str, Sequence[str]]:
-        """Name of a fused module -> the checkpoint's names of its parts."""
+        """Name of a fused module -> names of its parts in the checkpoint."""
         ...
 
 
@@ -121,8 +121,8 @@ class JaxAutoWeightsLoader:
         """Fills the model's parameters; returns the names of the parameters that were filled.
 
         Raises:
-          CheckpointError: A tensor that no parameter or module takes, or whose shape differs; a fused parameter of
-            which a part is missing.
+          CheckpointError: A tensor matches no parameter or module, or has the wrong shape; or a fused parameter lacks a
+            part.
         """
         filled = set(self._load_into(self.model, "", ((n.split("."), n, t) for n, t in weights), is_root=True))
         for (fused, name), seen in self._parts_seen.items():
@@ -138,12 +138,12 @@ class JaxAutoWeightsLoader:
         *,
         is_root: bool = False,
     ) -> Iterator[str]:
-        """`weights` holds (the name's parts below this module, full name, tensor)."""
+        """Loads (parts of the name below this module, full name, tensor) triples."""
         if not is_root and isinstance(module, LoadsWeights):
             yield from _load_own(module, prefix, weights)
             return
         children = dict(named_children(module))
-        # Consecutive tensors of one child are handed on together, so that a module sees its own as one stream.
+        # Consecutive tensors of one child are passed on together, so that a module sees them as one stream.
         for key, group in itertools.groupby(weights, key=lambda weight: self._child_key(children, weight[0])):
             child = children.get(key)
             if isinstance(child, nnx.Module):
@@ -159,8 +159,8 @@ class JaxAutoWeightsLoader:
                     where = type(self.model).__name__
                     raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
                 fill_parameter(target, full_name, tensor, shard_id)
-                # One cast runs behind the reading of the next tensor. By the time that the tensor after that is asked
-                # for, its file pages are given up, so it must be done with them.
+                # A cast overlaps with reading the next tensor. Its file pages are released two tensors later, so it
+                # must finish first.
                 if self._last_filled is not None:
                     jax.block_until_ready(self._last_filled.get_value())
                 self._last_filled = target
@@ -172,12 +172,12 @@ class JaxAutoWeightsLoader:
                 yield parameter_name
 
     def _child_key(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> str:
-        """The child that the name's first parts lead to: a list's child is called `layers.0`."""
+        """The key of the child that the name's first parts lead to; a list's child has a key such as `layers.0`."""
         for depth in range(1, len(parts) + 1):
             key = ".".join(parts[:depth])
             if key in children:
                 return key
-        # A tensor with a module's name, rather than a parameter's, has no parts left here.
+        # No parts are left if the tensor has the name of a module, not of a parameter.
         return parts[0] if parts else ""
 
     def _fused_child(self, children: dict[str, nnx.Module | nnx.Param], parts: list[str]) -> nnx.Param | None:
@@ -190,7 +190,7 @@ class JaxAutoWeightsLoader:
 
 
 def _load_own(module: LoadsWeights, prefix: str, weights: Iterable[tuple[list[str], str, np.ndarray]]) -> Iterator[str]:
-    """The names of what the module's own `load_weights` filled; it must take every tensor."""
+    """Yields the names of the parameters that the module's own `load_weights` filled; it must take every tensor."""
     weights = iter(weights)
     try:
         filled: Iterable[str] = module.load_weights((".".join(parts), tensor) for parts, _, tensor in weights) or ()
@@ -204,7 +204,7 @@ def _load_own(module: LoadsWeights, prefix: str, weights: Iterable[tuple[list[st
 
 
 def _made_of(children: dict[str, nnx.Module | nnx.Param], tensor_name: str) -> str | None:
-    """The parameter that is made of this tensor and others."""
+    """The name of the parameter built from this tensor and others; None if there is none."""
     for name, child in children.items():
         if isinstance(child, nnx.Param):
             loader = child.get_metadata().get("weight_loader")

@@ -1,4 +1,4 @@
-"""The `quant_method` of jaxis' own layers, and how a layer gets its own."""
+"""The `quant_method` of jaxis' own layers, and how a layer gets one."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from jaxis.layers.weight_recipe import WeightRecipe
 
 
 class WeightedLayer(Protocol):
-    """A layer with weights that a WeightMethod can make."""
+    """A layer whose weights a WeightMethod can create."""
 
     kernel_init: Initializer
 
     @property
     def weight_slots(self) -> Sequence[WeightSlot]:
-        """Its weights."""
+        """The parameters that hold its weights."""
         ...
 
     @property
     def can_be_packed(self) -> bool:
-        """Whether the native kernels have what the layer does with its weights."""
+        """Whether the native kernels support what the layer computes with its weights."""
         ...
 
 
 @dataclass(frozen=True)
 class WeightMethod(WeightRecipe):
-    """A QuantMethod whose parameters make their weights by a recipe, each as soon as its tensors are there."""
+    """A QuantMethod whose parameters build their weights by a recipe, each as soon as its tensors have arrived."""
 
     def create_weights(self, layer: WeightedLayer, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        """Sets the parameters that the layer's `weight_slots` name."""
+        """Sets the parameters named by the layer's `weight_slots`."""
         slots = layer.weight_slots
         recipe = dataclasses.replace(
             self, packs=self.packs and layer.can_be_packed and self._packs_stacks(slots, dtype)
@@ -50,16 +50,16 @@ class WeightMethod(WeightRecipe):
             setattr(layer, slot.name, loader.make_parameter(rngs, layer.kernel_init))
 
     def process_weights_after_loading(self, layer: WeightedLayer) -> None:
-        """Nothing is left to do: a weight is complete with its last tensor."""
+        """Does nothing: a weight is complete when its last tensor has arrived."""
 
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
-        """Whether the kernels take every stack: a layer of experts is one kernel, or none."""
+        """Whether the kernels take every stack: the kernel runs a whole layer of experts or nothing."""
         return self.dequantizes or all(
             isinstance(self._example(slot, dtype), PackedWeight) for slot in slots if slot.num_experts is not None
         )
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
-        """A weight of one row, otherwise like the slot's."""
+        """A one-row weight, otherwise like the slot's."""
         shape = (1, slot.shape[1])
         tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items()}
         return self.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
@@ -68,7 +68,7 @@ class WeightMethod(WeightRecipe):
 def create_weights(
     layer: WeightedLayer, quant_config: QuantizationConfig | None, prefix: str, rngs: nnx.Rngs, dtype: DTypeLike
 ) -> QuantMethod:
-    """Makes a layer's parameters as its quantization config says, and returns the method for its `quant_method`."""
+    """Creates a layer's parameters as its quantization config says, and returns its `quant_method`."""
     method = None if quant_config is None else quant_config.get_quant_method(layer, prefix)
     method = WeightMethod() if method is None else method
     method.create_weights(layer, rngs, dtype)

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the weight that a layer multiplies by, a matrix at a time."""
+"""Turns a checkpoint's tensors into the weight that a layer multiplies by, one matrix at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """The transformations of a file's tensors, in this order:
+    """The steps from a file's tensors to a weight, in the order of the attributes.
 
     Attributes:
-      format: Makes a weight of them.
-      dequantizes: Whether it is then made an array of the model's type.
-      scheme: How it is then quantized; None is not at all.
-      packs: Whether it is then packed for the native CPU kernels, if they take it.
+      format: Assembles the weight.
+      dequantizes: Whether the weight is dequantized to the model's type.
+      scheme: How the weight is quantized; None leaves it as it is.
+      packs: Whether the weight is packed for the native CPU kernels, if they take it.
 
-    Recipes compare equal, because nothing here matters once a weight is there: how it is multiplied is its own type. So
-    layers whose weights are alike share a trace, however these came.
+    All recipes compare equal: once a weight is built, its type alone decides how it is multiplied. Layers whose weights
+    have the same type thus share a trace, however these were loaded.
     """
 
     format: WeightFormat = field(default=PLAIN, compare=False)
@@ -39,17 +39,17 @@ class WeightRecipe:
         dtype: DTypeLike,
         allocate: Allocate | None = None,
     ) -> Weight:
-        """The weight that these tensors make.
+        """Builds the weight from its tensors.
 
         Args:
-          tensors: As `format` wants them.
+          tensors: The tensors that `format` specifies.
           shape: (out, in).
           dtype: The model's.
           allocate: Memory for a packed weight, as for `kernels.weights.pack`.
 
         Raises:
-          InvalidWeightError: The tensors are no weight.
-          ValueError: It cannot be quantized.
+          InvalidWeightError: The tensors do not form a valid weight.
+          ValueError: The weight cannot be quantized.
         """
         try:
             weight = self.format.assemble(tensors, shape)

@@ -22,9 +22,9 @@ _OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf")
 class Checkpoint:
     """A folder's safetensors weights. A context manager.
 
-    Read are, as transformers does: `model.safetensors`; else the shards that `model.safetensors.index.json` names;
-    else every `*.safetensors` file. Mistral's `consolidated*.safetensors` repeat the weights under other names and are
-    left out.
+    Reads the files that transformers would: `model.safetensors`; else the shards named in
+    `model.safetensors.index.json`; else every `*.safetensors` file. Skips Mistral's `consolidated*.safetensors`, which
+    repeat the weights under other names.
 
     Attributes:
       folder: The folder.
@@ -74,9 +74,9 @@ class Checkpoint:
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once, in the files' own order, so that reading is sequential.
 
-        A tensor's pages are dropped from this process when the one after the next is asked for, so that the caller may
-        still be reading one in the background while it takes the next: the process never holds more than two mapped
-        tensors and what the caller made of the others. A view that the caller keeps stays valid.
+        A tensor's pages are released two tensors later, so that the caller can still read one in the background while
+        it takes the next: the process holds at most two mapped tensors, plus what the caller made of the others.
+        A view that the caller keeps stays valid.
         """
         previous: tuple[SafetensorsFile, str] | None = None
         for file in self._files:
@@ -126,7 +126,7 @@ class Checkpoint:
             )
 
     def _read_index(self) -> dict[str, str] | None:
-        """Returns tensor name -> shard's file name, or None where the index does not decide what is read."""
+        """Returns tensor name -> shard's file name, or None if the index does not determine what is read."""
         path = self.folder / _INDEX
         if (self.folder / _SINGLE).exists() or not path.exists():
             return None
@@ -134,13 +134,13 @@ class Checkpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{path} has no weight_map from tensor names to files: download it again")
         for name, shard in weight_map.items():
-            # A shard is a file of this folder: an index must not make us open files elsewhere.
+            # Shards must be in this folder: an index must not make us open files elsewhere.
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise CheckpointError(f"{path} places tensor {name!r} in {shard!r}, which is not a file name")
         return weight_map
 
     def _find_files(self) -> list[Path]:
-        """The folder's safetensors files where neither of the standard names is there."""
+        """The folder's safetensors files, if neither of the standard names exists."""
         found = sorted(self.folder.glob("*.safetensors"))
         paths = [path for path in found if not path.name.startswith("consolidated")]
         if not paths:

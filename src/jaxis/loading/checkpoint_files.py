@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder to be written: which shard holds which tensors, and what lies beside the weights."""
+"""Plans and writes a checkpoint folder's files: the shards of the weights, their index, and all other files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Shard:
 
 
 def plan_shards(groups: Iterable[Mapping[str, TensorHeader]], max_shard_bytes: int) -> list[Shard]:
-    """Which file holds which tensors.
+    """Assigns tensors to files.
 
     Args:
       groups: Tensors that stay together, in the order in which they will be written.
-      max_shard_bytes: Most bytes of a file, unless one group alone is larger.
+      max_shard_bytes: Maximum size of a file, unless one group alone is larger.
     """
     parts: list[dict[str, TensorHeader]] = [{}]
     shard_bytes = 0
@@ -44,7 +44,7 @@ def plan_shards(groups: Iterable[Mapping[str, TensorHeader]], max_shard_bytes: i
 
 
 def write_index(folder: Path, shards: list[Shard]) -> None:
-    """Writes `model.safetensors.index.json` where there is more than one shard."""
+    """Writes `model.safetensors.index.json` if there is more than one shard."""
     if len(shards) == 1:
         return
     weight_map = {name: shard.name for shard in shards for name in shard.specs}
@@ -54,7 +54,7 @@ def write_index(folder: Path, shards: list[Shard]) -> None:
 
 
 def copy_other_files(source: Path, destination: Path) -> None:
-    """Copies the tokenizer, the chat templates, the model card: whatever is neither weights nor about them."""
+    """Copies the tokenizer, the chat templates, the model card: everything but the weights and their index."""
     for path in source.iterdir():
         is_own = path.name.startswith(".") or path.name in ("config.json", "orbax_layout.json")
         if is_own or any(path.match(pattern) for pattern in _WEIGHTS):

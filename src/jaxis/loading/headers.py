@@ -1,7 +1,7 @@
-"""Tensors of which only the headers were read: names, shapes and types, without a byte of weights.
+"""Loading from headers alone: tensors' names, shapes and types, without reading any weights.
 
-Inside `only_headers`, a model's `load_weights` runs as it always does, rule by rule, and parameters are filled with the
-headers themselves: what the loader would refuse, and what it would leave unfilled, shows without reading weights.
+Inside `only_headers`, a model's `load_weights` runs as usual and fills parameters with the headers themselves. This
+shows what the loader would reject or leave unfilled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _only_headers: ContextVar[bool] = ContextVar("only_headers", default=False)
 
 @contextmanager
 def only_headers() -> Iterator[None]:
-    """Inside, loaders get HeaderTensors: they check and take them, but place, cast and repack nothing."""
+    """Inside the block, loaders get HeaderTensors: they check and take them, but do not place, cast or repack them."""
     token = _only_headers.set(True)
     try:
         yield
@@ -28,19 +28,19 @@ def only_headers() -> Iterator[None]:
 
 
 def reading_only_headers() -> bool:
-    """Whether `only_headers` is in force."""
+    """Whether `only_headers` is active."""
     return _only_headers.get()
 
 
 class HeaderTensor(np.ndarray):
-    """A tensor's shape and type, as an array that takes no memory: all its elements are one 0.
+    """A tensor's shape and type, as an array that takes no memory: all its elements are the same 0.
 
     Views (slices, transposes, reshapes) are HeaderTensors too; `astype` makes one instead of copying.
     """
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: npt.DTypeLike) -> HeaderTensor:
-        """One of this shape and type."""
+        """A header with this shape and type."""
         return np.broadcast_to(np.zeros((), dtype), shape).view(cls)
 
     def astype(self, dtype: npt.DTypeLike, *_: Any, **__: Any) -> HeaderTensor:

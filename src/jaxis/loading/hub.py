@@ -1,4 +1,4 @@
-"""Turning what the user calls a model into a local folder: a folder as it stands, or a download from a hub."""
+"""Resolves the user's model argument to a local folder: an existing folder, or a download from the Hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxis.errors import CheckpointError
 
-# fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) have to be refused.
+# fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
     "generation_config.json",
@@ -36,21 +36,21 @@ def resolve_model(
 ) -> Path:
     """Returns the local folder of a model, downloading it if need be.
 
-    A model of a hub lands in huggingface_hub's cache: what is there is not downloaded again, and serves when the hub
-    cannot be reached. HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and its other variables apply.
+    Downloads go to huggingface_hub's cache: cached files are not downloaded again, and are used if the Hub cannot be
+    reached. HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and its other variables apply.
 
     Args:
       model: A folder, or a Hub id such as `Qwen/Qwen3-0.6B`.
-      revision: Branch, tag or commit of the hub's repository; None is its main branch.
-      token: Access token; None is the one that `hf auth login` or HF_TOKEN set.
-      cache_dir: Folder of the cache; None is huggingface_hub's own.
+      revision: Branch, tag or commit of the repository; None means its main branch.
+      token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
+      cache_dir: Folder of the cache; None means huggingface_hub's own.
       local_files_only: Use only what is in the cache; None asks HF_HUB_OFFLINE.
 
     Raises:
       CheckpointError: If there is no such folder or repository, access is refused, or the download fails.
     """
     name = os.fspath(model)
-    # os.path asks about a name that no file can have (too long, of an unknown user) as about one that is not there.
+    # os.path treats impossible names (too long, an unknown user's home) as missing files instead of raising.
     path = Path(os.path.expanduser(name))
     if name and os.path.isdir(path):
         if revision is not None:
@@ -63,7 +63,7 @@ def resolve_model(
             f"there is no folder {name!r}: give an existing folder or a Hub id such as Qwen/Qwen3-0.6B"
         )
 
-    # Imported here: a local folder needs none of it, and it takes a good part of a second.
+    # Imported here because it takes a good part of a second, and local folders do not need it.
     from huggingface_hub import constants, snapshot_download
 
     offline = constants.HF_HUB_OFFLINE if local_files_only is None else local_files_only
@@ -78,7 +78,7 @@ def resolve_model(
             ignore_patterns=_IGNORE,
             library_name="jaxis",
         )
-    except Exception as error:  # its HTTP client's and its transfer library's errors share no base class
+    except Exception as error:  # errors of its HTTP client and transfer library share no base class
         reason = explain_error(error, name, revision or constants.DEFAULT_REVISION, offline=offline)
         raise CheckpointError(reason) from error
     return Path(folder)

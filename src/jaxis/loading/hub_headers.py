@@ -16,8 +16,8 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
 
     Args:
       model: A Hub id.
-      revision: Branch, tag or commit; None is the main branch.
-      token: Access token; None is the one that `hf auth login` or HF_TOKEN set.
+      revision: Branch, tag or commit; None means the main branch.
+      token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
 
     Raises:
       CheckpointError: There is no such repository or file, access is refused, or the download fails.
@@ -27,10 +27,10 @@ def download_config(model: str, *, revision: str | None = None, token: str | Non
     try:
         return Path(hf_hub_download(model, CONFIG, revision=revision, token=token, library_name="jaxis"))
     except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):  # it says so too when the hub cannot be reached
+        if isinstance(error, errors.LocalEntryNotFoundError):  # also raised if the Hub cannot be reached
             raise _checkpoint_error(error, model, revision) from error
         raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format") from error
-    except Exception as error:  # its HTTP client's errors share no base class with its own
+    except Exception as error:  # errors of its HTTP client share no base class with its own
         raise _checkpoint_error(error, model, revision or constants.DEFAULT_REVISION) from error
 
 
@@ -41,16 +41,16 @@ def hub_tensor_infos(
 
     Returns:
       Tensor name -> info, in the order of the files and of the bytes in each; `offset` counts within the file's data.
-      None where the repository has no safetensors weights.
+      None if the repository has no safetensors weights.
 
     Raises:
-      CheckpointError: A header cannot be read, or has a type that jaxis does not know.
+      CheckpointError: A header cannot be read, or has an unknown type.
     """
     from huggingface_hub import HfApi, errors
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     shown = not are_progress_bars_disabled()
-    disable_progress_bars()  # stderr is for what goes wrong
+    disable_progress_bars()  # keep stderr for errors
     try:
         metadata = HfApi(library_name="jaxis").get_safetensors_metadata(model, revision=revision, token=token)
     except errors.NotASafetensorsRepoError:

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint folder, in whichever format it has them."""
+"""Opens the weights of a checkpoint folder, in whichever format they are."""
 
 from __future__ import annotations
 

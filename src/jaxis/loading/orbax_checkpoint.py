@@ -1,8 +1,8 @@
 """A checkpoint folder whose weights are an Orbax checkpoint, read as if they were safetensors files.
 
 The folder has config.json, the tokenizer's files, `orbax_layout.json` (which tensor is where) and the Orbax checkpoint
-itself under `params/`. What Orbax or a training run saved over `params/` is read as well: the arrays must be those
-of the layout. Source: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html.
+itself under `params/`. A `params/` that Orbax or a training run has overwritten is read as well, if its arrays match
+the layout. Source: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READ_BYTES = 64 << 20
 
 
 class OrbaxCheckpoint:
-    """The weights of a folder that `jaxis convert --to orbax` made. A context manager; as `Checkpoint`.
+    """The weights of a folder that `jaxis convert --to orbax` made. A context manager; see `Checkpoint`.
 
     Attributes:
       folder: The folder.
@@ -84,7 +84,7 @@ class OrbaxCheckpoint:
             yield name, self.tensor(name)
 
     def close(self) -> None:
-        """Lets the files go."""
+        """Closes the files."""
         self._arrays.clear()
 
     def __enter__(self) -> OrbaxCheckpoint:
@@ -97,7 +97,7 @@ class OrbaxCheckpoint:
         return name in self._infos
 
     def _array(self, path: tuple[str, ...]) -> tensorstore.TensorStore:
-        """The open array; of the shape and type that the layout says."""
+        """The open array, checked against the layout's shape and type."""
         if path not in self._arrays:
             self._arrays[path] = _open_array(self._params, self._format, path, self._layout.arrays[path])
         return self._arrays[path]
@@ -132,7 +132,7 @@ def _read_layout(path: Path) -> tuple[bool, TensorLayout]:
 
 
 def _read_format(params: Path) -> dict[str, Any]:
-    """How Orbax stored the arrays: in one database of key-value pairs or in a folder each; version of zarr."""
+    """How Orbax stored the arrays: in one key-value database or one folder each, and the zarr version."""
     metadata = params / "_METADATA"
     if not metadata.exists():
         raise CheckpointError(
@@ -146,7 +146,7 @@ def _read_format(params: Path) -> dict[str, Any]:
 
 
 def _read_whole(array: tensorstore.TensorStore) -> np.ndarray:
-    """Some rows at a time: tensorstore holds each of the pieces of a read a second time while it puts them together."""
+    """Reads an array some rows at a time: tensorstore briefly holds a second copy of everything in a read."""
     whole = np.empty(array.shape, array.dtype.numpy_dtype)
     if whole.ndim == 0:
         return np.asarray(array.read().result())

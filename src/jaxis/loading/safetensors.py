@@ -22,10 +22,10 @@ from jaxis.errors import CheckpointError
 from jaxis.host.json_object import parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
-_MAX_DIMENSIONS = 64  # numpy's
+_MAX_DIMENSIONS = 64  # numpy's limit
 _MAX_ELEMENTS = 2**59  # of at most 8 bytes, so that every byte count fits in 63 bits
 
-# The format's name of an element type -> (numpy type, bits an element takes in the file). Public to the writer.
+# Element type in the format -> (numpy type, bits per element in the file). Also used by the writer.
 DTYPES: dict[str, tuple[np.dtype, int]] = {
     "BOOL": (np.dtype(np.bool_), 8),
     "U8": (np.dtype("u1"), 8),
@@ -57,8 +57,8 @@ class TensorInfo:
     Attributes:
       dtype: Element type of the array that `tensor` returns.
       shape: The tensor's shape.
-      nbytes: Bytes it takes in the file.
-      offset: First byte, counted from the start of the file.
+      nbytes: Its size in the file.
+      offset: Position of its first byte, from the start of the file.
     """
 
     dtype: np.dtype
@@ -72,7 +72,7 @@ class SafetensorsFile:
 
     Attributes:
       path: The file.
-      metadata: The header's free-form `__metadata__`, empty where there is none.
+      metadata: The header's free-form `__metadata__`, empty if there is none.
 
     Raises:
       CheckpointError: On opening, if the file cannot be read or breaks the format in any way.
@@ -131,7 +131,7 @@ class SafetensorsFile:
         self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def close(self) -> None:
-        """Gives up the map; the file is unmapped when the last array that views it is gone."""
+        """Releases the map; the file is unmapped when the last array that views it is gone."""
         # Not mmap.close(): an ndarray refers to the map without locking its buffer, and would be left dangling.
         self._map = None
 
@@ -209,7 +209,7 @@ class SafetensorsFile:
             raise self._fault(f"tensor {name!r} has the shape {shape!r}, expected a list of non-negative integers")
         if not _is_sizes(offsets) or len(offsets) != 2:
             raise self._fault(f"tensor {name!r} has the data_offsets {offsets!r}, expected [begin, end]")
-        # A size of 0 hides the others from the check against the file's length, but not from numpy.
+        # A size of 0 passes the check against the file's length whatever the others, but numpy limits them.
         if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MAX_ELEMENTS:
             raise self._fault(f"tensor {name!r} has a shape of {len(shape)} dimensions too large to address")
         begin, end = offsets

@@ -1,7 +1,7 @@
-"""A writer of the safetensors format that never holds more than one tensor.
+"""A writer for the safetensors format that never holds more than one tensor.
 
-The header says where every tensor is, so names, types and shapes are given first, and the tensors then come one by one,
-in that order. See `safetensors` for the format.
+The header says where every tensor is, so names, types and shapes are given first, and the tensors follow one by one, in
+that order. See `safetensors` for the format.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class TensorHeader:
 
 
 class SafetensorsWriter:
-    """One safetensors file in the making. A context manager; leaving it checks that the file is whole.
+    """A safetensors file being written. A context manager; leaving it checks that the file is complete.
 
     Args:
-      path: The file, replaced if there.
-      specs: Name -> what is to come, in this order.
-      metadata: More of the header's free-form `__metadata__`.
+      path: The file, replaced if it exists.
+      specs: Name -> type and shape of each tensor, in the order of writing.
+      metadata: Additional entries of the header's free-form `__metadata__`.
     """
 
     def __init__(
         self, path: Path, specs: Mapping[str, TensorHeader], metadata: Mapping[str, str] | None = None
     ) -> None:
-        header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}  # transformers insists on it
+        header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}  # transformers needs it
         end = 0
         for name, spec in specs.items():
             start, end = end, end + spec.nbytes
@@ -56,13 +56,13 @@ class SafetensorsWriter:
                 "data_offsets": [start, end],
             }
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+        text += b" " * (-len(text) % 8)  # aligns the tensors
         self._missing = list(specs.items())
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, tensor: np.ndarray) -> None:
-        """Appends the next tensor. Raises ValueError if it is not the one announced."""
+        """Appends the next tensor. Raises ValueError if it is not the expected one."""
         expected, spec = self._missing.pop(0)
         if (name, tensor.dtype, tensor.shape) != (expected, spec.dtype, spec.shape):
             raise ValueError(f"{name} {tensor.dtype} {tensor.shape} was written where {expected} {spec} was expected")

@@ -1,8 +1,8 @@
-"""How a checkpoint's named tensors stand in an Orbax checkpoint: one array each, or layers and experts stacked.
+"""How a checkpoint's named tensors are arranged in an Orbax checkpoint: one array each, or layers and experts stacked.
 
 Unscanned, a tensor `model.layers.3.mlp.up_proj.weight` is the array at (model, layers, 3, mlp, up_proj, weight).
 Scanned, the layers that have the same tensors are one array `[layers, ...]` at (model, layers, mlp, up_proj, weight),
-and the experts below them another axis: the layout that `jax.lax.scan` and `nnx.scan` train. Layers of several kinds
+and the experts below them another axis, for training with `jax.lax.scan` or `nnx.scan`. Different kinds of layers
 (the first of DeepSeek V3 have no experts) make several stacks: (model, layers, group_0, ...), (model, layers, group_1,
 ...).
 """
@@ -22,11 +22,11 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor stands.
+    """The place of a tensor.
 
     Attributes:
-      path: Of the array in the tree.
-      index: Of the tensor along the array's leading axes; () if it is all of the array.
+      path: Path of the array in the tree.
+      index: The tensor's index along the array's leading axes; () if it is the whole array.
     """
 
     path: Path
@@ -43,18 +43,18 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Which tensor is where.
+    """The places of all tensors.
 
     Attributes:
-      places: Tensor's name -> its place, in the order in which a model loads best: layer after layer.
-      arrays: The tree, flat.
+      places: Tensor's name -> its place, in the best order for loading: layer by layer.
+      arrays: The tree, flattened.
     """
 
     places: Mapping[str, Place]
     arrays: Mapping[Path, ArraySpec]
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` takes it: for each array, the names of the tensors in it and their places."""
+        """The JSON that `layout_from_json` reads: for each array, the names of its tensors and their places."""
         names: dict[Path, list[Any]] = defaultdict(list)
         for name, place in self.places.items():
             names[place.path].append([name, *place.index])
@@ -65,14 +65,14 @@ class TensorLayout:
 
 
 def unscanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
-    """Every tensor an array of its own."""
+    """The layout in which every tensor is a separate array."""
     names = sorted(tensors, key=natural_order)
     places = {name: Place(tuple(name.split(".")), ()) for name in names}
     return TensorLayout(places, {places[name].path: tensors[name] for name in names})
 
 
 def scanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
-    """Layers that have the same tensors stacked along the first axis; experts too, along the next."""
+    """The layout in which layers with the same tensors are stacked along the first axis, and experts along the next."""
     names = sorted(tensors, key=natural_order)
     places = _stack([(name, tuple(name.split("."))) for name in names], tensors)
     extents: dict[Path, list[tuple[int, ...]]] = defaultdict(list)
@@ -87,7 +87,7 @@ def scanned_layout(tensors: Mapping[str, ArraySpec]) -> TensorLayout:
 
 
 def layout_from_json(arrays: Mapping[str, Any]) -> TensorLayout:
-    """What `TensorLayout.to_json` wrote. Raises KeyError, TypeError or ValueError if it is not that."""
+    """Reads what `TensorLayout.to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     specs, places = {}, {}
     for path, entry in arrays.items():
         specs[tuple(path.split("."))] = ArraySpec(tuple(entry["shape"]), np.dtype(_extended_dtype(entry["dtype"])))
@@ -97,12 +97,12 @@ def layout_from_json(arrays: Mapping[str, Any]) -> TensorLayout:
 
 
 def natural_order(name: str) -> list[Any]:
-    """Sorts layer 10 after layer 9."""
+    """A sort key that puts layer 10 after layer 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _stack(names: Sequence[tuple[str, Path]], tensors: Mapping[str, ArraySpec]) -> dict[str, Place]:
-    """Places of tensors that are called by these paths below a common one."""
+    """The places of tensors with these paths below a common one."""
     own: list[tuple[str, Path]] = []
     below: dict[str, list[tuple[str, Path]]] = defaultdict(list)
     for name, path in names:
@@ -128,7 +128,7 @@ def _stack(names: Sequence[tuple[str, Path]], tensors: Mapping[str, ArraySpec]) 
 
 
 def _alike(items: Iterable[dict[str, Place]], tensors: Mapping[str, ArraySpec]) -> list[list[dict[str, Place]]]:
-    """The items put together that have tensors of the same shapes and types in the same places."""
+    """Groups the items whose tensors have the same shapes and types in the same places."""
     groups: dict[frozenset[Any], list[dict[str, Place]]] = {}
     for item in items:
         kind = frozenset((place, tensors[name].shape, tensors[name].dtype) for name, place in item.items())

@@ -1,4 +1,4 @@
-"""Command R and R+ (Cohere): attention and MLP side by side after one layer norm, a rope that pairs neighbours."""
+"""Command R and R+ (Cohere): parallel attention and MLP after one layer norm, a rope that pairs neighbours."""
 
 from __future__ import annotations
 

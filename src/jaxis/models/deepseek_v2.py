@@ -28,12 +28,12 @@ class DeepseekV2ForCausalLM(CausalLM):
         config.expect("moe_layer_freq", 1)
         config.expect("scoring_func", "softmax")
         config.expect("topk_method", "greedy", "group_limited_greedy")
-        # The reference reads it and goes on as if it were false; the publisher's own code does not.
+        # The reference treats it as false whatever its value; the publisher's own code does not.
         config.expect("norm_topk_prob", False)
 
 
 def _routing(config: HFConfig) -> Routing:
-    """Softmax scores that are not renormalised; the best experts of all, or of the best groups."""
+    """Routing by softmax scores without renormalisation; the best experts of all, or of the best groups."""
     has_groups = config.get("topk_method", "greedy") == "group_limited_greedy"
     if not has_groups:
         for key in ("n_group", "topk_group"):

@@ -38,5 +38,5 @@ class Gemma2ForCausalLM(GemmaCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
-        # The first checkpoints name the window twice.
+        # The first checkpoints have the window under two names.
         config.expect("sliding_window_size", config.get("sliding_window"))

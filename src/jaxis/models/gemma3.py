@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv:2503.19786), text: Gemma 2 with norms on heads for soft caps, and a window and a rope of their own in
+"""Gemma 3 (arXiv:2503.19786), text: Gemma 2 with head norms instead of soft caps, and a window and a separate rope in
 five of six layers."""
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Gemma3ForCausalLM(GemmaCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         super().check_config(config)
-        # The reference has the key and does nothing with it.
+        # The reference has the key but does not use it.
         config.expect("attn_logit_softcapping", None)
 
 
 class Gemma3ForConditionalGeneration(TextPart):
-    """The checkpoints that also see, from 4B parameters; images are not served."""
+    """The multimodal checkpoints, from 4B parameters; images are not supported."""
 
     language_model_class = Gemma3ForCausalLM
     other_parts = ("vision_tower", "multi_modal_projector")

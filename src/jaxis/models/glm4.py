@@ -19,7 +19,7 @@ class Glm4DecoderLayer(JaxModule):
     """`x = x + norm(self_attn(norm(x)))`
     `x = x + norm(mlp(norm(x)))`
 
-    The norms have names of the family's own: `post_attention_layernorm` is the one before the feed-forward block.
+    The norms' names are specific to the family: `post_attention_layernorm` is the one before the feed-forward block.
     """
 
     def __init__(self, scope: LayerScope) -> None:

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7 (MoE): partial rope, dense layers first, then experts chosen by sigmoid with a shared one."""
+"""GLM-4.5, 4.6 and 4.7 (MoE): partial rope, dense layers first, then sigmoid-routed experts with a shared one."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ class Glm4MoeLiteForCausalLM(DeepseekCausalLM):
 
 
 def _is_sparse(scope: LayerScope) -> bool:
-    """As `mlp_layer_types` says; without it, all layers from `first_k_dense_replace` on.
+    """Whether the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
 
     Raises:
-      ConfigError: It names another kind of layer, or not every layer's.
+      ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
     """
     config, kinds = scope.config, scope.config.get("mlp_layer_types")
     if kinds is None:

@@ -49,9 +49,9 @@ class GptOssForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        # The clamped unit's gate is silu's, with an alpha.
+        # The clamped unit is a SiLU gate with an alpha.
         config.expect("hidden_act", "silu")
-        # The published configs say these two twice.
+        # The published configs have these two under two names.
         config.expect("experts_per_token", config["num_experts_per_tok"])
         rope = config.get("rope_scaling", config.get("rope_parameters", {}))
         config.expect("initial_context_length", rope.get("original_max_position_embeddings"))

@@ -1,4 +1,4 @@
-"""Llama 4 (text): chunked attention with rope and whole-context layers without, experts that scale their input."""
+"""Llama 4 (text): chunked attention with rope, full-context layers without rope, experts that scale their input."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from jaxis.models.common.text_part import TextPart
 
 
 class Llama4Attention(GroupedQueryAttention):
-    """Grouped-query attention with two things between rope and scores: an L2 norm, or a temperature.
+    """Grouped-query attention with an L2 norm or a temperature between rope and scores.
 
     Args:
-      scope: Of the layer.
-      l2_norm_epsilon: Not None: query and key heads are divided by their root mean square, with this epsilon.
-      temperatures: Not None: (floor_scale, factors). Queries at position p are multiplied by factor
-        `(p + 1) // floor_scale` (arXiv:2501.19399).
-      options: Of `GroupedQueryAttention`.
+      scope: The layer's scope.
+      l2_norm_epsilon: If set, query and key heads are divided by their root mean square, with this epsilon.
+      temperatures: If set, (floor_scale, factors): queries at position p are multiplied by
+        `factors[(p + 1) // floor_scale]` (arXiv:2501.19399).
+      options: Further arguments of `GroupedQueryAttention`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Llama4Attention(GroupedQueryAttention):
         self.temperatures = temperatures
 
     def after_rope(self, q: jax.Array, k: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-        """Queries [T, H, D] and keys [T, K, D], normed or scaled."""
+        """Norms or scales queries [T, H, D] and keys [T, K, D]."""
         if self.l2_norm_epsilon is not None:
             no_weight = jnp.ones(self.head_dim, jnp.float32)
             q, k = (rms_norm(x, no_weight, epsilon=self.l2_norm_epsilon) for x in (q, k))
@@ -83,7 +83,7 @@ class Llama4ForCausalLM(CausalLM):
 
 
 class Llama4ForConditionalGeneration(TextPart):
-    """The published checkpoints, which also see; images are not served."""
+    """The published multimodal checkpoints; images are not supported."""
 
     language_model_class = Llama4ForCausalLM
     other_parts = ("vision_model", "multi_modal_projector")
@@ -91,7 +91,7 @@ class Llama4ForConditionalGeneration(TextPart):
 
 
 def _attention(scope: LayerScope) -> Llama4Attention:
-    """A rope, an L2 norm and chunks, or a temperature."""
+    """Attention with a rope, an L2 norm and chunks, or with a temperature."""
     config = scope.config
     use_bias, has_rope = config.get("attention_bias", False), _has_rope(scope)
     has_norm, has_temperature = config.get("use_qk_norm", True), config.get("attn_temperature_tuning", True)
@@ -110,7 +110,7 @@ def _attention(scope: LayerScope) -> Llama4Attention:
 
 
 def _temperatures(config: HFConfig) -> tuple[int, tuple[float, ...]]:
-    """`floor_scale`, and the factor of each stretch of so many positions."""
+    """`floor_scale`, and one factor for each run of `floor_scale` positions."""
     floor_scale, attn_scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
     num_factors = config["max_position_embeddings"] // floor_scale + 1
     factors = 1 + attn_scale * np.log1p(np.arange(num_factors, dtype=np.float32))
@@ -118,14 +118,14 @@ def _temperatures(config: HFConfig) -> tuple[int, tuple[float, ...]]:
 
 
 def _has_rope(scope: LayerScope) -> bool:
-    """`no_rope_layers` has a 1, despite its name, for each layer that has a rope; empty is as if it were not there."""
+    """Whether the layer has a rope: 1 in `no_rope_layers`, despite its name; an empty list counts as absent."""
     if layers := scope.config.get("no_rope_layers"):
         return bool(layers[scope.layer_index])
     return (scope.layer_index + 1) % scope.config.get("no_rope_layer_interval", 4) != 0
 
 
 def _span(scope: LayerScope) -> AttentionSpan:
-    """Chunks where `layer_types` says so, or else in layers that have a rope."""
+    """Chunks in the layers that `layer_types` says or, without it, in those that have a rope."""
     kind = listed_layer_type(scope.config, scope.layer_index, CHUNKED_ATTENTION, FULL_ATTENTION)
     if kind == FULL_ATTENTION or (kind is None and not _has_rope(scope)):
         return FULL_CONTEXT

@@ -1,4 +1,4 @@
-"""Mistral: the Llama layer, with a sliding window over all layers where config.json has one."""
+"""Mistral: the Llama layer, with a sliding window in all layers if config.json has one."""
 
 from __future__ import annotations
 

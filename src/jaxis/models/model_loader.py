@@ -1,7 +1,7 @@
-"""From a checkpoint folder to a model on its devices.
+"""Loads a checkpoint folder into a model on its devices.
 
-The class is first constructed abstractly: shapes and types, no memory. Loading then gives each parameter its value,
-so a parameter that nothing filled is one that is still abstract, and random weights can never slip in.
+The class is first constructed abstractly, with shapes and types but no memory. Loading then gives each parameter its
+value. A parameter that was not loaded is still abstract, so random weights cannot slip in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load_model(
     Args:
       vllm_config: Names the folder and the data type.
       mesh: Where the weights go.
-      on_progress: Called with (bytes read, bytes in all) as tensors are consumed.
+      on_progress: Called with (bytes read, total bytes) as tensors are consumed.
 
     Raises:
       ConfigError: An architecture or config key that is not supported.
@@ -54,14 +54,14 @@ def load_model(
                 model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
             _check_config(vllm_config, model_class)
             _load(model, vllm_config, on_progress)
-        # A module may stand under two names.
+        # A module may have two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
             if isinstance(module, HasQuantMethod) and module.quant_method is not None:
                 try:
                     module.quant_method.process_weights_after_loading(module)
                 except CheckpointError as error:
                     raise CheckpointError(f"{vllm_config.model_config.model}: {name} {error}") from None
-            # What a module makes of its own of the weights that its method left.
+            # A module's own post-processing, after that of its method.
             if isinstance(module, HasAfterLoading):
                 module.after_loading()
     return model
@@ -70,7 +70,7 @@ def load_model(
 def construct_model(
     model_class: type[Any], vllm_config: VllmConfig, mesh: jax.sharding.Mesh | None = None
 ) -> JaxModule:
-    """Calls the constructor with those of the contract's arguments that it names.
+    """Calls the constructor with the arguments of the contract that it declares.
 
     Raises:
       ConfigError: The constructor requires an argument that the contract does not have.
@@ -89,7 +89,7 @@ def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) 
 
     Args:
       vllm_config: Names the folder and the data type.
-      check_config: Whether what the model did not look at is an error; otherwise `HFConfig.unread_keys` tells.
+      check_config: Whether unread keys and rules are errors; if False, see `HFConfig.unread_keys`.
 
     Raises:
       ConfigError: An architecture, a config key or a quantization rule that is not supported.
@@ -148,7 +148,7 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
 def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:
     folder = vllm_config.model_config.model
     load_weights = loader_of(model).load_weights
-    # The older of the two model development guides has load_weights(rng), which finds the files itself.
+    # In the older model development guide, load_weights(rng) finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
     with open_checkpoint(folder) as checkpoint:
         weights = _tensors(checkpoint, on_progress)
@@ -178,7 +178,7 @@ def _tensors(
 
 
 def loader_of(model: JaxModule) -> LoadsWeights:
-    """The model itself, as what fills its parameters.
+    """The model, checked to have `load_weights`.
 
     Raises:
       ConfigError: Its class has no `load_weights`.
@@ -203,6 +203,6 @@ def _is_abstract(param: nnx.Param) -> bool:
 
 def _place_initial_values(model: JaxModule) -> None:
     for _, param in named_parameters(model):
-        # What is no plain array is in its place.
+        # Values other than plain arrays are already placed.
         if isinstance(value := param.get_value(), jax.Array):
             param.set_value(place_array(value, param.get_metadata().get("logical_axes")))

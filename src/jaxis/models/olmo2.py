@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP, and over all query and all key heads together."""
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP, and over all query heads and all key heads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window over three of four layers, and YaRN on the others only."""
+"""OLMo 3: OLMo 2 with a window in three of four layers, and YaRN only in the others."""
 
 from __future__ import annotations
 

@@ -33,6 +33,6 @@ class Phi3ForCausalLM(CausalLM):
             config.expect(key, False)
         for key in ("full_attn_mod", "interpolate_factor"):
             config.expect(key, 1)
-        # "yarn" was a name of LongRoPE in the family's first release, and means something else now.
+        # In the family's first release "yarn" meant LongRoPE; it means something else now.
         if (rope_type := rope_config(config).rope_type) not in ("default", "longrope"):
             raise ConfigError(f"{config.source} has the rope type {rope_type!r}, expected 'longrope' or none")

@@ -1,4 +1,4 @@
-"""Which class runs which checkpoint: config.json's `architectures` entry -> model class."""
+"""The model class for each `architectures` entry of config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxis.errors import ConfigError
 
 ENTRY_POINT_GROUP = "jaxis.models"
 
-# Imported only when asked for. Add a family here: its architecture's name, and "module:Class".
+# Imported on demand. Add a family here: architecture name -> "module:Class".
 _BUILT_IN: dict[str, str] = {
     "Cohere2ForCausalLM": "jaxis.models.cohere2:Cohere2ForCausalLM",
     "CohereForCausalLM": "jaxis.models.cohere:CohereForCausalLM",
@@ -41,10 +41,10 @@ _registered: dict[str, type[Any] | str] = {}
 
 
 def register_model(architecture: str, model: type[Any] | str) -> None:
-    """Makes a model class known under the name that checkpoints give in config.json's `architectures`.
+    """Registers a model class under the name that checkpoints have in config.json's `architectures`.
 
     Args:
-      architecture: Such as "MyModelForCausalLM". A name that jaxis has itself is overridden.
+      architecture: For example "MyModelForCausalLM". Overrides a built-in model of the same name.
       model: The class, or "package.module:Class" to import it when it is first needed.
     """
     if isinstance(model, str) and ":" not in model:
@@ -53,7 +53,7 @@ def register_model(architecture: str, model: type[Any] | str) -> None:
 
 
 def built_in_models() -> dict[str, str]:
-    """jaxis's own: architecture -> "module:Class"."""
+    """The built-in models: architecture -> "module:Class"."""
     return dict(_BUILT_IN)
 
 
@@ -63,10 +63,10 @@ def supported_architectures() -> list[str]:
 
 
 def get_model_class(architectures: list[str]) -> type[Any]:
-    """The class for the first of the names that is known: registered ones first, then plug-ins, then jaxis's own.
+    """The class for the first known name: registered classes come first, then plug-ins, then built-in models.
 
     Raises:
-      ConfigError: None is known, or a plug-in's module cannot be imported.
+      ConfigError: No name is known, or a plug-in's module cannot be imported.
     """
     plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     for architecture in architectures:

@@ -24,7 +24,7 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     """A `(data, expert, model)` mesh over the first `tensor_parallel_size` local devices.
 
     Raises:
-      ConfigError: Fewer devices are there.
+      ConfigError: There are fewer devices.
     """
     devices = jax.local_devices()
     if not 1 <= tensor_parallel_size <= len(devices):
@@ -39,8 +39,7 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
 def logical_sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:
     """The sharding of a tensor with these logical axes.
 
-    An axis whose size the mesh axis does not divide stays whole on every device (a vocabulary of 32,001 on two
-    devices).
+    An axis whose size is not divisible by the mesh axis is replicated (a vocabulary of 32,001 on two devices).
     """
     if axes is None:
         axes = (None,) * len(shape)

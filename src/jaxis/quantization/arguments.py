@@ -1,4 +1,4 @@
-"""From what a user asks for to a quantization configuration."""
+"""Turns what a user asks for into a quantization configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.quantization_rules import RequestedQuantization, parse_requested_quan
 def parse_quantization(
     quantization: object, additional_config: Mapping[str, Any] | None = None
 ) -> RuleQuantizationConfig | Dequantize | None:
-    """`requested_config` of `parse_requested_quantization`, which describes arguments and errors."""
+    """Parses a request into a configuration; `parse_requested_quantization` describes arguments and errors."""
     return requested_config(parse_requested_quantization(quantization, additional_config))
 
 

@@ -1,4 +1,4 @@
-"""From an unquantized checkpoint folder to a quantized one, tensor by tensor."""
+"""Quantizes a checkpoint folder, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -36,24 +36,23 @@ def quantize_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Writes `source`, quantized, as a folder that loads as it is.
+    """Writes a quantized copy of `source` that loads like any checkpoint.
 
-    Never holds more than a tensor and what becomes of it. `destination` appears when all of it is written and not
-    before.
+    Holds at most one tensor and its quantized form in memory. `destination` appears only when it is complete.
 
     Args:
       source: An unquantized checkpoint in Hugging Face format.
-      destination: A folder that is not there yet.
-      rules: Which module gets which types.
-      max_shard_bytes: Most bytes of a file, unless one tensor alone is larger.
-      on_progress: Called with (bytes read, bytes in all).
+      destination: A folder that does not exist yet.
+      rules: The types of each module.
+      max_shard_bytes: Maximum size of a file, unless one tensor alone is larger.
+      on_progress: Called with (bytes read, total bytes).
 
     Returns:
-      Bytes of the weights written.
+      The size of the written weights in bytes.
 
     Raises:
-      ConfigError: The rules do not fit the model, or quantize none of it.
-      CheckpointError: The source cannot be read, is quantized already or does not match its model; or the destination
+      ConfigError: The rules do not fit the model, or quantize nothing in it.
+      CheckpointError: The source cannot be read, is already quantized or does not match its model; or the destination
         exists or cannot be written.
     """
     if destination.exists():
@@ -96,7 +95,7 @@ def quantize_checkpoint(
 
 
 def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> list[str]:
-    """The tensors that are parameters, in the file's order, after the model's own check of those that repeat others."""
+    """Names of the tensors that are parameters, in file order, after the model has checked the redundant ones."""
     pairs = ((name, checkpoint.tensor(name)) for name in checkpoint.names())
     kept = model.without_redundant_tensors(pairs) if isinstance(model, DropsRedundantTensors) else pairs
     return [name for name, _ in kept]
@@ -145,6 +144,6 @@ def _write_shards(folder: Path, shards: list[Shard], stream: Iterator[tuple[str,
         with SafetensorsWriter(folder / shard.name, shard.specs) as writer:
             for _ in shard.specs:
                 writer.write(*next(stream))
-    # Lets the last tensor's pages go, and counts it.
+    # Releases the last tensor's pages, and reports its bytes as read.
     next(stream, None)
     write_index(folder, shards)

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are to be loaded, by the `quant_method` that its config.json names."""
+"""How to load a checkpoint's weights, by the `quant_method` in its config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig
 from jaxis.quantization_rules import rules_from
 
-# `quant_method` -> what it may mean, the first that says so; besides compressed-tensors, which has its own settings.
+# `quant_method` -> candidate formats; the first whose `is_meant` holds is used. compressed-tensors is separate.
 _FORMATS: dict[str, tuple[PublishedFormat, ...]] = {
     "fp8": (FP8_TENSOR, FP8_BLOCKS),
     "mxfp4": (MXFP4,),
@@ -25,15 +25,15 @@ QUANT_METHODS = ("compressed-tensors", *_FORMATS)
 def quantization_of_checkpoint(
     hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
 ) -> QuantizationConfig | None:
-    """How a checkpoint's weights are to be loaded.
+    """How to load a checkpoint's weights.
 
     Args:
       hf_config: Its config.json.
-      choice: The user's. Rules quantize an unquantized checkpoint; of a compressed-tensors one they must say what is
-        stored, and decide which activations are quantized. `Dequantize` dequantizes a quantized one.
+      choice: The user's choice. Rules quantize an unquantized checkpoint; for a compressed-tensors one, they must match
+        the stored types, and decide which activations are quantized. `Dequantize` dequantizes a quantized one.
 
     Raises:
-      ConfigError: A scheme that is not implemented, or a choice that contradicts it.
+      ConfigError: The checkpoint's scheme is not implemented, or contradicts the choice.
     """
     stored, hint = hf_config.read_object("quantization_config"), hf_config.read_object(RULES_KEY)
     if stored is None:

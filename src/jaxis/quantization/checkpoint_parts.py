@@ -1,4 +1,4 @@
-"""Which matrices the tensors of an unquantized checkpoint are made of, and which of them are to be quantized."""
+"""The matrices in the tensors of an unquantized checkpoint, and which of them to quantize."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Part:
     """A matrix to be quantized.
 
     Attributes:
-      module: Its dotted name in the quantized checkpoint: of an expert, `model.layers.0.mlp.experts.3.up_proj`.
-      scheme: How.
+      module: Its dotted name in the quantized checkpoint; for an expert, `model.layers.0.mlp.experts.3.up_proj`.
+      scheme: How to quantize it.
       weight: [out, in].
     """
 
@@ -33,10 +33,10 @@ class Part:
 
 
 class CheckpointParts:
-    """The modules with weight matrices of a model constructed with quantization rules.
+    """The modules with weight matrices in a model constructed with quantization rules.
 
     Args:
-      model: Abstract.
+      model: The model, constructed abstractly.
     """
 
     def __init__(self, model: JaxModule) -> None:
@@ -46,10 +46,10 @@ class CheckpointParts:
         self._parameters = [name for name, _ in model.named_parameters()]
 
     def of(self, name: str, tensor: np.ndarray) -> list[Part]:
-        """The matrices to be quantized in a tensor of the checkpoint; empty if it stays as it is.
+        """The matrices to be quantized in a tensor of the checkpoint; empty if it is kept as it is.
 
         Raises:
-          CheckpointError: It is not as the model has it.
+          CheckpointError: The tensor does not match the model.
         """
         module, _, leaf = name.rpartition(".")
         if leaf == "weight" and (scheme := _scheme(self._layers.get(module))) is not None:
@@ -60,15 +60,15 @@ class CheckpointParts:
         if experts is None or (scheme := _scheme(experts)) is None:
             return []
         parts = [part for part in experts.parts(name.removeprefix(f"{prefix}."), tensor) if part[0] in STACK_AXES]
-        if tensor.ndim == 2:  # of one expert, which keeps the file's own name
+        if tensor.ndim == 2:  # one expert's, which keeps its name in the file
             return [Part(module, scheme, weight) for _, _, weight in parts]
         return [Part(f"{prefix}.{expert}.{stack}", scheme, weight) for stack, expert, weight in parts]
 
     def check(self, tensors: Iterable[tuple[str, np.ndarray]], model_name: str) -> None:
-        """Makes sure that the tensors are those of the model.
+        """Checks that the tensors are those of the model.
 
         Raises:
-          CheckpointError: One is unknown, or missing.
+          CheckpointError: A tensor is unknown or missing.
         """
         expected = {filled: name for name in self._parameters for filled in self._entries(name)}
         for name, tensor in tensors:
@@ -88,9 +88,9 @@ class CheckpointParts:
             raise CheckpointError(f"the model's parameter {min(expected)!r} is not in the checkpoint")
 
     def schemes(self) -> dict[str, tuple[str, WeightScheme | None]]:
-        """Name -> class as PyTorch calls it ("Linear" or "Embedding") and scheme of every module; None: unquantized.
+        """Module name -> (PyTorch class name, "Linear" or "Embedding"; scheme, or None if unquantized).
 
-        Experts are a regular expression for their names, marked by `re:`.
+        Experts are given as a regular expression for their names, marked by `re:`.
         """
         found: dict[str, tuple[str, WeightScheme | None]] = {}
         for name, layer in self._layers.items():
@@ -112,6 +112,6 @@ class CheckpointParts:
 
 
 def _scheme(layer: JaxLinear | JaxEmbed | JaxExperts | None) -> WeightScheme | None:
-    """How a layer's weights are to be quantized; None is not at all."""
+    """How to quantize a layer's weights; None leaves them unquantized."""
     method = None if layer is None else layer.quant_method
     return method.scheme if isinstance(method, WeightMethod) else None

@@ -2,8 +2,8 @@
 (`float-quantized`) weights.
 
 Source: https://github.com/vllm-project/compressed-tensors. config.json's `quantization_config` has groups of settings,
-each with the modules it is for: by name, by `re:` and a regular expression, or by class. What is not implemented is
-refused by name.
+each with its target modules: by name, by `re:` and a regular expression, or by class. Settings that are not implemented
+are errors that name them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 RULES_KEY = "jaxis_quantization"
 """Key of config.json under which `jaxis quantize` leaves its rules: they say which activations to quantize."""
 
-# Key -> the values with which it does nothing, or None where it says nothing about how to compute.
+# Key -> the values with which it has no effect, or None if no value has one.
 _CONFIG_KEYS: dict[str, tuple[Any, ...] | None] = {
     **dict.fromkeys(("quant_method", "config_groups", "format", "ignore")),
     **dict.fromkeys(("global_compression_ratio", "version")),
@@ -49,7 +49,7 @@ _FLOATS = {"type": ("float",), "num_bits": (8,), "symmetric": (True,), "zp_dtype
 _WEIGHT_KEYS = _COMMON_ARGUMENTS | {
     **dict.fromkeys(("symmetric", "group_size")),
     "dynamic": (False,),
-    # "weight" and "static" reorder while quantizing, and leave nothing of it in the file.
+    # "weight" and "static" reorder only while quantizing; the file does not depend on it.
     "actorder": (None, False, "weight", "static"),
 }
 _ACTIVATION_KEYS = _COMMON_ARGUMENTS | {
@@ -65,7 +65,7 @@ _FLOAT_WEIGHT_KEYS = (
     | _FLOATS
     | {"strategy": ("channel", "block", "tensor"), "block_structure": None, "group_size": (None,)}
 )
-# Which of these the input is quantized to is an engine's business: here it stays as it is.
+# An engine may choose whether to quantize the input so; here it is not quantized.
 _FLOAT_ACTIVATION_KEYS = _ACTIVATION_KEYS | _FLOATS | {"strategy": ("token", "group"), "group_size": None}
 _STATIC_ACTIVATION_KEYS = _FLOAT_ACTIVATION_KEYS | {"strategy": ("tensor",), "dynamic": (False,)}
 _BITS = {"int-quantized": 8, "pack-quantized": 4}
@@ -74,7 +74,7 @@ _FLOAT_FORMAT = "float-quantized"
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """For which modules, and how they are stored; `scheme` is that of integers."""
+    """Target modules and how they are stored; `scheme` is set for integers."""
 
     targets: tuple[str, ...]
     format: WeightFormat
@@ -86,7 +86,7 @@ class CompressedTensorsConfig:
 
     Args:
       config: The object in config.json.
-      rules: Decide which activations are quantized, in place of the groups' `input_activations`.
+      rules: Decide which activations are quantized, overriding the groups' `input_activations`.
 
     Raises:
       ConfigError: It asks for something that is not implemented.
@@ -119,7 +119,7 @@ class CompressedTensorsConfig:
             self._rules.check_all_used()
 
     def _group_of_experts(self, layer: JaxExperts, prefix: str) -> _Group | None:
-        """That of all experts, whose projections are linear layers in the file."""
+        """The group of all experts of a layer; their projections are linear layers in the file."""
         names = [f"{prefix}.{expert}.{name}" for expert in range(layer.num_experts) for name in STACK_AXES]
         first, *others = [self._group_of(layer, name) for name in names]
         if any(group != first for group in others):
@@ -142,7 +142,7 @@ def _names(target: str, prefix: str) -> bool:
 
 
 def _class_name(layer: WeightedLayer) -> str:
-    """PyTorch's, by which groups know it."""
+    """The layer's class name in PyTorch, which groups refer to."""
     return "Embedding" if isinstance(layer, JaxEmbed) else "Linear"
 
 
@@ -183,7 +183,7 @@ def _read_group(group: Any, default_format: Any, where: str) -> _Group:
     if bits != _BITS[file_format] or (bits == 8 and not symmetric):
         kind = f"{'' if symmetric else 'asymmetric '}int{bits}"
         raise ConfigError(f"{where}: {kind} weights as {file_format} are not supported")
-    # -1 is how older versions write that there are no groups.
+    # Older versions write -1 for no groups.
     if strategy is None:
         strategy = "group" if group_size not in (None, -1) else "channel"
     is_grouped = strategy == "group"

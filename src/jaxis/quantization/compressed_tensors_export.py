@@ -1,4 +1,4 @@
-"""Quantized weights in the compressed-tensors format: the tensors of a layer, and what config.json says of them."""
+"""Quantized weights in the compressed-tensors format: the tensors of a layer, and their description in config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = "0.10.2"
 
 
 def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> dict[str, TensorHeader]:
-    """The specs of what `tensors` returns for a weight [out, in] of this shape."""
+    """The specs of the tensors that `tensors` returns for a weight [out, in] of this shape."""
     rows, columns = shape
     groups = 1 if scheme.group_size is None else columns // scheme.group_size
     scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
@@ -35,7 +35,7 @@ def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> d
 
 
 def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
-    """The tensors that stand for a QuantizedWeight of numpy arrays."""
+    """The tensors that represent a QuantizedWeight of numpy arrays."""
     qvalue, scale = np.asarray(weight.qvalue), {f"{module}.weight_scale": np.asarray(weight.scale)}
     if weight.qtype == "int8":
         return {f"{module}.weight": qvalue} | scale
@@ -49,11 +49,11 @@ def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
 def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) -> dict[str, Any]:
     """config.json's `quantization_config`.
 
-    int8 weights whose input is quantized too are W8A8 to other engines, with a scale for each token; int4 weights are
-    W4A16, the only packed kind there is.
+    For other engines, int8 weights with quantized input are W8A8 with one scale per token; int4 weights are W4A16, the
+    only packed kind there is.
 
     Args:
-      modules: Name -> class ("Linear" or "Embedding") and scheme of every module with a weight matrix; None is
+      modules: Name -> class ("Linear" or "Embedding") and scheme of every module with a weight matrix; None if
         unquantized.
     """
     members: dict[tuple[str, str], list[str]] = {}
@@ -64,7 +64,7 @@ def quantization_config(modules: Mapping[str, tuple[str, WeightScheme | None]]) 
             key = (kind, repr(group))
             settings[key] = group
             members.setdefault(key, []).append(name)
-    # Engines know the class of most linear layers, fused ones too, better than their names.
+    # Engines match the class of most linear layers, fused ones included, more reliably than their names.
     most = max((key for key in members if key[0] == "Linear"), key=lambda key: len(members[key]), default=None)
     groups = {
         f"group_{number}": {"targets": ["Linear"] if key == most else members[key]} | settings[key]
@@ -93,7 +93,7 @@ def _group(kind: str, scheme: WeightScheme) -> dict[str, Any]:
         "dynamic": False,
     }
     activations = None
-    # The input of embeddings is token ids.
+    # The input of embeddings is token ids, which are not quantized.
     if kind == "Linear" and scheme.weight_qtype == "int8" and scheme.act_qtype == "int8":
         activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     return {

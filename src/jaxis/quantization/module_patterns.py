@@ -1,4 +1,4 @@
-"""Which modules a checkpoint's `quantization_config` leaves as they are, and checks of its keys."""
+"""Reads which modules a checkpoint's `quantization_config` leaves unquantized, and checks its keys."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
 
 
 def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The patterns under either key that publishers use; without one, the head alone, as in transformers.
+    """The patterns of unquantized modules, under either key in use; by default only the head, as in transformers.
 
     Raises:
-      ConfigError: Both keys are there, or the patterns are no list of regular expressions.
+      ConfigError: Both keys are present, or the patterns are not a list of regular expressions.
     """
     given = {key: config[key] for key in PATTERN_KEYS if config.get(key) is not None}
     if len(given) > 1:
@@ -35,16 +35,16 @@ def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern is the name's end, or matches it from its start up to the end of one of its parts.
+    """Whether the name ends with a pattern, or a pattern matches from its start to the end of one of its parts.
 
-    So in transformers' `should_convert_module`: "layers.1" is not "layers.11", "mlp.gate" is not "mlp.gate_proj".
+    As in transformers' `should_convert_module`: "layers.1" is not "layers.11", "mlp.gate" is not "mlp.gate_proj".
     """
     boundary = r"(?:(?<=\.)|(?=\.|$))"
     return any(re.match(f"(?:{pattern}){boundary}", name) or name.endswith(pattern) for pattern in patterns)
 
 
 def check_keys(value: object, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
-    """Raises ConfigError for a key that is not known, or a value that is not among its own (None: any)."""
+    """Raises ConfigError for an unknown key, or a value that is not among the key's values (None: any)."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} is {value!r}, expected an object")
     for key, setting in value.items():

@@ -1,4 +1,4 @@
-"""Checkpoints whose `quantization_config` stores all its modules alike, but for those that it names."""
+"""Checkpoints whose `quantization_config` stores all modules in one format, except those that it lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxis.quantization.module_patterns import WHERE, check_keys, is_unconverted
 
 @dataclass(frozen=True)
 class PublishedFormat:
-    """How config.json asks for a format.
+    """How config.json describes a format.
 
     Attributes:
-      read: The format, from the object in config.json; raises ConfigError where that is not as it must be.
-      layers: The classes of layers that are stored so.
-      keys: The keys that the object may have, with their values; None is any.
-      is_meant: Whether an object of the `quant_method` is about this format, where that has several.
+      read: Reads the format from the object in config.json; raises ConfigError if that is invalid.
+      layers: The classes of layers that are stored in this format.
+      keys: The keys that the object may have, with their values; None means any.
+      is_meant: Whether the object describes this format, if its `quant_method` has several.
     """
 
     read: Callable[[Mapping[str, Any]], WeightFormat]
@@ -33,7 +33,7 @@ class PublishedQuantizationConfig:
     """A `quantization_config` of one format. A QuantizationConfig.
 
     Args:
-      published: Which.
+      published: The format's description.
       config: The object in config.json.
 
     Raises:
@@ -53,14 +53,14 @@ class PublishedQuantizationConfig:
         return stored_as(self.format, layer, prefix)
 
     def check_all_used(self) -> None:
-        """See `QuantizationConfig`; the file's list may name modules that have no weight matrix."""
+        """See `QuantizationConfig`; the file's list may name modules without a weight matrix."""
 
 
 def stored_as(weight_format: WeightFormat, layer: WeightedLayer, prefix: str) -> WeightMethod:
-    """The method of a layer whose weights a checkpoint stores so.
+    """The method of a layer whose weights a checkpoint stores in this format.
 
     Raises:
-      ConfigError: The layer's sizes do not allow it.
+      ConfigError: The layer's sizes do not fit the format.
     """
     try:
         for slot in layer.weight_slots:

@@ -1,4 +1,4 @@
-"""Online quantization by rules: which module gets which types; see `jaxis.quantization_rules`."""
+"""Online quantization by rules that give each module its types; see `jaxis.quantization_rules`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RuleQuantizationConfig:
 
     Args:
       rules: In order; the first that matches decides.
-      must_match: Whether it is an error if a rule applies to no module.
+      must_match: Whether a rule that applies to no module is an error.
     """
 
     def __init__(self, rules: Sequence[QuantizationRule], *, must_match: bool = True) -> None:
@@ -25,7 +25,7 @@ class RuleQuantizationConfig:
         self._used: set[int] = set()
 
     def find(self, prefix: str) -> QuantizationRule | None:
-        """The rule that decides for the module of this dotted name."""
+        """The rule for the module with this dotted name; None if no rule matches."""
         for index, rule in enumerate(self.rules):
             if re.fullmatch(rule.module_path, prefix):
                 self._used.add(index)
@@ -36,7 +36,7 @@ class RuleQuantizationConfig:
         """See `QuantizationConfig`.
 
         Raises:
-          ConfigError: The layer's sizes do not allow what its rule says.
+          ConfigError: The layer's sizes do not fit its rule.
         """
         if (scheme := weight_scheme(self.find(prefix))) is None:
             return None

@@ -1,4 +1,4 @@
-"""QuantizationConfigs that have something more done with the weights that another one describes."""
+"""QuantizationConfigs that wrap another one and process its weights further."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 
 @dataclass(frozen=True)
 class Dequantize:
-    """Implements `quantization="dequantize"`: a quantized checkpoint's weights in the model's data type."""
+    """Implements `quantization="dequantize"`: a quantized checkpoint is dequantized to the model's data type."""
 
 
 @dataclass(frozen=True)
 class DequantizingConfig:
-    """Has each weight that `inner` loads made an array of the model's type. A QuantizationConfig."""
+    """Dequantizes each weight that `inner` loads to the model's type. A QuantizationConfig."""
 
     inner: QuantizationConfig
 
@@ -32,7 +32,7 @@ class DequantizingConfig:
 
 @dataclass(frozen=True)
 class PackingConfig:
-    """Has every weight packed for the native CPU kernels, stored or quantized as `inner` says. A QuantizationConfig."""
+    """Packs every weight for the native CPU kernels, after `inner` has loaded or quantized it. A QuantizationConfig."""
 
     inner: QuantizationConfig | None = None
 

@@ -11,14 +11,14 @@ from jaxis.errors import RequestError
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
 
-# Arguments of `Tokenizer.apply_chat_template` and of `tokenize_chat`, and `tokenize`, which transformers' has.
+# Arguments of `Tokenizer.apply_chat_template` and `tokenize_chat`, and `tokenize`, an argument in transformers.
 _RESERVED = frozenset(
     {"messages", "tools", "tokenizer", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 
 
 def reserved_variable(variables: Iterable[str], tokenizer: Tokenizer | None) -> str | None:
-    """The first of a user's template variables that is not theirs to set; None if there is none.
+    """The first of a user's template variables that is reserved; None if there is none.
 
     Reserved are the arguments that a request gives elsewhere, and the tokenizer's special tokens, such as `bos_token`.
     """
@@ -27,7 +27,7 @@ def reserved_variable(variables: Iterable[str], tokenizer: Tokenizer | None) -> 
 
 
 def reasoning_effort_variables(effort: str, template: str) -> dict[str, Any] | None:
-    """Variables that ask a template for this reasoning effort; None if it has none for it."""
+    """Template variables that set this reasoning effort; None if the template does not support it."""
     if "reasoning_effort" in template:
         return {"reasoning_effort": effort}
     if effort == "none" and "enable_thinking" in template:
@@ -42,16 +42,16 @@ def messages_for_template(
     chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Messages in OpenAI's format as the template reads them.
+    """Converts messages in OpenAI's format to what the template expects.
 
     Args:
       messages: Their content is one string, or None.
-      tokenizer: Has the checkpoint's templates.
-      chat_template: In place of the checkpoint's, as for `Tokenizer.apply_chat_template`.
+      tokenizer: Holds the checkpoint's templates.
+      chat_template: Replaces the checkpoint's, as in `Tokenizer.apply_chat_template`.
       tools: See `Tokenizer.apply_chat_template`.
 
     Raises:
-      RequestError: There is no template, or the arguments of a tool call are not the text of a JSON object.
+      RequestError: There is no template, or the arguments of a tool call are not a JSON object.
     """
     template = tokenizer.choose_chat_template(chat_template, tools)
     known = tokenizer.chat_templates.values() if chat_template is None else (template,)
@@ -64,14 +64,14 @@ _ROLES = {"developer": "system"}
 
 
 def with_template_arguments(messages: Sequence[Mapping[str, Any]], chat_template: str) -> list[dict[str, Any]]:
-    """Messages with the arguments of their tool calls as the template reads them: an object, or its JSON text.
+    """Messages whose tool-call arguments are in the form that the template reads: an object or a JSON string.
 
     Args:
-      messages: Arguments are an object, or its JSON text. Other fields stay.
+      messages: Arguments are an object or a JSON string. Other fields are kept.
       chat_template: The source of the template that will render them.
 
     Raises:
-      RequestError: Arguments are not the text of a JSON object.
+      RequestError: Arguments are not a JSON object.
     """
     if not any(message.get("tool_calls") for message in messages):
         return [dict(message) for message in messages]

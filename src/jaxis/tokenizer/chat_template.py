@@ -1,6 +1,6 @@
-"""Chat templates: a checkpoint's Jinja program that turns a conversation into the text the model was trained on.
+"""Chat templates: a checkpoint's Jinja program that turns a conversation into the text that the model was trained on.
 
-A template is code from a stranger. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no
+A template is untrusted code. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no
 attribute of a Python object, no file, no other template. The environment (block trimming, loop controls, `tojson`,
 `raise_exception`, `strftime_now`, the `generation` block) is the one that transformers documents for templates.
 """
@@ -22,11 +22,11 @@ from jinja2.utils import Namespace
 
 from jaxis.errors import RequestError
 
-# Written at the end of the message to continue, found again in the rendered text. Templates often strip a message:
-# if the space is gone, so is the white space of the message itself.
+# Appended to the message to continue, and located in the rendered text. Templates often strip messages: if the mark's
+# space is gone, so is the message's own trailing white space.
 _CONTINUE_MARK = "<<<continue-from-here>>> "
 
-# The names under which a message's reasoning is sent, the one that most templates read first.
+# Names of a message's reasoning in requests; the one that most templates read comes first.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -44,7 +44,7 @@ def render_chat_template(
     Args:
       template: Jinja source.
       messages: Each has a role, and a content that is a string or a list of {"type": "text", "text": ...} parts;
-        keys whose value is None are as good as absent, but for a content of None beside tool_calls.
+        keys whose value is None count as absent, except a content of None next to tool_calls.
       tools: JSON schemas of the functions the model may call.
       add_generation_prompt: End with what opens the assistant's answer.
       continue_final_message: End inside the last message, without what closes it.
@@ -67,7 +67,7 @@ def render_chat_template(
         )
     except jinja2.TemplateSyntaxError as error:
         raise RequestError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
-    except Exception as error:  # a template can raise whatever the operations in it can
+    except Exception as error:  # the operations in a template can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"the chat template refused the conversation: {reason}") from error
     return _cut_at_mark(text, last_text) if continue_final_message else text
@@ -88,7 +88,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         _check_content(message.get("content"), f"{where}.content")
         plain = _plain({key: value for key, value in message.items() if value is not None}, where)
         if plain.get("tool_calls") and "content" in message:
-            plain.setdefault("content", None)  # some templates tell calls from text by it
+            plain.setdefault("content", None)  # some templates use it to tell calls from text
         reasoning = next((plain[name] for name in _REASONING_NAMES if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -107,7 +107,7 @@ def _check_content(content: object, where: str) -> None:
 
 
 def _plain(value: object, where: str) -> Any:
-    """Rebuilds a value from plain JSON types, so that a template can reach no Python object."""
+    """Rebuilds a value from plain JSON types, so that a template cannot reach Python objects."""
     if value is None or isinstance(value, bool):
         return value
     for plain in (str, int, float):

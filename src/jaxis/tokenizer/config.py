@@ -2,8 +2,8 @@
 
 Files and their precedence are those of transformers 5: `chat_template.jinja` and `additional_chat_templates/*.jinja`
 come before the templates in `tokenizer_config.json`; `special_tokens_map.json` counts only where
-`tokenizer_config.json` has no `added_tokens_decoder`. `add_bos_token` and `add_eos_token` decide nothing beside a
-tokenizer.json: its post-processor does.
+`tokenizer_config.json` has no `added_tokens_decoder`. `add_bos_token` and `add_eos_token` have no effect next
+to a tokenizer.json, whose post-processor decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TokenizerConfig:
       added_tokens: Tokens of `added_tokens_decoder` in the order of their ids; their flags override tokenizer.json's.
       chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.
       clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
-      split_special_tokens: Whether special tokens in a text are encoded as ordinary text.
+      split_special_tokens: Whether special tokens in a string are encoded as ordinary text.
     """
 
     special_tokens: dict[str, AddedToken] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class TokenizerConfig:
         """Reads the settings; a folder without any of the files has the defaults.
 
         Raises:
-          CheckpointError: A file that is not what it should be.
+          CheckpointError: A file is invalid.
         """
         config_path = folder / "tokenizer_config.json"
         values = read_json_object(config_path)
@@ -58,7 +58,7 @@ class TokenizerConfig:
                 for name, value in values.items()
                 if name.endswith("_token") and isinstance(value, str | dict)
             }
-            # The same list under its name before and since transformers 5.
+            # The name of this list since transformers 5, and before.
             extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
             if isinstance(extra, dict):
                 special_tokens |= {name: _special_token(value) for name, value in extra.items()}

@@ -1,7 +1,7 @@
-"""Incremental detokenization: token ids in as they are sampled, text out as soon as it cannot change any more.
+"""Incremental detokenization: takes token ids as they are sampled, and gives text as soon as it is final.
 
-The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space is kept
-wherever the model wrote one. A token stands for fixed bytes inside a text, so each is looked up once and the cost of a
+The text is what decoding prompt and output together adds to decoding the prompt alone, so a leading space that
+the model wrote is kept. A token stands for fixed bytes inside a text, so each is looked up once and the cost of a
 step does not grow with the text; a token may well end one character and begin the next.
 """
 
@@ -17,8 +17,8 @@ _MAX_CHARACTER_BYTES = 4
 class IncrementalDetokenizer:
     """Turns one completion's tokens into text, and finds its stop strings.
 
-    The stop string that is complete first ends the text, so the result does not depend on how the text is cut into
-    tokens; of several complete at the same character, the one that began first.
+    The stop string that is completed first ends the text (of several at one character, the one that began
+    first), so the result does not depend on how the text is split into tokens.
 
     Attributes:
       stop_hit: The stop string that ended the text, or None.
@@ -40,9 +40,9 @@ class IncrementalDetokenizer:
         self.stop_hit: str | None = None
         self._decided: list[str] = []
         self._num_sent = 0
-        self._held = ""  # the end of the text, for as long as it may be the beginning of a stop string
+        self._held = ""  # the end of the text while it may be the start of a stop string
 
-        # Holds the bytes of a character that is not complete yet.
+        # Buffers the bytes of an incomplete character.
         self._utf8 = tokenizer.utf8_decoder()
         prompt_end = self._end_of_prompt(prompt_token_ids)
         self._at_start = not prompt_end
@@ -50,11 +50,11 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """All text decided so far; it only grows. It leaves out what may still turn out to be a stop string."""
+        """All final text so far; it only grows. Excludes what may still become a stop string."""
         return "".join(self._decided)
 
     def update(self, new_token_ids: Sequence[int], *, may_stop: bool = True) -> str | None:
-        """Takes the next tokens in; after a stop string has been hit, they change nothing.
+        """Adds the next tokens; has no effect after a stop string has been hit.
 
         Args:
           new_token_ids: The tokens.
@@ -72,13 +72,13 @@ class IncrementalDetokenizer:
         return self.stop_hit
 
     def delta(self) -> str:
-        """The text decided since the last call (or since the start): safe to stream."""
+        """The text that became final since the last call (or the start): safe to stream."""
         new = "".join(self._decided[self._num_sent :])
         self._num_sent = len(self._decided)
         return new
 
     def finish(self) -> None:
-        """Decides the rest when no token will follow: half a character becomes U+FFFD."""
+        """Ends the text when no token will follow: an incomplete character becomes U+FFFD."""
         if self.stop_hit is None:
             self._append(self._utf8.decode(b"", final=True))
             self._decided.append(self._held)
@@ -115,7 +115,7 @@ class IncrementalDetokenizer:
         self._held = text[len(text) - num_held :]
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of the text that is a beginning of a stop string."""
+        """Length of the longest suffix of the text that is a prefix of a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

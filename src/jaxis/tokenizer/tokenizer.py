@@ -2,10 +2,10 @@
 
 transformers is not needed: importing it takes seconds and loads torch. tokenizer.json is taken as it stands, for
 every family. transformers 5 takes it so for PreTrainedTokenizerFast and for Mistral, but rebuilds LlamaTokenizer and
-Qwen2Tokenizer from vocabulary and merges with fixed text rules. For files that state those same rules (all of
-Qwen2, 2.5 and 3, and whatever transformers 5 saved) that is no difference. For a Llama 2 file of the time before, it
-drops the word-start mark in two places where the model was trained with it: before a text that begins with a space,
-and after a special token inside the text.
+Qwen2Tokenizer from vocabulary and merges with fixed text rules. For files with those same rules (all of
+Qwen2, 2.5 and 3, and any that transformers 5 saved) that makes no difference. For older Llama 2 files, it drops the
+word-start mark in two places where the model was trained with it: before a string that begins with a space, and after
+a special token inside the string.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "vocab.txt")
-# In each of these a token adds the same text wherever it stands, but for the start of the text.
+# With each of these, a token adds the same text everywhere except at the start.
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip", "WordPiece"}
 _REPLACE_EACH_BYTE = "jaxis-replace-each-byte"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -81,7 +81,7 @@ class Tokenizer:
             return None
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+        except Exception as error:  # the library raises a plain Exception for any fault in the file
             raise CheckpointError(
                 f"{path} is not a valid tokenizer file ({' '.join(str(error).split())}); fetch the file again"
             ) from error
@@ -134,7 +134,7 @@ class Tokenizer:
             raise RequestError(
                 f"the text holds a lone surrogate {text[error.start]!a} at character {error.start}; send valid Unicode"
             ) from error
-        # The library's `encode` and `decode` keep Python's lock, for seconds where a text is long; for batches not.
+        # The library's `encode` and `decode` hold the GIL, for seconds if the input is long; batch functions do not.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""The grouped product as a loop over blocks of rows: reads the weights of groups that have rows, and no others."""
+"""The grouped product as a loop over blocks of rows: reads only the weights of groups that have rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def grouped_matmul(
     weight: Weight,
     group_sizes: jax.Array,
 ) -> jax.Array:
-    """As the definition in `reference`, for weights of any kind.
+    """Computes what `reference` defines, for any type of weight.
 
     Args:
-      multiply: Takes rows [B, in] and the weight of one group, gives [B, out].
-      definition: Takes x, weight and group_sizes, gives the same; for derivatives.
+      multiply: Maps rows [B, in] and the weight of one group to [B, out].
+      definition: Computes the same from x, weight and group_sizes; used for derivatives.
       x: [N, in], sorted by group.
       weight: A pytree of arrays [X, ...].
       group_sizes: i32 [X].
@@ -50,7 +50,7 @@ def grouped_matmul(
         return multiply(jax.lax.dynamic_slice_in_dim(x, first, block_rows), of_group), first
 
     def step(block: jax.Array, out: jax.Array) -> jax.Array:
-        # A group's last block runs into the rows of the next, whose own blocks come later.
+        # A group's last block may overlap the next group's rows, whose own blocks come later and overwrite it.
         return jax.lax.dynamic_update_slice_in_dim(out, *product_of(block), axis=0)
 
     one = jax.eval_shape(lambda: product_of(jnp.int32(0))[0])
@@ -75,6 +75,6 @@ grouped_matmul.defvjp(_forward, _backward)
 
 
 def _block_rows(num_rows: int, num_groups: int) -> int:
-    """Twice what a group has on average, so that most groups are one block; a power of two."""
+    """Rows of a block: about twice a group's average, so that most groups fit in one; a power of two."""
     wanted = max(_FEWEST_ROWS, min(_MOST_ROWS, 2 * num_rows // num_groups, num_rows))
     return 1 << (wanted - 1).bit_length()

@@ -1,6 +1,6 @@
 """Stacks of experts' weights packed for the native kernels on CPU, and the kernel that applies a layer of experts.
 
-Like all packed weights they are for inference: what comes out has no derivatives.
+Like all packed weights, they are for inference only: results have no derivatives.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight, device
 def pack_into(
     stack: PackedWeight | None, num_experts: int, expert: int, pack: Callable[[Allocate], PackedWeight]
 ) -> PackedWeight:
-    """Packs one expert's weight into its place of a stack.
+    """Packs one expert's weight into its place in a stack.
 
     Args:
-      stack: What this function returned for the experts before it; None for the first.
+      stack: The stack that this function returned for the previous expert; None for the first.
       num_experts: X.
-      expert: Which place.
-      pack: Packs the weight in the memory that it is given the means to take.
+      expert: Index of the expert.
+      pack: Packs the weight, given an allocator for its memory.
 
     Returns:
       The stack: its data is a numpy array, uint8 [X, panels, panel's bytes].
 
     Raises:
-      ValueError: The weight is packed in another format than those before it; the text goes after its name.
+      ValueError: The weight is packed in another format than the earlier ones; the message follows its name.
     """
     data = None if stack is None else np.asarray(stack.data)
 
@@ -51,7 +51,7 @@ def pack_into(
 
 
 def on_device(stack: PackedWeight) -> PackedWeight:
-    """A complete stack as one of a JAX array, in the same memory."""
+    """The complete stack with its data as a JAX array that shares the memory."""
     return dataclasses.replace(stack, data=device_array(np.asarray(stack.data)))
 
 
@@ -71,21 +71,21 @@ def experts(
 ) -> jax.Array:
     """Sum over each token's slots of `weight * down(activation(gate(x), up(x)))`, with the slot's expert.
 
-    Reads the weights of the experts hit only, each once. What a token gets does not depend on the other tokens, to the
-    bit: the slots are summed in the order of their experts.
+    Reads each used expert's weights once, and no others. Results are batch-invariant, bit for bit: a token's slots are
+    summed in the order of their experts.
 
     Args:
       x: float32 [T, E].
-      expert_ids: i32 [T, k]; one that is not in [0, X) adds nothing.
+      expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
       expert_weights: float32 [T, k].
       gate: Stack of X weights [F, E].
-      up: The same, in the same format.
+      up: Stack of X weights [F, E], in gate's format.
       down: Stack of X weights [E, F].
-      biases: Of gate [X, F], up [X, F] and down [X, E], float32; or none.
-      activation: "silu" or "gelu_tanh": of the gate, times up; "clamped_swiglu":
+      biases: float32 biases of gate [X, F], up [X, F] and down [X, E]; empty for none.
+      activation: "silu" or "gelu_tanh", applied to the gate, which is then multiplied by up; or "clamped_swiglu":
         `g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1)` with `g = min(gate, limit)`.
-      alpha: Of "clamped_swiglu".
-      limit: Of "clamped_swiglu".
+      alpha: Parameter of "clamped_swiglu".
+      limit: Parameter of "clamped_swiglu".
       act_qtype: "int8" quantizes the inputs of the products dynamically, as for `quantized_matmul`; None does not.
 
     Returns:

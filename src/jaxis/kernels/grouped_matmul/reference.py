@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-# x [N, in] with the rows of a group next to each other, weight [X, out, in] -> [N, out].
+# x [N, in] with each group's rows adjacent, weight [X, out, in] -> [N, out].
 _ROWS_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
 )
@@ -13,12 +13,12 @@ _ROWS_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
 def grouped_matmul(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
     """`x[rows of group g] @ weight[g].T` for each group g.
 
-    TPUs and GPUs have kernels for it in XLA; on CPU it costs as much as the product of each row with every weight.
+    XLA has kernels for it on TPU and GPU; on CPU it costs as much as multiplying every row by every weight.
 
     Args:
       x: [N, in], sorted by group.
       weight: [X, out, in].
-      group_sizes: i32 [X], how many rows each group has; their sum is at most N.
+      group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
 
     Returns:
       [N, out]; rows past the last group are 0.

@@ -1,4 +1,4 @@
-"""Products of each token's heads with a matrix for each head: what attention over latents absorbs projections with."""
+"""Products of each token's heads with one matrix per head: how attention over latents absorbs projections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def head_matmul(x: jax.Array, weight: jax.Array | PackedWeight) -> jax.Array:
 
     Args:
       x: [T, H, in].
-      weight: [H, out, in]; or packed for the native kernel, by `cpu.pack`.
+      weight: [H, out, in], or packed for the native kernel by `cpu.pack`.
 
     Returns:
       [T, H, out] in x's type.

@@ -1,7 +1,7 @@
 """Attention of a flat batch of tokens over a paged cache of latents (multi-head latent attention, arXiv:2405.04434).
 
-All heads share one entry a token, a compressed latent and a rope key; keys and values are linear in the latent, so they
-are never made: the key projection is absorbed into the queries and the value projection into what comes after.
+All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
+they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
 `reference.py` is the definition; `blockwise.py` (any platform) and `cpu.py` compute the same faster.
 """
 
@@ -18,14 +18,14 @@ __all__ = ["latent_attention", "latent_cache_shape"]
 def latent_cache_shape(
     num_blocks: int, block_size: int, value_dim: int, rope_dim: int, dtype: DTypeLike
 ) -> tuple[int, ...]:
-    """The shape of the cache that `latent_attention` takes, in a program traced under the current mesh.
+    """The shape of the cache that `latent_attention` expects in a program traced under the current mesh.
 
     Args:
-      num_blocks: Blocks.
-      block_size: B, the tokens of a block.
+      num_blocks: The number of blocks.
+      block_size: B, tokens per block.
       value_dim: Elements of a compressed latent.
       rope_dim: Elements of a rope key.
-      dtype: float32, bfloat16, float16, or int8 with two float32 scales an entry.
+      dtype: float32, bfloat16, float16, or int8 with two float32 scales per entry.
     """
     chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
     return chosen.latent_cache_shape(num_blocks, block_size, value_dim + rope_dim, dtype)
@@ -51,9 +51,9 @@ def latent_attention(
     Args:
       q: [T, H, D].
       entries: [T, D].
-      kv_cache: Of a shape that `latent_cache_shape` gave. Donate it: it is updated in place then.
-      positions: i32 [T], each token's place in its own sequence.
-      seq_lens: i32 [R], each request's tokens after this step.
+      kv_cache: Its shape is from `latent_cache_shape`. Donate it, and it is updated in place.
+      positions: i32 [T], each token's position in its sequence.
+      seq_lens: i32 [R], each request's length after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,

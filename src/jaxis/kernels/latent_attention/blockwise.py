@@ -1,4 +1,4 @@
-"""Latent attention in plain JAX that does only the work there is: see `ragged_paged_attention.blockwise`."""
+"""Latent attention in plain JAX, without work on padding: see `ragged_paged_attention.blockwise`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxis.kernels.latent_attention.layout import decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 
-# Context tokens read at once, and queries of a prefill tile, each with all its heads.
+# Context tokens read at a time, and queries per prefill tile, each with all its heads.
 CHUNK_TOKENS = 128
 TILE_QUERIES = 16
 
@@ -29,7 +29,7 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> jax.Array:
-    """Attention of each query to its own request's cached entries up to itself.
+    """Attention of each query to its request's cached entries up to its own position.
 
     Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
     """
@@ -55,7 +55,7 @@ class _Attention:
     scale: float
 
     def decode(self, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
-        """[T, H, value_dim] whose first `num_decodes` rows are filled, the others 0: request r's one query is row r."""
+        """[T, H, value_dim] with the first `num_decodes` rows filled, the others 0; request r's only query is row r."""
         num_tokens, num_heads, _ = self.q.shape
         num_rows = min(num_tokens, self.block_tables.shape[0])
         positions = jnp.where(jnp.arange(num_rows) < num_decodes, seq_lens[:num_rows] - 1, -1)
@@ -77,7 +77,7 @@ class _Attention:
         query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
         num_tiles = (query_lens + tile - 1) // tile
         tile_ends = jnp.cumsum(num_tiles)
-        # A tile may start too near the end of the batch to be sliced whole.
+        # Padded, because a tile that starts near the end of the batch must still be sliced whole.
         q = jnp.pad(self.q, ((0, tile), (0, 0), (0, 0)))
 
         def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ class _Attention:
             first_row = query_start_loc[request] + offset[0]
             in_request = offset < query_lens[request]
             positions = jnp.where(in_request, seq_lens[request] - query_lens[request] + offset, -1)
-            # All heads of all queries of the tile side by side, as those of one decode are.
+            # All heads of all the tile's queries in one axis, like the heads of one decode.
             queries = lax.dynamic_slice_in_dim(q, first_row, tile).reshape(1, -1, q.shape[-1])
             positions = jnp.repeat(positions, q.shape[1])[None]
             rows = self._attend(queries, self.block_tables[request][None], positions).reshape(tile, *out.shape[1:])
@@ -98,7 +98,7 @@ class _Attention:
         return lax.fori_loop(0, tile_ends[-1], one_tile, padded)[:num_tokens]
 
     def _attend(self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array) -> jax.Array:
-        """Attention of N requests' queries, M each (heads are queries too).
+        """Attention for N requests with M queries each (heads count as queries).
 
         Args:
           queries: [N, M, D].
@@ -115,10 +115,10 @@ class _Attention:
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             context_positions = chunk * chunk_tokens + jnp.arange(chunk_tokens)
-            # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
+            # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
             cached = self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
             context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
-            # Blocks beyond a request's own hold other requests' entries, or none: a NaN there must not spread.
+            # Blocks past a request's own hold other requests' entries, or garbage: a NaN there must not spread.
             context = jnp.where((context_positions <= last_positions)[..., None], context, 0)
             scores = jnp.einsum("nmd,nsd->nms", queries, context, preferred_element_type=jnp.float32) * self.scale
             scores = jnp.where(context_positions <= positions[..., None], scores, -jnp.inf)

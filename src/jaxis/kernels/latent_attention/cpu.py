@@ -12,11 +12,11 @@ from jaxis.kernels.latent_attention import layout
 from jaxis.kernels.native_constants import ATTENTION_TILE
 
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
-CACHE_AXES = 3  # which tells its layout from the other platforms'
+CACHE_AXES = 3  # distinguishes this layout from that of other platforms
 
 
 def supports(value_dim: int, rope_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel can serve a cache of such entries."""
+    """Whether the kernel supports a cache with these entries."""
     return (
         native.usable() and value_dim % ATTENTION_TILE == 0 and rope_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
     )

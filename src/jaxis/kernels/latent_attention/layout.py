@@ -1,9 +1,9 @@
 """The layout of the paged cache of latent attention, in one place for every implementation.
 
 A token's entry is D elements that all heads share: its compressed latent, then its rotated rope key. A layer's cache is
-`[num_blocks, block_size, 1, D]`. Where the native CPU kernel serves it is `[num_blocks, 1, block_size * D]`: the same
-bytes, with the axes that name it the native kernel's. In an int8 cache each entry is followed by the eight bytes of two
-float32 scales, of the latent and of the rope key, whose sizes have nothing to do with one another: D + 8 elements.
+`[num_blocks, block_size, 1, D]`. For the native CPU kernel it is `[num_blocks, 1, block_size * D]`: the same bytes,
+with three axes to mark it as the native kernel's. In an int8 cache, each entry is followed by two float32 scales (eight
+bytes), one for the latent and one for the rope key, whose magnitudes are unrelated: D + 8 elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_
 
 
 def entry_size(head_dim: int, dtype: DTypeLike) -> int:
-    """Elements of the cache's type that an entry of D = `head_dim` elements takes."""
+    """Elements of the cache's type that store an entry of D = `head_dim` elements."""
     return head_dim + (2 * SCALE_BYTES if dtype == jnp.int8 else 0)
 
 
@@ -27,7 +27,7 @@ def latent_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: D
 
 
 def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
-    """Entries [..., D] -> as a cache of this type holds them, [..., D] or [..., D + 8]."""
+    """Entries [..., D] -> their encoding in a cache of this type, [..., D] or [..., D + 8]."""
     if dtype != jnp.int8:
         return entries.astype(dtype)
     latent, rope_key = (kv_layout.encode(part, dtype) for part in jnp.split(entries, [value_dim], axis=-1))
@@ -36,7 +36,7 @@ def encode(entries: jax.Array, dtype: DTypeLike, value_dim: int) -> jax.Array:
 
 
 def decode(cached: jax.Array, value_dim: int) -> jax.Array:
-    """Cached entries, [..., D] or [..., D + 8], -> [..., D]: int8 ones as float32."""
+    """Cached entries, [..., D] or [..., D + 8] -> [..., D]; int8 becomes float32."""
     if cached.dtype != jnp.int8:
         return cached
     head_dim = cached.shape[-1] - 2 * SCALE_BYTES
@@ -54,7 +54,7 @@ def write_latent_cache(
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
 ) -> jax.Array:
-    """Writes this step's entries [T, D] where their positions [T] fall; padding tokens write nothing."""
+    """Writes this step's entries [T, D] at their positions [T]; padding tokens write nothing."""
     num_blocks, block_size, _, size = kv_cache.shape
     request, valid = request_of_token(query_start_loc, request_distribution[2], entries.shape[0])
     block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]

@@ -1,4 +1,4 @@
-"""The definition: latent attention in plain JAX, in as few steps as it can be said.
+"""The definition: latent attention in plain JAX, as simply as possible.
 
 Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
 Differentiable.
@@ -24,7 +24,7 @@ def latent_attention(
     value_dim: int,
     scale: float,
 ) -> jax.Array:
-    """Attention of each query to its own request's cached entries up to itself.
+    """Attention of each query to its request's cached entries up to its own position.
 
     Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
     """
@@ -32,10 +32,10 @@ def latent_attention(
     context_len = block_tables.shape[1] * kv_cache.shape[1]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
     context = decode(kv_cache[block_tables[request]], value_dim).reshape(num_tokens, context_len, -1)
-    # The last query of a request stands at its sequence's end.
+    # A request's last query is at the end of its sequence.
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     visible = (jnp.arange(context_len) <= position[:, None]) & valid[:, None]
-    # What was never written may be anything: a NaN there must not spread.
+    # Unwritten entries are undefined: a NaN there must not spread.
     context = jnp.where(visible[..., None], context, 0)
     scores = jnp.einsum("thd,tsd->ths", q, context, preferred_element_type=jnp.float32) * scale
     scores = jnp.where(visible[:, None], scores, -jnp.inf)

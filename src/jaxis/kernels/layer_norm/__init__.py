@@ -14,8 +14,8 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsil
 
     Args:
       x: [..., N].
-      weight: [N], or [M, N] with weights of its own for each row of x [..., M, N].
-      bias: As the weight; None for none.
+      weight: [N], or [M, N] with separate weights for each row of x [..., M, N].
+      bias: Same shape as the weight; None for none.
       epsilon: Added to the variance.
 
     Returns:

@@ -19,7 +19,7 @@ class BlockScaledWeight:
       value: float8_e4m3fn [..., out, in]; or uint8 [..., out, in / 2], two e2m1 elements a byte, the earlier in the low
         half (OCP Microscaling Formats 1.0).
       scale: [..., ceil(out / rows), ceil(in / columns)], of any float type (float8_e8m0fnu: powers of two); blocks at
-        the end may be cut off.
+        the edges may be cut off.
       block_shape: (rows, columns) of a block.
     """
 
@@ -34,7 +34,7 @@ class BlockScaledWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., out, in) of the weight that this stands for."""
+        """Shape (..., out, in) of the dequantized weight."""
         *leading, columns = self.value.shape
         return (*leading, 2 * columns if self.qtype == "float4_e2m1fn" else columns)
 
@@ -45,7 +45,7 @@ class BlockScaledWeight:
 
 
 def scale_shape(shape: tuple[int, ...], block_shape: tuple[int, int]) -> tuple[int, ...]:
-    """Of a weight of this shape, in these blocks."""
+    """The shape of `scale` for a weight of this shape in these blocks."""
     *leading, rows, columns = shape
     return (*leading, -(-rows // block_shape[0]), -(-columns // block_shape[1]))
 
@@ -68,21 +68,21 @@ def _widen_e2m1(pairs: jax.Array) -> jax.Array:
     """uint8 [..., n] of two elements a byte -> float32 [..., 2 n]."""
     code = jnp.stack([pairs & 0xF, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1).astype(jnp.int32)
     magnitude, exponent, mantissa = code & 7, (code >> 1) & 3, code & 1
-    # Twice the number is an integer: 0, 1, 2, 3, 4, 6, 8, 12.
+    # Twice the magnitude is an integer: 0, 1, 2, 3, 4, 6, 8, 12.
     twice = jnp.where(exponent == 0, magnitude, (2 + mantissa) << jnp.maximum(exponent - 1, 0))
-    # The sign by multiplying: a code of -0 is a zero, which is all the same in a product.
+    # Multiplying applies the sign: the code for -0 gives a zero of either sign, which no product can tell apart.
     return twice.astype(jnp.float32) * jnp.where(code < 8, 0.5, -0.5)
 
 
 def block_scaled_matmul(
     x: jax.Array, weight: BlockScaledWeight, *, preferred_element_type: DTypeLike | None = None
 ) -> jax.Array:
-    """`x @ dequantize_blocks(weight, x.dtype).T`; the weight is dequantized where it is used, x is left as it is.
+    """`x @ dequantize_blocks(weight, x.dtype).T`; the weight is dequantized on the fly, x is not quantized.
 
     Args:
       x: [..., in].
-      weight: Of [out, in].
-      preferred_element_type: Of the result; None is x's.
+      weight: Stands for [out, in].
+      preferred_element_type: Type of the result; None means x's.
 
     Returns:
       [..., out].

@@ -1,6 +1,6 @@
 """Weights packed for the native kernels on CPU, and the products with them.
 
-The layout is described in native/src/matmul.h. Packed weights are for inference: their products have no derivatives.
+Their layout is described in native/src/matmul.h. They are for inference only: their products have no derivatives.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PackedWeight:
 
     Attributes:
       data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
-      shape: (out, in), of each.
+      shape: (out, in) of each weight.
       qtype: "float32", "bfloat16", "int8", "int4", "float8_e4m3fn" or "float4_e2m1fn".
-      group_size: Columns that share a scale; 0 if a row has one scale, or none.
-      has_zero_points: Whether each group has one.
-      has_wide_scales: Whether groups have float32 scales, not bfloat16.
+      group_size: Columns that share a scale; 0 if each row has one scale or none.
+      has_zero_points: Whether each group has a zero point.
+      has_wide_scales: Whether the groups' scales are float32 instead of bfloat16.
       act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
@@ -61,11 +61,11 @@ class PackedWeight:
 
     @property
     def format(self) -> tuple:
-        """The properties that weights must share to be multiplied in one call."""
+        """The properties that weights must share to be multiplied in one kernel call."""
         return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales, self.act_qtype
 
     def attributes(self) -> dict[str, Any]:
-        """The format as the kernels take it."""
+        """The format as attributes of the kernels."""
         return {
             "type": np.int32(WEIGHT_TYPES[self.qtype]),
             "group": np.int64(self.group_size),
@@ -79,8 +79,8 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
 
     Args:
       weight: The weight.
-      allocate: Gives the memory, which is then, as it is, the result's data. None takes new memory and makes a JAX
-        array of it.
+      allocate: Allocates the memory, which becomes the result's data as it is. None allocates new memory and wraps it
+        in a JAX array.
     """
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
@@ -100,21 +100,21 @@ def can_pack(weight: QuantizedWeight | BlockScaledWeight) -> bool:
 
 
 def has_kernel(qtype: str, in_size: int, group_size: int | None) -> bool:
-    """Whether the kernels take quantized weights of so many columns; `group_size` of them (None: all) share a scale."""
+    """Whether the kernels take quantized weights with `in_size` columns, `group_size` (None: all) to a scale."""
     if group_size in (None, in_size) and (qtype == "int8" or in_size % DEFAULT_ACT_TILE == 0):
         return True
     return (group_size or in_size) in GROUP_SIZES
 
 
 def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) -> PackedWeight:
-    """As `pack`, of a weight that `can_pack`; elements, scales and zero points are kept as they are."""
+    """Like `pack`, for a weight that `can_pack` accepts; elements, scales and zero points keep their values."""
     scale = np.asarray(weight.scale)
     zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
     group_size = weight.group_size
     if scale.shape[1] == 1 and weight.qtype == "int8":
         group_size, scale = 0, scale.astype(np.float32, copy=False)
     elif scale.shape[1] == 1 and weight.shape[1] % DEFAULT_ACT_TILE == 0:
-        # The kernels have no int4 with one scale a row: its groups are those that activations are quantized in.
+        # The kernels have no int4 with one scale per row: use the groups in which activations are quantized.
         group_size, groups = DEFAULT_ACT_TILE, weight.shape[1] // DEFAULT_ACT_TILE
         scale = np.repeat(scale, groups, axis=1)
         zero_point = None if zero_point is None else np.repeat(zero_point, groups, axis=1)
@@ -125,7 +125,7 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
 
 
 def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
-    """As `pack`, of a weight that `can_pack`; elements are kept as they are, scales of fp8 are float32 there."""
+    """Like `pack`, for a weight that `can_pack` accepts; elements keep their values, fp8 scales become float32."""
     rows, columns = weight.block_shape
     scale = np.asarray(weight.scale)
     if weight.qtype == "float8_e4m3fn":
@@ -138,7 +138,7 @@ def quantize_and_pack(
 ) -> PackedWeight | None:
     """`pack_quantized(quantize(weight, scheme), allocate)`, in one pass over the weight.
 
-    None if the kernels do not take such a weight, or there is no native code to quantize it.
+    Returns None if the kernels do not take the weight, or no native code can quantize it.
 
     Raises:
       ValueError: See `quantize`.
@@ -160,13 +160,13 @@ def quantize_and_pack(
 def matmul(
     x: jax.Array, weights: Sequence[PackedWeight], *, act_qtype: str | None = None, activation: str | None = None
 ) -> list[jax.Array]:
-    """Products of one x with up to four weights of one format, x read (and quantized) once.
+    """Products of one x with up to four weights of the same format; x is read (and quantized) once.
 
     Args:
       x: float32 [..., in].
       weights: Each of [out, in].
-      act_qtype: "int8" quantizes x dynamically, as for `quantized_matmul`; None leaves it as it is.
-      activation: "silu" or "gelu_tanh": `activation(x w0^T) * (x w1^T)` is the only result.
+      act_qtype: "int8" quantizes x dynamically, as in `quantized_matmul`; None does not.
+      activation: "silu" or "gelu_tanh": the only result is `activation(x w0^T) * (x w1^T)`.
 
     Returns:
       float32 [..., out] for each.
@@ -188,7 +188,7 @@ def matmul(
 
 
 def lookup(ids: jax.Array, weight: PackedWeight) -> jax.Array:
-    """Rows of a weight: ids i32 [T] -> float32 [T, in]; an id past an end is the end."""
+    """Rows of a weight: ids i32 [T] -> float32 [T, in]; ids out of range are clipped."""
     output = jax.ShapeDtypeStruct((*ids.shape, weight.shape[1]), jnp.float32)
     return native.call("packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), **weight.attributes())
 
@@ -209,7 +209,7 @@ def _pack(
     has_wide_scales = qtype in QTYPES and group_size != 0 and scale is not None and scale.dtype == np.float32
     packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales, allocate)
     num_panels, panel_bytes = packed.shape
-    # Kept by name, so that what ascontiguousarray copied lives until it is packed.
+    # Held in a variable, so that copies by ascontiguousarray live until they are packed.
     sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
     pointers = [None if a is None else a.ctypes.data for a in sources]
     weight_type = WEIGHT_TYPES[qtype]
@@ -218,7 +218,7 @@ def _pack(
         is_packed = library.jaxis_pack(
             weight_type, rows, columns, group_size, has_wide_scales, *pointers, packed.ctypes.data, first, last
         )
-        assert is_packed  # or there were no size of a panel
+        assert is_packed  # a panel size implies that the kernel can pack
 
     for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
     panels = packed if allocate is not None else device_array(packed)
@@ -226,8 +226,8 @@ def _pack(
 
 
 def device_array(packed: np.ndarray) -> jax.Array:
-    """Packed panels as a JAX array in the same memory."""
-    # Without may_alias JAX would copy it, into small pages.
+    """Packed panels as a JAX array that shares their memory."""
+    # Without may_alias, JAX would copy the data into small pages.
     return jax.device_put(packed, may_alias=True)
 
 

@@ -1,4 +1,4 @@
-"""Float weights -> QuantizedWeight, on the host, a part of the rows at a time."""
+"""Quantizes float weights to QuantizedWeight on the host, some rows at a time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from jaxis.quantization_rules import CALIBRATION_METHODS
 
 NOT_FINITE = "has values that are not finite"
 _ELEMENTS_AT_ONCE = 1 << 22
-# Of "mse": where a group's largest value comes to lie before rounding. -8 is the end of the range that has no positive
-# twin; with -8.8 that value is clipped, which pays where it stands far out.
+# For "mse": what a group's extreme value maps to before rounding. -8 is the end of the range that has no positive
+# counterpart; with -8.8 the value is clipped, which pays off if it is an outlier.
 _INT4_EXTREMES = (-8.0, -8.8)
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
     """Quantizes a weight, always on the CPU, so that every device gets the same bits.
 
-    A grouped scale is rounded to bfloat16 first and the integers are chosen for the rounded scale, so that the rounding
-    costs next to nothing.
+    A grouped scale is rounded to bfloat16 first, and the integers are chosen for the rounded scale, so that
+    its rounding costs almost no accuracy.
 
     Args:
       weight: float32, float16 or bfloat16 [out, in].
-      scheme: Its `weight_calibration_method` says how scales are chosen. "absmax": from the largest magnitude;
-        "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": of a few scales the one
-        with the least squared error (int4 only).
+      scheme: Its `weight_calibration_method` determines how scales are chosen. "absmax": from the largest magnitude;
+        "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": the one of a few
+        candidates with the least squared error (int4 only).
 
     Returns:
       A QuantizedWeight of numpy arrays.
@@ -51,12 +51,12 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
 
 
 def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `quantize`'s result, whose arguments these are; None if one is not finite."""
+    """The arrays of `quantize`'s result, for the same arguments; None if a value is not finite."""
     out_size, in_size = weight.shape
     num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // in_size))
     result: list[np.ndarray] = []
     for first in range(0, out_size, num_rows):
-        # The last part reaches back, so that all have one shape and share a program.
+        # The last part overlaps the one before, so that all have the same shape and share a program.
         rows = slice(min(first, out_size - num_rows), min(first, out_size - num_rows) + num_rows)
         part = _quantize_on_cpu(weight[rows], scheme)
         result = result or [np.empty((out_size, *array.shape[1:]), array.dtype) for array in part]
@@ -66,7 +66,7 @@ def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np
 
 
 def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
-    """Raises ValueError where a weight of `in_size` columns cannot be quantized so; the text goes after its name."""
+    """Raises ValueError if the scheme does not fit a weight of `in_size` columns; the message follows its name."""
     qtype, calibration_method = scheme.weight_qtype, scheme.weight_calibration_method
     if qtype not in QTYPES:
         raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(QTYPES)}")
@@ -85,11 +85,11 @@ def _quantize_on_cpu(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarr
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         device = jax.local_devices()[0]
-    # A view: contiguous, and only the first axis is cut.
+    # A view, because only the first axis of a contiguous array was sliced.
     grouped = weight.reshape(len(weight), -1, scheme.group_size or weight.shape[1])
     scale_dtype = np.dtype(np.float32 if scheme.group_size is None else ml_dtypes.bfloat16)
     quantizer = _QUANTIZERS[scheme.weight_qtype, scheme.weight_calibration_method]
-    # The caller's mesh may be of other devices.
+    # The caller's mesh may have other devices.
     with jax.set_mesh(jax.sharding.Mesh([device], "host")):
         arrays = quantizer(jax.device_put(grouped, device), scale_dtype)
     return tuple(np.asarray(array) for array in arrays)
@@ -125,10 +125,10 @@ def _int4_mse(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]
 
 
 def _squared_error(weight: jax.Array, scale: jax.Array) -> jax.Array:
-    """Of each group in int4, [out, groups, 1].
+    """The squared error of each int4 group, [out, groups, 1].
 
-    Every product is rounded by itself and the sums are taken in a fixed order: in halves, the second half (filled up
-    with zeros to a power of two) onto the first, and again. XLA is kept from what it would make of it otherwise.
+    Each product is rounded separately, and sums have a fixed order: the second half (zero-padded to a power of two) is
+    added to the first, repeatedly. XLA is kept from reordering or fusing them.
     """
     barrier = jax.lax.optimization_barrier
     q = _divide_and_round(weight, scale, -8, 7)
@@ -162,25 +162,25 @@ _QUANTIZERS = {
 
 
 def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """float32 values that `dtype`, float32 or bfloat16, holds; a zero is positive."""
+    """Rounds to float32 values that `dtype` (float32 or bfloat16) can hold; zeros are positive."""
     scale = _flushed(scale)
-    # XLA may leave a cast there and back out; not this.
+    # XLA may elide a round-trip cast; reduce_precision is not elided.
     return scale if dtype == np.float32 else jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
 
 
 def _flushed(x: jax.Array) -> jax.Array:
-    """x with 0 for denormal numbers, of which XLA's CPU threads may or may not make 0 themselves."""
+    """x with denormals set to 0: XLA's CPU threads may or may not flush them."""
     return jnp.where(jnp.abs(x) < jnp.finfo(jnp.float32).tiny, 0, x)
 
 
 def _divide_and_round(weight: jax.Array, scale: jax.Array, low: int, high: int) -> jax.Array:
     """round-half-even(weight / scale), clipped; 0 where the scale is 0."""
     divisor = jnp.broadcast_to(jnp.where(scale == 0, jnp.inf, scale), weight.shape)
-    # If XLA saw that a group shares it, it would multiply by its reciprocal, which rounds once more.
+    # If XLA saw that a group shares the divisor, it would multiply by its reciprocal, which rounds twice.
     return jnp.clip(jnp.rint(weight / jax.lax.optimization_barrier(divisor)), low, high)
 
 
 def _pack(q: jax.Array) -> jax.Array:
-    """[out, groups, tile] of 0 to 15 -> uint8 [out, in / 2]."""
+    """[out, groups, tile] of values 0 to 15 -> uint8 [out, in / 2]."""
     pairs = q.astype(jnp.uint8).reshape(len(q), -1, 2)
     return pairs[..., 0] | pairs[..., 1] << 4

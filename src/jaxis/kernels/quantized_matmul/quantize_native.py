@@ -1,4 +1,4 @@
-"""`quantize` in native code, by ctypes: bit-identical to the definition in plain JAX."""
+"""`quantize` in native code, called with ctypes: bit-identical to the definition in plain JAX."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ELEMENTS_PER_TASK = 1 << 19
 
 
 def usable(weight: np.ndarray) -> bool:
-    """Whether there is native code for weights of this type."""
+    """Whether native code supports weights of this type."""
     return native.library() is not None and weight.dtype.name in FLOAT_TYPES
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `quantize.quantize`'s result, whose arguments these are; None if one is not finite."""
+    """The arrays of `quantize.quantize`'s result, for the same arguments; None if a value is not finite."""
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape
     is_row_wise, group = scheme.group_size is None, scheme.group_size or columns
@@ -56,7 +56,7 @@ def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray
     Args:
       weight: See `quantize`.
       scheme: See `quantize`.
-      packed: uint8 [panels, panel's bytes], filled.
+      packed: uint8 [panels, panel's bytes]; filled in place.
       panel_rows: Rows of a panel.
 
     Returns:
@@ -86,7 +86,7 @@ def _how(weight: np.ndarray, scheme: WeightScheme) -> tuple[int, int]:
 
 
 def _function(name: str) -> Callable[..., bool]:
-    """A function of the library that returns a status, as one that returns whether all numbers are finite."""
+    """Wraps a library function that returns a status into one that returns whether all values are finite."""
     function = getattr(native.library(), name)
 
     def call(*arguments: object) -> bool:

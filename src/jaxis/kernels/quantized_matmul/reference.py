@@ -28,9 +28,9 @@ def quantized_matmul(
 
     Args:
       x: [..., in].
-      weight: Of [out, in].
-      act_qtype: "int8", or None for activations as they are.
-      preferred_element_type: Of the result; None is x's.
+      weight: Stands for [out, in].
+      act_qtype: "int8", or None for unquantized activations.
+      preferred_element_type: Type of the result; None means x's.
 
     Returns:
       [..., out].
@@ -43,7 +43,7 @@ def quantized_matmul(
     else:
         q_x, s_x = quantize_activations(x, tile)
         q_x = q_x.astype(jnp.float32)
-    # Integers of a group, and their sums, are exact in float32.
+    # A group's integers and their sums are exact in float32.
     partial = jnp.einsum("...gk,ogk->...og", _in_groups(q_x, tile), q_w, precision="highest")
     s_x = jnp.broadcast_to(s_x, partial.shape[:-2] + partial.shape[-1:])
     y = jnp.einsum("...og,...g,og->...o", partial, s_x, jnp.broadcast_to(s_w, q_w.shape[:2]), precision="highest")
@@ -51,7 +51,7 @@ def quantized_matmul(
 
 
 def activation_tile(weight: QuantizedWeight) -> int:
-    """Features of an activation that share a scale: those of the weight's group, or 64 where a row is one group."""
+    """Features of an activation that share a scale: the weight's group size, or 64 if a row is one group."""
     return weight.group_size if weight.scale.shape[-1] > 1 else DEFAULT_ACT_TILE
 
 
@@ -59,7 +59,7 @@ def quantize_activations(x: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]
     """x [..., in] -> int8 [..., in] and float32 scales [..., ceil(in / tile)].
 
     The scale is the group's largest magnitude / 127, and the integers are round-half-even(x / scale), 0 in a group of
-    zeros. A last group shorter than the tile is a group of its own.
+    zeros. The last group may be shorter than the tile.
     """
     grouped = _in_groups(x.astype(jnp.float32), tile)
     scale = divide(jnp.max(jnp.abs(grouped), axis=-1), 127)
@@ -73,7 +73,7 @@ def divide(x: jax.Array, divisor: float) -> jax.Array:
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """The weight [..., out, in] that the integers stand for."""
+    """The weight as an array [..., out, in]."""
     q = _integers(weight)
     grouped = q.reshape(*weight.scale.shape, -1) * weight.scale.astype(jnp.float32)[..., None]
     return grouped.reshape(q.shape).astype(dtype)
@@ -90,7 +90,7 @@ def _integers(weight: QuantizedWeight) -> jax.Array:
 
 
 def _in_groups(x: jax.Array, tile: int) -> jax.Array:
-    """[..., in] -> [..., ceil(in / tile), tile], filled up with zeros."""
+    """[..., in] -> [..., ceil(in / tile), tile], padded with zeros."""
     missing = -x.shape[-1] % tile
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
     return x.reshape(*x.shape[:-1], -1, tile)

@@ -15,12 +15,12 @@ INT4_OFFSET = 8
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How a weight is quantized, and what its products do with their input.
+    """How a weight and the input of its products are quantized.
 
     Attributes:
       weight_qtype: "int8" or "int4".
-      group_size: Input features that share a scale; None is all of them.
-      weight_calibration_method: How scales are chosen: "absmax", "minmax" or "mse", as `quantize` says.
+      group_size: Input features that share a scale; None means all of them.
+      weight_calibration_method: How scales are chosen: "absmax", "minmax" or "mse"; see `quantize`.
       act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
@@ -38,10 +38,10 @@ class QuantizedWeight:
     Attributes:
       qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit elements a byte, the earlier in the
         low nibble.
-      scale: [..., out, groups], of in / groups neighbouring columns each; float32 where a row is one group, else
-        bfloat16 (or float32, as some checkpoints have it).
-      zero_point: uint8 [..., out, groups], of int4 only; None is symmetric: int8 as it stands, int4 stored plus
-        INT4_OFFSET.
+      scale: [..., out, groups], each for in / groups neighbouring columns; float32 if a row is one group, else bfloat16
+        (or float32, in some checkpoints).
+      zero_point: uint8 [..., out, groups], int4 only. None means symmetric: int8 is stored as it is, int4 with
+        INT4_OFFSET added.
       act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 
@@ -57,7 +57,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., out, in) of the weight that this stands for."""
+        """Shape (..., out, in) of the dequantized weight."""
         *leading, columns = self.qvalue.shape
         return (*leading, columns if self.qtype == "int8" else 2 * columns)
 

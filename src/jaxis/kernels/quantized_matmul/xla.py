@@ -1,7 +1,7 @@
-"""The quantized product as one matrix product of XLA, on any device.
+"""The quantized product as a single XLA matrix product, on any device.
 
-Scales are folded into what they multiply, so that no sum per group is ever in memory: the activation's into the
-activation, the weight's into the result where a row has one scale, else into the weight. That rounds differently from
+Scales are folded into their factors, so that per-group sums are never materialized: the activation's into the
+activation, the weight's into the result if a row has one scale, else into the weight. This rounds differently from
 the definition, by about the rounding error of x's type.
 """
 
@@ -26,9 +26,9 @@ def quantized_matmul(
 
     Args:
       x: [..., in].
-      weight: Of [out, in].
-      act_qtype: "int8" quantizes x dynamically, a scale for each row and group; None leaves it as it is.
-      preferred_element_type: Of the result; None is x's.
+      weight: Stands for [out, in].
+      act_qtype: "int8" quantizes x dynamically, with one scale per row and group; None does not.
+      preferred_element_type: Type of the result; None means x's.
 
     Returns:
       [..., out].
@@ -37,14 +37,14 @@ def quantized_matmul(
     if act_qtype is not None:
         x = round_activations(x, weight)
     if weight.qtype == "int8" and weight.scale.shape[1] == 1:
-        # An int8 is exact in every float type, and XLA upcasts it while it reads.
+        # int8 is exact in every float type, and XLA upcasts it while reading.
         y = jnp.einsum("...i,oi->...o", x, weight.qvalue.astype(x.dtype), preferred_element_type=jnp.float32)
         return (y * weight.scale[:, 0]).astype(out_dtype)
     return jnp.einsum("...i,oi->...o", x, dequantize(weight, x.dtype), preferred_element_type=out_dtype)
 
 
 def round_activations(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """What x [..., in], quantized for the product with this weight, stands for, in x's type."""
+    """x [..., in], quantized for the product with this weight and dequantized again, in x's type."""
     tile = activation_tile(weight)
     q, scale = quantize_activations(x, tile)
     return (q.astype(jnp.float32) * jnp.repeat(scale, tile, axis=-1)[..., : x.shape[-1]]).astype(x.dtype)

@@ -20,24 +20,24 @@ __all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
 def kv_cache_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> tuple[int, ...]:
-    """The shape of the cache that `ragged_paged_attention` takes, in a program traced under the current mesh.
+    """The shape of the cache that `ragged_paged_attention` expects in a program traced under the current mesh.
 
     Args:
-      num_blocks: Blocks.
-      block_size: B, the tokens of a block.
+      num_blocks: The number of blocks.
+      block_size: B, tokens per block.
       num_kv_heads: K.
       head_dim: D.
       dtype: float32, bfloat16, float16, or int8 with a float32 scale for each key and value.
 
     Returns:
-      Three axes [num_blocks, K, N] where the native CPU kernel serves (`cpu.py`), else four, as in `layout.py`.
+      Three axes [num_blocks, K, N] for the native CPU kernel (`cpu.py`), otherwise four (`layout.py`).
     """
     chosen = cpu if cpu.supports(block_size, head_dim, dtype) else layout
     return chosen.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
 
 def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A cache of a shape from `kv_cache_shape`: what was never written to it has no meaning."""
+    """A cache with a shape from `kv_cache_shape`; its initial content is meaningless."""
     if len(shape) == cpu.CACHE_AXES:
         return cpu.make_kv_cache(shape, dtype, sharding)
     return jnp.zeros(shape, dtype, device=sharding)
@@ -65,9 +65,9 @@ def ragged_paged_attention(
       q: [T, H, D].
       k: [T, K, D].
       v: [T, K, D].
-      kv_cache: Of a shape that `kv_cache_shape` gave. Donate it: it is updated in place then.
-      positions: i32 [T], each token's place in its own sequence.
-      seq_lens: i32 [R], each request's tokens after this step.
+      kv_cache: Its shape is from `kv_cache_shape`. Donate it, and it is updated in place.
+      positions: i32 [T], each token's position in its sequence.
+      seq_lens: i32 [R], each request's length after this step.
       block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
       query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
       request_distribution: i32 [3]: requests up to the first are decodes (one token each), up to the second prefills,
@@ -75,7 +75,7 @@ def ragged_paged_attention(
       scale: Multiplies the scores.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
-      sinks: float [H], for each head a score without a value, which takes its share of the softmax.
+      sinks: float [H], one extra score per head that has no value but takes part in the softmax.
 
     Returns:
       The updated cache, and the attention output [T, H, D] in q's type (padding rows are finite and meaningless).

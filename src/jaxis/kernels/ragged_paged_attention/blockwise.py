@@ -1,9 +1,9 @@
-"""Ragged paged attention in plain JAX that does only the work there is.
+"""Ragged paged attention in plain JAX, without work on padding.
 
 Context is read in chunks of whole blocks with an online softmax (arXiv:2205.14135), so memory does not grow with the
-context and one compiled program serves every length: the loops' trip counts come from the data. Decodes (one query a
-request) go through one loop, all requests side by side; prefill goes tile by tile of consecutive queries of one
-request. Either loop does nothing when a step has none of its kind.
+context and one compiled program serves every length: the loops' trip counts come from the data. Decodes (one query per
+request) go through one loop, all requests at once; prefills go through another, in tiles of consecutive queries of one
+request. Either loop is skipped if a step has no such requests.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import decode, request_of_token, split_kv
 
-# Context tokens read at once, and queries of a prefill tile: large enough to make products of them, small enough to
-# stay in cache. A decode reads less at once, because all requests read as much as the longest.
+# Context tokens read at a time, and queries per prefill tile: large enough for efficient matrix products, small enough
+# to stay in cache. Decodes read less at a time, because every request reads as many chunks as the longest.
 PREFILL_CHUNK_TOKENS = 256
 DECODE_CHUNK_TOKENS = 128
 TILE_QUERIES = 64
@@ -39,7 +39,7 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to its own request's cached tokens up to itself.
+    """Attention of each query to its request's cached tokens up to its own position.
 
     Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
@@ -75,7 +75,7 @@ class _Attention:
         return self.q.shape[1] // self.num_kv_heads
 
     def decode(self, out: jax.Array, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
-        """Fills the first `num_decodes` rows of `out` [T, H, D]: request r's one query is row r."""
+        """Fills the first `num_decodes` rows of `out` [T, H, D]: request r's only query is row r."""
         num_rows = min(self.q.shape[0], self.block_tables.shape[0])
         is_decode = jnp.arange(num_rows) < num_decodes
         positions = jnp.where(is_decode, seq_lens[:num_rows] - 1, -1)
@@ -87,11 +87,11 @@ class _Attention:
     def _attend_decodes(
         self, queries: jax.Array, block_tables: jax.Array, positions: jax.Array, oldest: jax.Array
     ) -> jax.Array:
-        """Attention of one query a request, all requests side by side.
+        """Attention for one query per request, all requests at once.
 
-        Every query head meets every kv head, and what is not its own is dropped. That is K times the arithmetic, but
-        the products take the gathered blocks as they lie in memory: picking each head's own first would transpose
-        them, which takes longer by far where a step waits for memory.
+        Multiplies every query head with every kv head and drops the foreign ones. That is K times the arithmetic, but
+        the products read the gathered blocks in their memory layout: selecting each head's own first would transpose
+        them, which is far slower in a step bound by memory.
 
         Args:
           queries: [N, H, D].
@@ -106,16 +106,16 @@ class _Attention:
         block_size = self.kv_cache.shape[1]
         chunk_tokens, block_tables = whole_chunks(block_tables, block_size, DECODE_CHUNK_TOKENS)
         num_kv_heads = self.num_kv_heads
-        # A key and its value lie side by side; zeros where the query would meet the value.
+        # A key and its value are adjacent; zeros mask out the value.
         padded_queries = jnp.concatenate([queries, jnp.zeros_like(queries)], axis=-1)
         is_own = jnp.arange(num_heads)[:, None] // self.group_size == jnp.arange(num_kv_heads)
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
             visible = self._visible(chunk * chunk_tokens + jnp.arange(chunk_tokens), positions[:, None])
-            # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
+            # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
             context = decode(self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)])
             context = context.reshape(num, chunk_tokens, num_kv_heads, 2 * head_dim)
-            # Blocks beyond a request's own hold other requests' entries, or none: a NaN there must not spread.
+            # Blocks past a request's own hold other requests' entries, or garbage: a NaN there must not spread.
             context = jnp.where(visible[..., None, None], context, 0)
             context = context.reshape(num, chunk_tokens * num_kv_heads, 2 * head_dim)
 
@@ -147,7 +147,7 @@ class _Attention:
         is_prefill = (index >= num_decodes) & (index < num_requests)
         query_lens = jnp.where(is_prefill, query_start_loc[1:] - query_start_loc[:-1], 0)
         tile_ends = jnp.cumsum((query_lens + tile - 1) // tile)
-        # A tile may start too near the end of the batch to be sliced whole.
+        # Padded, because a tile that starts near the end of the batch must still be sliced whole.
         q = jnp.pad(self.q, ((0, tile), (0, 0), (0, 0)))
 
         def one_tile(i: jax.Array, out: jax.Array) -> jax.Array:
@@ -169,7 +169,7 @@ class _Attention:
     def _attend_tile(
         self, queries: jax.Array, block_table: jax.Array, positions: jax.Array, first_position: jax.Array
     ) -> jax.Array:
-        """Attention of one request's Q consecutive queries.
+        """Attention for Q consecutive queries of one request.
 
         Args:
           queries: [Q, H, D].

@@ -1,4 +1,4 @@
-"""A paged context read chunk by chunk: which blocks a chunk has, and a softmax over all of them (arXiv:2205.14135)."""
+"""Reading a paged context in chunks: a chunk's blocks, and an online softmax over all chunks (arXiv:2205.14135)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jax import lax
 
 
 class OnlineSoftmax(NamedTuple):
-    """A softmax-weighted sum whose terms come chunk by chunk, all float32.
+    """A softmax-weighted sum, accumulated chunk by chunk in float32.
 
     Attributes:
       peak: [...], the largest score so far.
       total: [...], the sum of weights relative to it.
       values: [..., D], the sum of weighted values.
-      correction: [...], what the last chunk's scores multiplied the earlier sums by.
+      correction: [...], the factor by which the last chunk rescaled the earlier sums.
     """
 
     peak: jax.Array
@@ -32,7 +32,7 @@ class OnlineSoftmax(NamedTuple):
     def add_scores(self, scores: jax.Array) -> tuple[OnlineSoftmax, jax.Array]:
         """scores [..., S], -inf where masked -> the new sums, and the weights [..., S] of the chunk's values."""
         peak = jnp.maximum(self.peak, jnp.max(scores, axis=-1))
-        # A query that has seen nothing yet keeps an infinite peak, which must not meet itself in a difference.
+        # A query that has seen nothing yet has a peak of -inf; -inf - -inf would be NaN.
         finite_peak = jnp.where(jnp.isfinite(peak), peak, 0.0)
         weights = jnp.exp(scores - finite_peak[..., None])
         correction = jnp.exp(self.peak - finite_peak)
@@ -40,7 +40,7 @@ class OnlineSoftmax(NamedTuple):
         return OnlineSoftmax(peak, total, self.values, correction), weights
 
     def add_values(self, weighted: jax.Array) -> OnlineSoftmax:
-        """weighted [..., D], the sum of the chunk's values by the weights that `add_scores` gave."""
+        """Adds weighted [..., D]: the chunk's values, summed with the weights from `add_scores`."""
         return self._replace(values=self.values * self.correction[..., None] + weighted)
 
     def output(self, sinks: jax.Array | None) -> jax.Array:
@@ -54,7 +54,7 @@ class OnlineSoftmax(NamedTuple):
 
 
 def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) -> tuple[int, jax.Array]:
-    """Tokens of a chunk, a whole number of blocks; and the tables [..., max_blocks] filled up to whole chunks."""
+    """Tokens per chunk (a multiple of the block size), and the tables [..., max_blocks] padded to whole chunks."""
     max_blocks = block_tables.shape[-1]
     blocks = max(1, min(chunk_tokens // block_size, max_blocks))
     padding = [(0, 0)] * (block_tables.ndim - 1) + [(0, -max_blocks % blocks)]
@@ -62,5 +62,5 @@ def whole_chunks(block_tables: jax.Array, block_size: int, chunk_tokens: int) ->
 
 
 def blocks_of_chunk(block_tables: jax.Array, chunk: jax.Array, blocks: int) -> jax.Array:
-    """The entries [..., blocks] of a chunk's blocks, of tables that `whole_chunks` filled up."""
+    """The entries [..., blocks] of one chunk in tables padded by `whole_chunks`."""
     return lax.dynamic_slice_in_dim(block_tables, chunk * blocks, blocks, axis=-1)

@@ -1,9 +1,9 @@
 """Ragged paged attention on CPU: the native kernel, and the layout of its cache.
 
-A layer's cache is `[num_blocks, K, N]`. The N entries of a block's head are its keys, transposed in tiles of 16 tokens
-`[block_size / 16, D, 16]`, and its values `[block_size, D]`; an int8 cache has after them the float32 scales of the
-keys `[block_size]` and of the values `[block_size]`. So the kernel reads each head in one piece, and a vector register
-holds one dimension of 16 keys.
+A layer's cache is `[num_blocks, K, N]`. The N elements of a head in a block are its keys, in transposed 16-token tiles
+`[block_size / 16, D, 16]`, then its values `[block_size, D]`; in an int8 cache, the float32 scales of the keys
+`[block_size]` and of the values `[block_size]` follow. The kernel thus reads each head contiguously, and a vector
+register holds one dimension of 16 keys.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxis.kernels.native_constants import ATTENTION_TILE, MAX_HEAD_DIM
 CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
 SCALE_BYTES = 4
 UNLIMITED = 1 << 40  # tokens
-CACHE_AXES = 3  # which tells its layout from the other platforms'
+CACHE_AXES = 3  # distinguishes this layout from that of other platforms
 
 
 def supports(block_size: int, head_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel can serve a cache of such blocks."""
+    """Whether the kernel supports a cache with these blocks."""
     return (
         native.usable()
         and block_size % ATTENTION_TILE == 0
@@ -43,7 +43,7 @@ def kv_cache_shape(
 
 
 def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Takes memory only as it is written to, in huge pages where the system has them."""
+    """Allocates a cache that takes up memory only as it is written, in huge pages if the system supports them."""
     output = jax.ShapeDtypeStruct(shape, dtype)
     return jax.jit(lambda: native.call("empty", output), out_shardings=sharding)()
 

@@ -1,9 +1,9 @@
 """The layout of the paged KV cache and of a flat batch, in one place for every implementation.
 
-A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key stands before its
+A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key precedes its
 value. That is the layout of JAX's own TPU kernel, and it keeps a head's keys and values on one device when kv heads
-are sharded. In an int8 cache each key and value is followed by the four bytes of the float32 scale that its numbers
-are multiples of: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a layout of its own: `cpu.py`.
+are sharded. In an int8 cache, each key and value is followed by the four bytes of its float32 scale:
+`[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a different layout, see `cpu.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def decode(entries: jax.Array) -> jax.Array:
-    """Cache entries, [..., D] or [..., D + 4], -> keys or values [..., D]: int8 ones as float32."""
+    """Cache entries, [..., D] or [..., D + 4] -> keys or values [..., D]; int8 becomes float32."""
     if entries.dtype != jnp.int8:
         return entries
     numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
@@ -42,7 +42,7 @@ def decode(entries: jax.Array) -> jax.Array:
 
 
 def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [..., 2 * K, D] as the cache has them -> keys and values, each [..., K, D]."""
+    """Interleaved keys and values [..., 2 * K, D] from the cache -> keys and values, each [..., K, D]."""
     *lead, combined, head_dim = context.shape
     pairs = context.reshape(*lead, combined // 2, 2, head_dim)
     return pairs[..., 0, :], pairs[..., 1, :]
@@ -51,9 +51,9 @@ def split_kv(context: jax.Array) -> tuple[jax.Array, jax.Array]:
 def request_of_token(
     query_start_loc: jax.Array, num_requests: jax.Array, num_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """For each of the flat batch's T tokens: its request's index i32 [T], and whether it is one at all (bool [T]).
+    """For each of the flat batch's T tokens: its request's index, i32 [T], and whether it is not padding, bool [T].
 
-    Padding tokens, which follow the last request's, get the last request's index and False.
+    Padding tokens come last, and get the last request's index and False.
     """
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     request = jnp.searchsorted(query_start_loc[1:], token, side="right").astype(jnp.int32)
@@ -70,7 +70,7 @@ def write_kv_cache(
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
 ) -> jax.Array:
-    """Writes this step's keys and values [T, K, D] where their positions [T] fall; padding tokens write nothing."""
+    """Writes this step's keys and values [T, K, D] at their positions [T]; padding tokens write nothing."""
     num_blocks, block_size, combined, entry_size = kv_cache.shape
     num_tokens = k.shape[0]
     request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)

@@ -1,4 +1,4 @@
-"""The definition: ragged paged attention in plain JAX, in as few steps as it can be said.
+"""The definition: ragged paged attention in plain JAX, as simply as possible.
 
 Every query gathers its whole context, so memory grows with T * S: this is the oracle for tests, not the fast path.
 Differentiable.
@@ -26,7 +26,7 @@ def ragged_paged_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of each query to its own request's cached tokens up to itself.
+    """Attention of each query to its request's cached tokens up to its own position.
 
     Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """
@@ -43,7 +43,7 @@ def ragged_paged_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
 
-    # The last query of a request stands at its sequence's end.
+    # A request's last query is at the end of its sequence.
     position = seq_lens[request] - query_start_loc[request + 1] + jnp.arange(num_tokens)
     context_position = jnp.arange(context_len)
     first = span.first_visible(position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as pallas_kernel
 
-# The kernel loads whole vector lanes: a head must fill them.
+# The kernel loads whole vector lanes, which a head must fill.
 HEAD_DIM_MULTIPLE = 128
 
 
@@ -26,7 +26,7 @@ def ragged_paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> jax.Array:
-    """Attention of each query to its own request's cached tokens up to itself.
+    """Attention of each query to its request's cached tokens up to its own position.
 
     Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
     """

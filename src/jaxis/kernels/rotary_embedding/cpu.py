@@ -55,5 +55,5 @@ def _with_norms(interleaved: bool, epsilon: float):  # noqa: ANN202
 
 def _call(name: str, q: jax.Array, k: jax.Array, *operands: jax.Array, **attributes: Any) -> tuple:
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k)]
-    # Not in place: XLA would copy the operands first, which are parts of a product's outputs.
+    # Not in place: the operands are slices of a product's output, which XLA would copy first.
     return tuple(native.call(name, outputs, q, k, *operands, **attributes))

@@ -1,4 +1,4 @@
-"""The RMS norms of queries and keys that some families have before the rope."""
+"""The RMS norms of queries and keys that some families apply before the rope."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ def mask_tokens(logits: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k most likely tokens of each row, most likely first and lowest id first among equals, as `lax.top_k`.
+    """The k most likely tokens of each row, most likely first, ties by lowest id, like `lax.top_k`.
 
     Args:
       logits: float32 [R, V].
-      k: How many; fewer are returned where the vocabulary is smaller.
+      k: The number of tokens; at most V are returned.
 
     Returns:
       Logits float32 [R, min(k, V)] and token ids int32 [R, min(k, V)].
@@ -57,5 +57,5 @@ def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def token_ranks(logits: jax.Array, chosen: jax.Array) -> jax.Array:
-    """1 plus the number of more likely tokens: logits float32 [R, V], one chosen a row float32 [R] -> int32 [R]."""
+    """1 + the number of likelier tokens: logits float32 [R, V], each row's chosen logit float32 [R] -> int32 [R]."""
     return (cpu if cpu.supports(logits) else tiles).token_ranks(logits, chosen)

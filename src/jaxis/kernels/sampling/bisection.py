@@ -1,6 +1,6 @@
 """Exact selection by weight without sorting: bisection over the bit patterns of floats.
 
-Floats of one sign order as their bits do, so at most 32 halvings reach the very element, each one masked sum.
+Floats of one sign are ordered like their bits, so at most 32 halvings find the exact element, each with a masked sum.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def largest_value_reaching(
 
     Args:
       values: float32 [R, C], no NaN.
-      masses: int32 [R, C], or one number for all.
-      target: int32 [R]; a row that asks for 0 or less answers -inf at no cost.
+      masses: int32 [R, C], or one mass for all elements.
+      target: int32 [R]; rows with a target of 0 or less give -inf at no cost.
       maximum: float32 [R], each row's largest value.
 
     Returns:
-      float32 [R]; -inf where the whole row does not reach the target.
+      float32 [R]; -inf if the whole row does not reach the target.
     """
     keys = _float_to_key(values)
     low = _float_to_key(jnp.full_like(maximum, -jnp.inf))

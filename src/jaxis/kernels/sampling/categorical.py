@@ -17,7 +17,7 @@ from jaxis.kernels.sampling.tiles import TILE
 def sample_categorical(
     logits: jax.Array, temperature: jax.Array, seed: jax.Array, step: jax.Array, filters: TokenFilters | None = None
 ) -> jax.Array:
-    """Draws one token a row from softmax(logits / temperature), filtered.
+    """Draws one token per row from softmax(logits / temperature), filtered.
 
     The random numbers come from (seed, step) alone, so a row draws the same token in any batch.
 
@@ -25,7 +25,7 @@ def sample_categorical(
       logits: float32 [R, V]; -inf bans a token.
       temperature: float32 [R], positive.
       seed: uint32 [R, 2].
-      step: int32 [R]; another one draws independently.
+      step: int32 [R]; draws of different steps are independent.
       filters: None keeps every token.
 
     Returns:
@@ -45,9 +45,9 @@ def sample_categorical(
 
 
 def _gumbel(seed: jax.Array, step: jax.Array, n: int) -> jax.Array:
-    """n independent standard Gumbel numbers, a function of seed uint32 [2] and step int32 [] alone."""
+    """n independent standard Gumbel samples, a function of only seed uint32 [2] and step int32 []."""
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), step)
     bits = jax.random.bits(key, (n,), jnp.uint32)
-    # All 32 bits count where it matters, near 0, which becomes the large Gumbel numbers; 1 itself must not occur.
+    # All 32 bits count near 0, which maps to large Gumbel samples; 1 itself must not occur.
     uniform = jnp.minimum(bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))

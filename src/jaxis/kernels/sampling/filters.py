@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p over rows of logits, without sorting the vocabulary.
 
-Each of the three keeps the tokens from some logit upwards, so together they are one cutoff a row. Most are found among
-the few most likely tokens, sorted. The rest, flat distributions, are found by bisection over the whole vocabulary.
+Each of the three keeps the tokens from some logit upwards, so together they amount to one cutoff per row. Most cutoffs
+are found among the few most likely tokens, sorted; those of flat distributions by bisection over the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.tiles import split_into_tiles, take_tiles
 
-# The most likely tokens that are sorted, and the tiles they are taken from. A row whose top-k and top-p keep fewer,
-# and no tile outside these, is settled with them.
+# How many of the most likely tokens are sorted, and how many tiles they are taken from. They settle a row if top-k and
+# top-p keep fewer tokens, and none outside these tiles.
 NUM_SORTED = 128
 # Probabilities are summed as integers in units of at most 2**-29 of the whole, so that the sum, and with it the set
-# of tokens kept, is the same in whatever order and batch the hardware adds. With rounding a row's total stays under
+# of tokens kept, is the same in any batch and order of summation. With rounding, a row's total stays under
 # 2**30 + V / 2, which int32 holds.
 MASS_BITS = 30
 
@@ -29,8 +29,8 @@ class TokenFilters(NamedTuple):
 
     Attributes:
       top_k: int32 [R]. Keep the k most likely tokens; V or more keeps all.
-      top_p: float32 [R]. Keep the smallest set of most likely tokens that holds this share of the probability left
-        by the other two; 1 keeps all.
+      top_p: float32 [R]. Keep the smallest set of most likely tokens that has this share of the probability that the
+        other two keep; 1 keeps all.
       min_p: float32 [R]. Keep tokens at least this share as likely as the most likely; 0 keeps all.
 
     Tokens exactly as likely as the last one kept are kept too; at least the most likely one always is.
@@ -48,7 +48,7 @@ class LogitScale(NamedTuple):
     inverse_temperature: jax.Array  # float32 [R]
 
     def scaled(self, logits: jax.Array) -> jax.Array:
-        """Logits [R, ...] less the maximum, over the temperature: at most 0, so that no temperature overflows."""
+        """(Logits [R, ...] - maximum) / temperature: at most 0, so that no temperature overflows."""
         shape = (-1,) + (1,) * (logits.ndim - 1)
         return (logits - self.max_logit.reshape(shape)) * self.inverse_temperature.reshape(shape)
 
@@ -62,7 +62,7 @@ class TokenWeights(NamedTuple):
     Attributes:
       scale: Turns logits into weights.
       tile_mass: Each tile's weight in tokens that are kept, float32 [R, N].
-      cutoff: The smallest logit kept, float32 [R] (-inf in rows without a filter); None where nothing is filtered.
+      cutoff: The smallest logit kept, float32 [R] (-inf in rows without a filter); None if nothing is filtered.
     """
 
     scale: LogitScale
@@ -95,7 +95,7 @@ def apply_filters(
     Args:
       tiles: Logits float32 [R, N, 128].
       tile_mass: Each tile's total weight, float32 [R, N].
-      scale: What turns logits into weights.
+      scale: Turns logits into weights.
       filters: The filters.
       vocab_size: V.
 
@@ -116,7 +116,7 @@ def apply_filters(
     kept = jnp.where(candidates >= cutoff[:, None, None], scale.weights(candidates), 0.0)
     kept_mass = jnp.zeros_like(tile_mass).at[jnp.arange(rows)[:, None], tile_ids].set(jnp.sum(kept, axis=-1))
 
-    # One row at a time where a row's pass is bound by compute, all at once where by launches.
+    # One row at a time if compute is the bottleneck, all at once if kernel launches are.
     rows_at_once = 1 if jax.default_backend() == "cpu" else rows
 
     def search(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -136,7 +136,7 @@ def apply_filters(
     unsettled = is_filtered & ~(deciding > floor)
     state = (cutoff, kept_mass, unsettled)
     if rows_at_once == rows:
-        # Not a loop: XLA would see that its body does the same each time, and do it ahead of the loop, always.
+        # Not a while_loop: XLA would hoist the loop-invariant body, and so always run it.
         state = jax.lax.cond(jnp.any(unsettled), search, lambda state: state, state)
     else:
         state = jax.lax.while_loop(lambda state: jnp.any(state[2]), search, state)
@@ -155,7 +155,7 @@ class _Masses(NamedTuple):
         return jnp.round(self.scale.weights(logits) * self._units()[:, None]).astype(jnp.int32)
 
     def total(self) -> jax.Array:
-        """Of the whole vocabulary, int32 [R]."""
+        """Mass of the whole vocabulary, int32 [R]."""
         return jnp.round(self.total_weight * self._units()).astype(jnp.int32)
 
     def _units(self) -> jax.Array:
@@ -176,17 +176,17 @@ def _combine(
     """Top-k and min-p, then top-p of what they leave.
 
     Args:
-      candidates: float32 [R, C], the logits looked at.
-      masses: int32 [R, C], theirs.
-      unit: The rows' masses.
+      candidates: float32 [R, C], the logits considered.
+      masses: int32 [R, C], the candidates' masses.
+      unit: Converts the rows' logits to masses.
       filters: The filters.
       vocab_size: V.
-      kth_largest: Mask of rows that ask -> float32 [R], the k-th largest logit; -inf if the candidates do not tell.
-      reaching: Target mass int32 [R], 0 in rows that do not ask -> float32 [R], the largest logit such that the
-        candidates from it upwards reach the target; -inf likewise.
+      kth_largest: Mask of the rows to compute -> float32 [R], the k-th largest logit; -inf if it is not a candidate.
+      reaching: Target mass int32 [R], 0 in rows to skip -> float32 [R], the largest logit such that the candidates
+        from it upwards reach the target; -inf if there is none.
 
     Returns:
-      The cutoff float32 [R], and the logit that must be above all tokens not looked at for the cutoff to be right.
+      The cutoff float32 [R], and the logit that must be above all tokens that are not candidates for a valid cutoff.
     """
     has_k = filters.top_k < vocab_size
     has_p = filters.top_p < 1
@@ -207,7 +207,7 @@ def _combine(
 def _cutoff_among_sorted(
     candidates: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`_combine` for candidates [R, C] of which the largest are sorted."""
+    """`_combine` for candidates [R, C] whose largest are sorted."""
     largest, _ = jax.lax.top_k(candidates, min(NUM_SORTED, candidates.shape[1]))
     cumulative = jnp.cumsum(unit.of(largest), axis=-1)
 
@@ -226,7 +226,7 @@ def _cutoff_among_sorted(
 
 
 def _cutoff_by_search(logits: jax.Array, unit: _Masses, filters: TokenFilters, vocab_size: int) -> jax.Array:
-    """`_combine` for all logits [R, V]: always right."""
+    """`_combine` for all logits [R, V]; always exact."""
     masses = unit.of(logits)
     max_logit = unit.scale.max_logit
     cutoff, _ = _combine(

@@ -1,7 +1,7 @@
 """Reductions over the vocabulary in two levels: first within tiles of 128 tokens, then over the tiles.
 
-A tile's maximum tells which tiles can hold a wanted token, so all that follows looks at a few tiles instead of the
-whole vocabulary; and XLA vectorises a plain maximum where it does not an arg-max or a top-k. The tiling depends on
+A tile's maximum tells whether it can hold a wanted token, so later steps read a few tiles instead of the whole
+vocabulary; and XLA vectorises a maximum, but not an arg-max or a top-k. The tiling depends on
 the vocabulary alone, so a row's result does not depend on the other rows.
 """
 
@@ -16,7 +16,7 @@ TILE = native_constants.VOCAB_TILE
 
 
 def split_into_tiles(logits: jax.Array) -> jax.Array:
-    """Logits [R, V] as [R, V / 128, 128], the last tile filled up with -inf."""
+    """Logits [R, V] as [R, V / 128, 128], the last tile padded with -inf."""
     rows, vocab_size = logits.shape
     padding = -vocab_size % TILE
     if padding:
@@ -25,7 +25,7 @@ def split_into_tiles(logits: jax.Array) -> jax.Array:
 
 
 def take_tiles(tiles: jax.Array, tile_ids: jax.Array) -> jax.Array:
-    """The named tiles of each row.
+    """The given tiles of each row.
 
     Args:
       tiles: [R, N, 128].
@@ -57,7 +57,7 @@ def logsumexp(logits: jax.Array) -> jax.Array:
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Same arguments and result as `jaxis.kernels.sampling.top_tokens`.
 
-    Each of them lies in one of the k tiles with the largest maxima: a token of any other tile has k better ones.
+    Each of them is in one of the k tiles with the largest maxima: any token elsewhere has k better ones.
     """
     tiles = split_into_tiles(logits)
     rows, num_tiles, _ = tiles.shape

@@ -1,6 +1,6 @@
-"""Weights as values: what a matrix [out, in] is in memory, and the functions over it.
+"""Weights as values: what a matrix [out, in] is in memory, and the functions on it.
 
-A weight is a plain array, or a pytree that stands for one: QuantizedWeight (low-bit integers), BlockScaledWeight
+A weight is an array, or a pytree that represents one: QuantizedWeight (low-bit integers), BlockScaledWeight
 (low-bit floats), PackedWeight (any of these, laid out for the native CPU kernels). A stack of experts is the same type
 with a leading axis. How a value is multiplied, looked up or packed is decided by its type alone: `table.py` has the
 functions that do it for each type, and a new type of weight is one more entry there.

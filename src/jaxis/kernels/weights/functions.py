@@ -1,4 +1,4 @@
-"""The functions over weights, whatever their type."""
+"""Functions on weights of any type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: DTypeLike | 
     Args:
       x: [..., in].
       weight: [out, in].
-      preferred_element_type: Of the result; None is x's.
+      preferred_element_type: Type of the result; None means x's.
 
     Returns:
       [..., out].
@@ -32,7 +32,7 @@ def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: DTypeLike | 
 
 
 def fused_matmul(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array] | None:
-    """`matmul` of one x [..., in] with each of the weights, in one kernel; None if there is none for them."""
+    """`matmul` of one x [..., in] with each of the weights, in one kernel; None if no kernel supports them."""
     if any(type(weight) is not type(weights[0]) for weight in weights):
         return None
     return operations_of(weights[0]).fused_matmul(x, weights)
@@ -41,27 +41,27 @@ def fused_matmul(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array] | N
 def gated_matmul(
     x: jax.Array, gate: Weight, up: Weight, activation: Callable[[jax.Array], jax.Array]
 ) -> jax.Array | None:
-    """`activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if there is none for it."""
+    """`activation(x @ gate.T) * (x @ up.T)` for x [..., in], in one kernel; None if no kernel supports it."""
     if type(gate) is not type(up) or activation not in KERNEL_NAMES:
         return None
     return operations_of(gate).gated_matmul(x, gate, up, KERNEL_NAMES[activation])
 
 
 def lookup(ids: jax.Array, weight: Weight, dtype: DTypeLike) -> jax.Array:
-    """ids i32 [T] -> those rows of the weight [out, in], [T, in] of type `dtype`; an id past an end is the end."""
+    """ids i32 [T] -> rows of the weight [out, in], as [T, in] of type `dtype`; ids out of range are clipped."""
     return operations_of(weight).lookup(ids, weight, dtype)
 
 
 def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
     """`down(unit(gate(x), up(x)))` of the experts each token goes to, weighted and summed.
 
-    No token is dropped, and what a token gets does not depend on the others.
+    No token is dropped, and a token's result does not depend on the others.
 
     Args:
       x: [T, E].
       expert_ids: i32 [T, k].
       expert_weights: float32 [T, k].
-      stacks: The experts; all three weights packed, with a unit that the kernel has, or none of them.
+      stacks: The experts; either all three weights are packed and the kernel supports the unit, or none is packed.
 
     Returns:
       [T, E] in x's type.
@@ -70,7 +70,7 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
 
 
 def dequantize(weight: Weight, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """The array [..., out, in] that the weight stands for."""
+    """The weight as an array [..., out, in]."""
     return operations_of(weight).dequantize(weight, dtype)
 
 
@@ -81,16 +81,16 @@ def pack(
     scheme: WeightScheme | None = None,
     allocate: Allocate | None = None,
 ) -> Weight:
-    """The weight [out, in] for the native CPU kernels, from host arrays straight into panels.
+    """Packs a weight [out, in] of host arrays for the native CPU kernels.
 
     Args:
       weight: The weight.
-      dtype: The model's type. A float array becomes bfloat16 if this is, and stays bfloat16 if it is.
-      scheme: Quantizes a float array while packing, as `quantize` does; in the same pass where there is code for that.
+      dtype: The model's type. A float array becomes bfloat16 if this is bfloat16, and stays bfloat16 if it is already.
+      scheme: Quantizes a float array while packing, as `quantize` does; in one pass if native code supports it.
       allocate: See `packed.pack`.
 
     Returns:
-      A PackedWeight; the weight, quantized by then, if the kernels do not take it.
+      A PackedWeight; or the (quantized) weight, unpacked, if the kernels do not take it.
 
     Raises:
       ValueError: See `quantize`.

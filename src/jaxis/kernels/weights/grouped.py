@@ -1,4 +1,4 @@
-"""The experts of a mixture over stacks of weights, and the grouped product that they are made of in plain JAX."""
+"""Mixture-of-experts layers over stacks of weights, and the grouped product that they consist of in plain JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def grouped_matmul(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.
     Args:
       x: [N, in], sorted by group.
       weight: [X, out, in]; not packed.
-      group_sizes: i32 [X], how many rows each group has; their sum is at most N.
+      group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
 
     Returns:
       [N, out] in x's type; rows past the last group are 0.
@@ -36,10 +36,10 @@ def _grouped_by_definition(x: jax.Array, weight: Weight, group_sizes: jax.Array)
 def experts_by_groups(
     x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
 ) -> jax.Array:
-    """As `functions.experts`, in plain JAX: slots sorted by expert, each group times its expert's weights."""
+    """`functions.experts` in plain JAX: sorts slots by expert and multiplies each group by its expert's weights."""
     num_tokens, k = expert_ids.shape
     slot_experts = expert_ids.reshape(-1)
-    # Slots sorted by expert; within an expert in the tokens' order.
+    # Sort slots by expert, and by token within an expert.
     order = jnp.argsort(slot_experts, stable=True)
     group_sizes = jnp.bincount(slot_experts, length=stacks.num_experts).astype(jnp.int32)
     rows, row_experts = x[order // k], slot_experts[order]
@@ -52,7 +52,7 @@ def experts_by_groups(
         rows = rows * expert_weights.reshape(-1)[order, None].astype(rows.dtype)
     hidden = stacks.gated_unit(project(stacks.gate, stacks.gate_bias, rows), project(stacks.up, stacks.up_bias, rows))
     outputs = project(stacks.down, stacks.down_bias, hidden)
-    # Back to each token's own slots, which are summed in their order whatever else is in the batch.
+    # Back to each token's slots, summed in their order regardless of what else is in the batch.
     outputs = jnp.zeros_like(outputs).at[order].set(outputs).reshape(num_tokens, k, -1).astype(jnp.float32)
     if not stacks.scales_input:
         outputs = outputs * expert_weights[:, :, None]
@@ -60,11 +60,11 @@ def experts_by_groups(
 
 
 def experts_packed(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks) -> jax.Array:
-    """As `functions.experts`, in one native kernel."""
+    """`functions.experts` in one native kernel."""
     num_tokens, k = expert_ids.shape
     inputs = x.astype(jnp.float32)
     if stacks.scales_input:
-        # A row for each slot, so that the kernel need not know.
+        # One row per slot with its weight applied, so that the kernel needs no special case.
         inputs = (inputs[:, None] * expert_weights[:, :, None]).reshape(num_tokens * k, -1)
         expert_ids, expert_weights = expert_ids.reshape(-1, 1), jnp.ones((num_tokens * k, 1), jnp.float32)
     gate, up, down, unit = stacks.gate, stacks.up, stacks.down, stacks.gated_unit.kernel_arguments

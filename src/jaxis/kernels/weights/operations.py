@@ -25,23 +25,23 @@ class GatedUnit(Protocol):
 
     @property
     def kernel_arguments(self) -> Mapping[str, Any] | None:
-        """The unit as `grouped_matmul.packed.experts` takes it; None if the kernel does not have it."""
+        """The unit as arguments of `grouped_matmul.packed.experts`; None if the kernel does not support it."""
         ...
 
 
 @dataclass(frozen=True)
 class ExpertStacks:
-    """The weights of X experts, and what is made of their products.
+    """The weights of X experts, and how their products are combined.
 
     Attributes:
       gate: [X, F, E].
       up: [X, F, E].
       down: [X, E, F].
-      gate_bias: [X, F]; None for none, as of the others.
+      gate_bias: [X, F]; None for no bias, here and below.
       up_bias: [X, F].
       down_bias: [X, E].
       num_experts: X.
-      gated_unit: Makes of gate and up what `down` gets.
+      gated_unit: Combines gate and up into the input of `down`.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
     """
 
@@ -65,13 +65,13 @@ class Operations:
 
     Attributes:
       matmul: (x [..., in], weight, preferred_element_type) -> [..., out].
-      lookup: (ids i32 [T], weight, dtype) -> those rows [T, in]; an id past an end is the end.
-      dequantize: (weight, dtype) -> the array [..., out, in] that it stands for.
-      pack: (weight of host arrays, dtype, allocate) -> the same for the native kernels; None if they do not take it.
-      experts: As `functions.experts`, for the type of the gates' stack.
-      round_input: (x, weight) -> what the product makes of x first, in x's type.
-      fused_matmul: (x, weights) -> the products in one kernel; None if these weights cannot be put together.
-      gated_matmul: (x, gate, up, activation's kernel name) -> `activation(x gate^T) * (x up^T)`; None likewise.
+      lookup: (ids i32 [T], weight, dtype) -> rows [T, in]; ids out of range are clipped.
+      dequantize: (weight, dtype) -> the weight as an array [..., out, in].
+      pack: (weight of host arrays, dtype, allocate) -> a PackedWeight; None if the native kernels do not take it.
+      experts: `functions.experts`, chosen by the type of the gates' stack.
+      round_input: (x, weight) -> x as the product rounds it first, in x's type.
+      fused_matmul: (x, weights) -> the products in one kernel; None if these weights cannot be fused.
+      gated_matmul: (x, gate, up, activation's kernel name) -> `activation(x gate^T) * (x up^T)`; None if not fusible.
     """
 
     matmul: Callable[[jax.Array, Any, Any], jax.Array]
@@ -88,7 +88,7 @@ _table: dict[type, Operations] = {}
 
 
 def register(kind: type, operations: Operations) -> None:
-    """Makes a type of weight known."""
+    """Registers the operations on a type of weight."""
     _table[kind] = operations
 
 
@@ -96,7 +96,7 @@ def operations_of(weight: Weight) -> Operations:
     """The operations on this weight's type.
 
     Raises:
-      TypeError: It is no type of weight.
+      TypeError: Not a registered type of weight.
     """
     for kind, operations in _table.items():
         if isinstance(weight, kind):

@@ -1,7 +1,7 @@
-"""Which code computes with which type of weight: the one table to read, and to extend by a new type.
+"""The table of operations for each type of weight: the one place to look them up, and to add a new type.
 
-Platforms enter here too: PackedWeight is the layout of the native CPU kernels, and everything else runs on XLA
-anywhere. A kernel for another platform is another function in an entry.
+Platforms are selected here too: PackedWeight is the layout of the native CPU kernels, and everything else runs on XLA
+on any platform. A kernel for another platform is another function in an entry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _lookup_array(ids: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Ar
 
 def _pack_array(weight: jax.Array | np.ndarray, dtype: DTypeLike, allocate: Allocate | None) -> PackedWeight:
     array = np.asarray(weight)
-    # A float32 model keeps a bfloat16 file's values, which the kernels upcast in registers.
+    # For a float32 model, bfloat16 weights stay bfloat16; the kernels upcast them in registers.
     return packed.pack(array.astype(dtype, copy=False) if dtype == ml_dtypes.bfloat16 else array, allocate)
 
 

@@ -9,12 +9,12 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 def cohere_norm(scope: LayerScope, shape: int | tuple[int, ...] | None = None) -> JaxLayerNorm:
-    """A layer norm without bias, with a weight of this shape; None is config.json's `hidden_size`."""
+    """A layer norm without bias, with a weight of this shape; None means config.json's `hidden_size`."""
     return layer_norm(scope, shape, epsilon=scope.config.get("layer_norm_eps", 1e-5), use_bias=False)
 
 
 class CohereCausalLM(CausalLM):
-    """Cohere's models; each says which layer it has."""
+    """Base of Cohere's models; each sets its layer class."""
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -1,6 +1,6 @@
 """The decoder-only stack that families share: embed, run the layers, norm, project to logits.
 
-It knows nothing of what a layer is. A family file defines its layer and names it in its `ForCausalLM` class.
+It knows nothing about the layers. A family's file defines its layer and names it in its `ForCausalLM` class.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Caches = list[jax.Array] | None
 
 
 class LayerClass(Protocol):
-    """Makes a decoder layer, which takes (kv_cache, x [T, E], metadata) and gives the updated cache and [T, E]."""
+    """Creates a decoder layer, which maps (kv_cache, x [T, E], metadata) to the updated cache and [T, E]."""
 
     def __call__(self, scope: LayerScope) -> JaxModule:
-        """The layer of this scope."""
+        """The layer at this scope."""
         ...
 
 
@@ -49,13 +49,13 @@ class DecoderOptions:
     """A family's settings outside its decoder layers.
 
     Attributes:
-      norm: The final norm; None is an RMS norm with config.json's `rms_norm_eps`.
-      embed_scale: Embeddings are multiplied by it, once it is rounded to their type.
-      embedding_multiplier: What enters the first layer is multiplied by it, `inputs_embeds` too.
-      tied_by_default: Whether the head is tied to the embeddings where config.json does not say.
+      norm: The final norm; None means an RMS norm with config.json's `rms_norm_eps`.
+      embed_scale: Multiplies the embeddings, after being rounded to their type.
+      embedding_multiplier: Multiplies the first layer's input, including `inputs_embeds`.
+      tied_by_default: Whether the head is tied to the embeddings if config.json does not say.
       logits_multiplier: Multiplies the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
-      num_prediction_layers: Layers that the checkpoint has after the model's own, which are not loaded.
+      num_prediction_layers: Layers that follow the model's own in the checkpoint, and are not loaded.
     """
 
     norm: Norm | None = None
@@ -71,13 +71,13 @@ class DecoderModel(JaxModule):
     """Token embeddings, `num_hidden_layers` layers, final norm.
 
     Args:
-      scope: Of the model.
-      layer_class: Makes each layer.
-      options: What is around them.
+      scope: The model's scope.
+      layer_class: Creates each layer.
+      options: Settings outside the layers.
 
     Attributes:
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
-        decoding and for comparing with a reference); none by default. The number of layers itself names the states
+        decoding and for comparing with a reference); none by default. The number of layers means the states
         that leave the last one, before the final norm.
     """
 
@@ -126,24 +126,24 @@ def _run_layer(
     x: jax.Array,
     attention_metadata: AttentionMetadata,
 ) -> LayerOutput:
-    """A function of its own, so that layers alike are traced once: tracing takes longer than loading the program."""
+    """Runs one layer; a separate function, so that equal layers are traced once (tracing is slower than loading)."""
     return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):
-    """A decoder with an output head of its own or tied to the embeddings.
+    """A decoder with an output head, which may be tied to the embeddings.
 
-    A family sets `layer_class`, and says in `check_config` and `options` what else differs. It does not override the
-    constructor, which has the signature of the model development guides.
+    A family sets `layer_class`, and overrides `check_config` and `options` for whatever else differs. It does not
+    override the constructor, which has the signature of the model development guides.
 
     Args:
       vllm_config: The engine's configuration.
       rng: For the initial weights.
-      quant_config: Decides how weights are stored and applied; None: as they are.
-      prefix: The dotted name of this model where it is a part of another.
+      quant_config: Decides how weights are stored and applied; None leaves them as they are.
+      prefix: The dotted name of this model if it is part of another.
 
     Raises:
-      ConfigError: config.json asks for something that the family does not have.
+      ConfigError: config.json asks for something that the family does not support.
     """
 
     layer_class: ClassVar[LayerClass]
@@ -169,7 +169,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        """Says of keys of config.json that they are not used (`ignore`) or supported at some values only (`expect`).
+        """Declares keys of config.json that are unused (`ignore`) or supported with some values only (`expect`).
 
         Raises:
           ConfigError: A key has another value.
@@ -181,7 +181,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Reads these settings from config.json.
 
         Args:
-          scope: Of the whole.
+          scope: The model's scope.
         """
         del scope
         return DecoderOptions()
@@ -198,11 +198,11 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Runs a flat batch of T tokens.
 
         Args:
-          kv_caches: One paged cache a layer; None runs whole sequences without a cache.
+          kv_caches: One paged cache per layer; None runs whole sequences without a cache.
           input_ids: i32 [T].
           attention_metadata: Which tokens belong to which request, and where.
-          inputs_embeds: [T, E] in place of the embeddings of `input_ids`.
-          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E] in place of both.
+          inputs_embeds: [T, E], used instead of the embeddings of `input_ids`.
+          intermediate_tensors: An earlier pipeline stage's `hidden_states` [T, E], used instead of both.
 
         Returns:
           The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states asked for.
@@ -230,15 +230,15 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return super().load_weights(self.without_redundant_tensors(weights))
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Drops what some checkpoints hold besides the model's parameters: prediction layers, and redundant tensors.
+        """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
 
         Raises:
-          CheckpointError: A tensor that should be redundant differs from the one that it repeats.
+          CheckpointError: A tensor differs from the one that it should duplicate.
         """
         embedding = None
         tied_head = None
         for name, tensor in without_prediction_layers(weights, len(self.model.layers), self.num_prediction_layers):
-            # A buffer that old versions of the reference saved; the rope is computed from the config.
+            # Old versions of the reference saved this buffer; here the rope is computed from the config.
             if name.endswith(".rotary_emb.inv_freq"):
                 continue
             if self.lm_head is None and name == "lm_head.weight":
@@ -259,5 +259,5 @@ def _same_bytes(a: np.ndarray, b: np.ndarray | None) -> bool:
         return False
     if reading_only_headers():
         return True
-    # Row by row, so that comparing two large mapped tensors takes no memory.
+    # Row by row, so that comparing two large mapped tensors allocates no memory.
     return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""Code shared by DeepSeek V2, V3 and later families: latent attention, and experts beside shared ones."""
+"""Code shared by DeepSeek V2, V3 and later families: latent attention, and routed and shared experts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 class DeepseekDecoderLayer(PreNormDecoderLayer):
     """`x = x + latent_attention(norm(x))`
-    `x = x + mlp(norm(x))`, where mlp is a dense block, or a mixture of experts beside one wide block of shared ones.
+    `x = x + mlp(norm(x))`, where mlp is a dense block, or a mixture of experts plus one wide block of shared experts.
 
     Args:
-      scope: Of the layer.
-      routing: Of the mixture.
-      is_sparse: Whether the layer has a mixture.
-      use_selection_bias: Whether its router has one.
+      scope: The layer's scope.
+      routing: How the router chooses experts.
+      is_sparse: Whether the layer has a mixture of experts.
+      use_selection_bias: Whether the router has a selection bias.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
       mlp_bias: Whether the dense and the shared block have biases.
 
     Raises:
-      ConfigError: config.json's sizes do not go together.
+      ConfigError: config.json's sizes are inconsistent.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
 
 
 class DeepseekCausalLM(CausalLM):
-    """Models whose checkpoints may have multi-token-prediction layers; each says which layer it has."""
+    """Base of models whose checkpoints may have multi-token-prediction layers; each sets its layer class."""
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -76,14 +76,14 @@ def _sparse(scope: LayerScope, routing: Routing, *, use_selection_bias: bool, us
 
 
 def latent_attention(scope: LayerScope, *, interleaved_rope: bool = True) -> MultiHeadLatentAttention:
-    """Latent attention whose sizes, rope and scale are config.json's.
+    """Latent attention with config.json's sizes, rope and scale.
 
     Args:
-      scope: Of the attention.
+      scope: The attention's scope.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
 
     Raises:
-      ConfigError: The sizes do not go together.
+      ConfigError: The sizes are inconsistent.
     """
     config = scope.config
     sizes = LatentAttentionSizes(
@@ -95,7 +95,7 @@ def latent_attention(scope: LayerScope, *, interleaved_rope: bool = True) -> Mul
         qk_rope_head_dim=config["qk_rope_head_dim"],
         v_head_dim=config["v_head_dim"],
     )
-    # What transformers writes besides, from the others.
+    # Redundant keys that transformers derives from the others.
     config.expect("num_key_value_heads", sizes.num_heads)
     config.expect("qk_head_dim", sizes.qk_head_dim)
     config.expect("head_dim", sizes.qk_rope_head_dim)
@@ -112,17 +112,17 @@ def latent_attention(scope: LayerScope, *, interleaved_rope: bool = True) -> Mul
 
 
 def _mscale(rope: RopeConfig) -> float:
-    """The factor of queries and keys for a context extended by YaRN."""
+    """The factor on queries and keys for a context extended by YaRN."""
     if rope.mscale_all_dim is None or rope.factor is None or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
 def deepseek_v3_routing(config: HFConfig) -> Routing:
-    """Sigmoid scores, biased for the choice only; the best experts of the best groups.
+    """Routing by sigmoid scores, biased for the choice only; the best experts of the best groups.
 
     Raises:
-      ConfigError: config.json asks for another way.
+      ConfigError: config.json asks for another method.
     """
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")

@@ -1,4 +1,4 @@
-"""Code shared by Gemma's models: norms whose weights have an offset of 1, the feed-forward block, scaled embeddings."""
+"""Code shared by Gemma's models: norms with a unit offset, the feed-forward block, scaled embeddings."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxis.models.common.decoder import CausalLM, DecoderOptions
 
 
 def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
-    """An RMS norm that multiplies by 1 + weight, over this many features; None is config.json's `hidden_size`."""
+    """An RMS norm that multiplies by 1 + weight, over this many features; None means config.json's `hidden_size`."""
     return rms_norm(scope, num_features, add_unit_offset=True)
 
 
 def gemma_mlp(scope: LayerScope) -> GatedMLP:
-    """The feed-forward block, whose activation has a key of Gemma's own.
+    """The feed-forward block; Gemma has its own config key for the activation.
 
     Args:
-      scope: Of the block.
+      scope: The block's scope.
 
     Raises:
-      ConfigError: `hidden_act`, which older readers look at, names another activation.
+      ConfigError: `hidden_act`, which older software reads, names another activation.
     """
     activation = scope.config.get("hidden_activation", "gelu_pytorch_tanh")
     scope.config.expect("hidden_act", activation)
@@ -32,7 +32,7 @@ def gemma_mlp(scope: LayerScope) -> GatedMLP:
 
 
 class GemmaCausalLM(CausalLM):
-    """Gemma's models; each says which layer it has, and its soft cap of logits where config.json does not have one."""
+    """Base of Gemma's models; each sets its layer class, and its default soft cap of logits."""
 
     default_logits_soft_cap: ClassVar[float | None] = None
 

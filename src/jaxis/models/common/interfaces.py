@@ -12,20 +12,20 @@ from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 
 class JaxIntermediateTensors(dict):
-    """Named arrays that one pipeline stage hands to the next, `hidden_states` among them."""
+    """Named arrays that one pipeline stage passes to the next, including `hidden_states`."""
 
 
 @runtime_checkable
 class DropsRedundantTensors(Protocol):
-    """A model whose checkpoints may hold the same tensor twice."""
+    """A model whose checkpoints may contain the same tensor twice."""
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """Passes over tensors that repeat others, once they are checked."""
+        """Drops tensors that duplicate others, after checking that they do."""
         ...
 
 
 class LoadableWithIterator:
-    """Gives a model class `load_weights` by the automatic loader: names and shapes are the checkpoint's."""
+    """Gives a model class whose names and shapes match the checkpoint's a `load_weights` by the automatic loader."""
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         """Fills the parameters from (name, tensor) pairs; returns the names of those filled."""

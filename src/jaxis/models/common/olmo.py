@@ -12,7 +12,7 @@ from jaxis.layers.scope import LayerScope
 def olmo_attention(
     scope: LayerScope, *, rope_settings: RopeConfig | None = None, span: AttentionSpan = FULL_CONTEXT
 ) -> GroupedQueryAttention:
-    """The attention of a layer; arguments as for `GroupedQueryAttention`."""
+    """A layer's attention; for the arguments, see `GroupedQueryAttention`."""
     use_bias = scope.config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,

@@ -10,14 +10,14 @@ from jaxis.layers.scope import LayerScope
 def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
     """The layer's attention span.
 
-    `use_sliding_window` turns windows on: for the layers that `layer_types` names, or, without such a list, for those
-    from `max_window_layers` on.
+    `use_sliding_window` enables windows in the layers that `layer_types` lists or, without that list, in those from
+    `max_window_layers` on.
 
     Args:
-      scope: Of the decoder layer.
+      scope: The decoder layer's scope.
 
     Raises:
-      ConfigError: `layer_types` does not have a known type for the layer.
+      ConfigError: `layer_types` has no known type for the layer.
     """
     config = scope.config
     config.ignore("max_window_layers", because="it matters only with use_sliding_window and without layer_types")

@@ -1,4 +1,4 @@
-"""Checkpoints of models that also see or hear: their text part, served alone."""
+"""The text part of multimodal checkpoints, served alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 class TextPart(JaxModule, LoadableWithIterator):
     """The `language_model` of a checkpoint; its other parts are not loaded, and prompts are text only.
 
-    A family names its text model and what is left out: any other tensor or config key is an error as always.
+    A family names its text model and the parts left out; any other tensor or config key is an error, as usual.
 
     Attributes:
-      language_model_class: Runs the text; its config.json is `text_config`.
+      language_model_class: The text model; its config is `text_config`.
       other_parts: The checkpoint's modules that are not loaded.
-      other_keys: Keys of config.json that are about those.
+      other_keys: Keys of config.json that concern those modules.
     """
 
     language_model_class: ClassVar[type[CausalLM]]
@@ -68,6 +68,6 @@ class TextPart(JaxModule, LoadableWithIterator):
         return self.language_model.compute_logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """Fills the text model; tensors of `other_parts` are passed over."""
+        """Fills the text model; tensors of `other_parts` are skipped."""
         prefixes = tuple(f"{part}." for part in self.other_parts)
         return super().load_weights((name, tensor) for name, tensor in weights if not name.startswith(prefixes))

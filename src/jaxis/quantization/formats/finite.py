@@ -7,11 +7,11 @@ import numpy as np
 from jaxis.kernels.weights import BlockScaledWeight
 
 _ELEMENTS_AT_ONCE = 1 << 22
-_E4M3_NAN = 0x7F  # besides the sign
+_E4M3_NAN = 0x7F  # without the sign bit
 
 
 def check_finite(weight: BlockScaledWeight) -> None:
-    """Raises ValueError where a value or a scale is a NaN or infinite; e2m1 has neither, and e4m3 no infinity."""
+    """Raises ValueError if a value or a scale is NaN or infinite; e2m1 has neither, and e4m3 no infinity."""
     finite = bool(np.isfinite(np.asarray(weight.scale).astype(np.float32)).all())
     if weight.qtype == "float8_e4m3fn":
         codes = np.asarray(weight.value).view(np.uint8)

@@ -1,9 +1,9 @@
 """fp8 (e4m3) with a scale for each block, as DeepSeek V3, Kimi K2 and Qwen3-FP8 are published.
 
-Beside `weight` float8_e4m3fn [out, in] stands `weight_scale_inv` [ceil(out / rows), ceil(in / columns)], by which a
-block's values are multiplied (the name notwithstanding). `activation_scheme` "dynamic" lets an engine quantize the
-input of a layer to fp8 dynamically; here it stays as it is, which is never less exact. compressed-tensors'
-`float-quantized` is the same with the scales called `weight_scale`.
+`weight` float8_e4m3fn [out, in] comes with `weight_scale_inv` [ceil(out / rows), ceil(in / columns)], which multiplies
+the values of a block (despite the name). `activation_scheme` "dynamic" allows engines to quantize the input of a layer
+to fp8 dynamically; here it is not quantized, which is never less accurate. compressed-tensors' `float-quantized` is the
+same with the scales named `weight_scale`.
 Source: transformers' FineGrainedFP8Config and Fp8Dequantize.
 """
 
@@ -36,7 +36,7 @@ class Fp8BlocksFormat:
     """`weight` and a scale for each of its blocks.
 
     Attributes:
-      block_shape: (rows, columns) of a block; None is all columns.
+      block_shape: (rows, columns) of a block; None means all columns.
       scale_name: The scales' name in the file.
     """
 
@@ -73,7 +73,7 @@ FP8_BLOCKS = PublishedFormat(
         **dict.fromkeys(("quant_method", "weight_block_size", *PATTERN_KEYS)),
         "activation_scheme": ("dynamic",),
         "fmt": ("e4m3", None),
-        # How the scales are stored; their tensors say it too.
+        # How the scales are stored, which their tensors show as well.
         "scale_fmt": ("float", "ue8m0", None),
         "modules_to_convert": (None, []),
         "expert_dtype": ("fp8",),

@@ -1,8 +1,8 @@
 """fp8 (e4m3) with one scale for a whole weight, as AutoFP8 and many of NVIDIA's and Meta's checkpoints are published.
 
-Beside `weight` float8_e4m3fn [out, in] stands `weight_scale`, one float by which it is multiplied, of shape [] or [1].
-With `activation_scheme` "static" there is an `input_scale` too, for engines that quantize a layer's input to fp8: it is
-read and left out of account, because here the input stays as it is, which is never less exact. compressed-tensors'
+`weight` float8_e4m3fn [out, in] comes with `weight_scale`, one float of shape [] or [1] that multiplies it. With
+`activation_scheme` "static" there is also an `input_scale`, for engines that quantize a layer's input to fp8: it is
+read but not used, because here the input is not quantized, which is never less accurate. compressed-tensors'
 `float-quantized` with `strategy` "tensor" is the same.
 Source: vLLM's Fp8Config.
 """

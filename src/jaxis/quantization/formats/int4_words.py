@@ -1,4 +1,4 @@
-"""Elements of four bits in 32-bit words, as compressed-tensors packs them: the earliest in the lowest bits."""
+"""4-bit elements in 32-bit words, as compressed-tensors packs them: the earliest in the lowest bits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ VALUES_PER_WORD = 8
 
 
 def pack_words(nibble_pairs: np.ndarray) -> np.ndarray:
-    """uint8 [out, in / 2] of two elements a byte, the earlier low -> int32 [out, ceil(in / 8)], likewise."""
+    """uint8 [out, in / 2], two elements per byte, the first in the low bits -> int32 [out, ceil(in / 8)]."""
     missing = -nibble_pairs.shape[1] % (VALUES_PER_WORD // 2)
     return np.ascontiguousarray(np.pad(nibble_pairs, ((0, 0), (0, missing)))).view("<i4")
 
 
 def unpack_words(words: np.ndarray, columns: int) -> np.ndarray:
-    """Inverts `pack_words`, for this number of columns."""
+    """The inverse of `pack_words`, for this number of columns."""
     return np.ascontiguousarray(words.astype("<i4", copy=False)).view(np.uint8)[:, : columns // 2]
 
 
 def pack_rows(numbers: np.ndarray) -> np.ndarray:
-    """uint8 [out, groups] of 0 to 15 -> int32 [ceil(out / 8), groups], the earliest row in the lowest bits."""
+    """uint8 [out, groups] of values 0 to 15 -> int32 [ceil(out / 8), groups], the first row in the lowest bits."""
     rows, groups = numbers.shape
     padded = np.pad(numbers, ((0, -rows % VALUES_PER_WORD), (0, 0))).astype(np.uint32)
     shifts = 4 * np.arange(VALUES_PER_WORD, dtype=np.uint32)[:, None]
@@ -28,6 +28,6 @@ def pack_rows(numbers: np.ndarray) -> np.ndarray:
 
 
 def unpack_rows(words: np.ndarray, rows: int) -> np.ndarray:
-    """Inverts `pack_rows`, for this number of rows."""
+    """The inverse of `pack_rows`, for this number of rows."""
     shifts = 4 * np.arange(VALUES_PER_WORD, dtype=np.int32)[:, None]
     return ((words[:, None] >> shifts) & 0xF).astype(np.uint8).reshape(-1, words.shape[1])[:rows]

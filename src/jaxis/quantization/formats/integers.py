@@ -20,7 +20,7 @@ class IntQuantizedFormat:
     """`weight` int8 [out, in] and `weight_scale` [out, groups].
 
     Attributes:
-      scheme: How the weight was quantized, and what its products do with their input.
+      scheme: How the weight was quantized, and how the input of its products is.
     """
 
     scheme: WeightScheme
@@ -39,7 +39,7 @@ class PackQuantizedFormat:
     `weight_zero_point` int32 [out / 8, groups].
 
     Attributes:
-      scheme: As of IntQuantizedFormat.
+      scheme: See IntQuantizedFormat.
     """
 
     scheme: WeightScheme
@@ -70,11 +70,11 @@ class PackQuantizedFormat:
 
 
 def _scales(shape: tuple[int, ...], scheme: WeightScheme) -> TensorSpec:
-    """Raises ValueError where the groups do not divide the weight."""
+    """The spec of the scales. Raises ValueError if groups do not divide the weight's columns evenly."""
     check_quantizable(shape[1], scheme)
     return TensorSpec((shape[0], 1 if scheme.group_size is None else shape[1] // scheme.group_size), SCALE_DTYPES)
 
 
 def _readable_scale(scale: np.ndarray, scheme: WeightScheme) -> np.ndarray:
-    """In a type that a QuantizedWeight's scale may have."""
+    """The scale in a type that a QuantizedWeight supports."""
     return scale.astype(np.float32) if scheme.group_size is None or scale.dtype == np.float16 else scale

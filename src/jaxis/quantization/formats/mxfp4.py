@@ -1,7 +1,7 @@
-"""MXFP4, as the experts of GPT-OSS are published: e2m1 elements, two a byte, and a power of two for each 32.
+"""MXFP4, as the experts of GPT-OSS are published: e2m1 elements, two per byte, with a power-of-two scale for every 32.
 
-Of all experts there are `gate_up_proj_blocks` uint8 [X, 2F, E / 32, 16] and `gate_up_proj_scales` uint8 [X, 2F, E / 32]
-(the exponent plus 127), gate and up row by row in turns, and `down_proj_...` likewise; nothing else is quantized.
+All experts share `gate_up_proj_blocks` uint8 [X, 2F, E / 32, 16] and `gate_up_proj_scales` uint8 [X, 2F, E / 32] (the
+exponent plus 127), with alternating rows of gate and up, and similar `down_proj_...`; nothing else is quantized.
 Source: OCP Microscaling Formats 1.0; transformers' Mxfp4Config and convert_moe_packed_tensors.
 """
 
