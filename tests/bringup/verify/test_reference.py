@@ -48,7 +48,7 @@ def num_parameters(folder):
 def test_weights_widened_module_by_module_give_the_same_numbers(wide, bfloat16_folder, monkeypatch):
     with_free_memory(monkeypatch, 3 * num_parameters(bfloat16_folder))
     narrow = Reference.from_folder(bfloat16_folder)
-    assert "widened" in narrow.how
+    assert "upcast" in narrow.how
     for _ in range(2):  # the weights are back in their own type after each run
         assert {p.dtype for p in narrow._model.parameters()} == {torch.bfloat16}
         assert relative_error(narrow.logits(TOKEN_IDS), wide.logits(TOKEN_IDS)) < 1e-6
