@@ -7,9 +7,10 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.weights import TABLE, WeightScheme, dequantize, fused_matmul, lookup, matmul, pack, quantize
+from tests.support.coded_weights import KINDS, random_codes
 from tests.support.quantized_products import NARROW_FLOATS, random_blocks
 
-ROWS, COLUMNS = 70, 128
+ROWS, COLUMNS = 70, 256
 
 
 def random(*shape, seed=0):
@@ -21,7 +22,8 @@ def weights():
     array = random(ROWS, COLUMNS)
     made = {"array": array, "int8": quantize(array, WeightScheme("int8"))}
     made["int4"] = quantize(array, WeightScheme("int4", 32, "minmax"))
-    return made | {name: random_blocks(name, ROWS, COLUMNS)[0] for name in NARROW_FLOATS}
+    made |= {name: random_blocks(name, ROWS, COLUMNS)[0] for name in NARROW_FLOATS}
+    return made | {name: random_codes(name, ROWS, COLUMNS)[0] for name in KINDS}
 
 
 def packed():
@@ -49,6 +51,13 @@ def test_operations_are_those_of_the_array_it_stands_for(name, weight):
     np.testing.assert_array_equal(lookup(ids, weight, jnp.float32), dense[np.clip(ids, 0, ROWS - 1)])
     together = fused_matmul(x, [weight, weight])
     assert together is None or all(np.array_equal(each, y) for each in together)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_coded_weights_stand_for_what_their_definition_says(name):
+    weight, expected = random_codes(name, ROWS, COLUMNS)
+    assert weight.shape == expected.shape
+    np.testing.assert_allclose(dequantize(weight), expected, rtol=2e-7, atol=1e-7 * np.abs(expected).max())
 
 
 def test_what_is_no_weight_is_refused():

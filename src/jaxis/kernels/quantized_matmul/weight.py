@@ -39,7 +39,7 @@ class QuantizedWeight:
       qvalue: int8 [..., out, in]; or uint8 [..., out, in / 2], two unsigned 4-bit elements a byte, the earlier in the
         low nibble.
       scale: [..., out, groups], each for in / groups neighbouring columns; float32 if a row is one group, else bfloat16
-        (or float32, in some checkpoints).
+        (or float32 or float16, in some checkpoints).
       zero_point: uint8 [..., out, groups], int4 only. None means symmetric: int8 is stored as it is, int4 with
         INT4_OFFSET added.
       act_qtype: "int8" quantizes the input of its products dynamically; None does not.

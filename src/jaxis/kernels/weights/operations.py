@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
+from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
-Weight: TypeAlias = jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight | PackedWeight
+Weight: TypeAlias = jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight | CodedWeight | PackedWeight
 
 
 class GatedUnit(Protocol):

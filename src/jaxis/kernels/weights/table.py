@@ -17,6 +17,12 @@ from jax.typing import DTypeLike
 from jaxis.kernels.native_constants import MAX_MATRICES
 from jaxis.kernels.quantized_matmul import packed, quantized_matmul, reference
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight, block_scaled_matmul, dequantize_blocks
+from jaxis.kernels.quantized_matmul.coded import (
+    CodedWeight,
+    coded_matmul,
+    dequantize_codes,
+    round_input_of_codes,
+)
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.quantized_matmul.xla import round_activations
@@ -67,6 +73,14 @@ def _lookup_blocks(ids: jax.Array, weight: BlockScaledWeight, dtype: DTypeLike) 
 
 def _pack_blocks(weight: BlockScaledWeight, _: DTypeLike, allocate: Allocate | None) -> PackedWeight | None:
     return packed.pack_blocks(weight, allocate) if packed.can_pack(weight) else None
+
+
+def _matmul_codes(x: jax.Array, weight: CodedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    return coded_matmul(x, weight, preferred_element_type=preferred_element_type)
+
+
+def _lookup_codes(ids: jax.Array, weight: CodedWeight, dtype: DTypeLike) -> jax.Array:
+    return dequantize_codes(jax.tree.map(lambda array: _take_rows(array, ids), weight), dtype)
 
 
 def _matmul_packed(x: jax.Array, weight: PackedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
@@ -125,6 +139,14 @@ TABLE: dict[type, Operations] = {
         dequantize=dequantize_blocks,
         pack=_pack_blocks,
         experts=experts_by_groups,
+    ),
+    CodedWeight: Operations(
+        matmul=_matmul_codes,
+        lookup=_lookup_codes,
+        dequantize=dequantize_codes,
+        pack=lambda *_: None,
+        experts=experts_by_groups,
+        round_input=round_input_of_codes,
     ),
     PackedWeight: Operations(
         matmul=_matmul_packed,
