@@ -2,9 +2,9 @@
 
 JAX is not imported, so that a request can be checked before an engine process is started.
 
-The first rule whose `module_path` matches a module's whole dotted name decides; a module that no rule matches,
-or whose rule has no `weight_qtype`, stays as it is. Modules are those with weight matrices: linear layers, embeddings,
-heads, and the experts of a layer, which count as one (`model.layers.0.mlp.experts`).
+The first rule whose `module_path` matches a module's whole dotted name decides; the weights of a module that no rule
+matches, or whose rule has no `weight_qtype`, stay as they are. Modules are those with weight matrices: linear layers,
+embeddings, heads, and the experts of a layer, which count as one (`model.layers.0.mlp.experts`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class QuantizationRule:
 
     Attributes:
       module_path: Regular expression for the whole dotted name of a module, such as `model.layers.0.mlp.up_proj`.
-      weight_qtype: "int8", "int4", or None to leave the matching modules as they are.
+      weight_qtype: "int8", "int4", or None to leave the weights of the matching modules as they are.
       act_qtype: "int8" quantizes the modules' input dynamically, with one scale per token and group; None does not.
+        Without `weight_qtype` it is for checkpoints that are quantized already.
       tile_size: Input features of a weight that share a scale; None means all of them.
       weight_calibration_method: "absmax", "minmax" (int4 with zero points) or "mse" (int4, least squared error).
 
@@ -64,7 +65,7 @@ class QuantizationRule:
         if self.tile_size is not None and (type(self.tile_size) is not int or self.tile_size < 1):
             raise ConfigError(f"tile_size={self.tile_size!r} must be an integer of at least 1")
         if self.weight_qtype is None:
-            if any(getattr(self, field.name) != field.default for field in dataclasses.fields(self)[2:]):
+            if self.tile_size is not None or self.weight_calibration_method != "absmax":
                 raise ConfigError(f"the rule for {self.module_path!r} says how to quantize, but has no weight_qtype")
         elif self.weight_qtype == "int8" and self.weight_calibration_method != "absmax":
             raise ConfigError(
@@ -81,6 +82,7 @@ SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
         dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|lm_head)"),
         QuantizationRule(".*", "int4", "int8", 32, "mse"),
     ),
+    "int8_activations": (QuantizationRule(".*", act_qtype="int8"),),
 }
 
 
@@ -105,8 +107,8 @@ def parse_requested_quantization(
     """Parses the user's request; None if nothing is requested.
 
     Args:
-      quantization: "int8", "int4", "none", "dequantize", a list of rules, {"qwix": {"rules": [...]}}, or the path of
-        a YAML or JSON file with one of the last two.
+      quantization: One of SHORT_NAMES, "dequantize", a list of rules, {"qwix": {"rules": [...]}}, or the path of a YAML
+        or JSON file with one of the last two.
       additional_config: Its "quantization" may have the same values, except for a name.
 
     Raises:

@@ -90,6 +90,18 @@ def test_packed_weights_are_those_of_the_formats_library(symmetric, tile_size, s
     np.testing.assert_allclose(unpacked["weight"].numpy(), dequantize(quantized), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["int8", "int4 in groups, int8 mixed in"])
+def test_activations_alone_may_be_chosen_whatever_the_weights(quantized_folder, untied, name):
+    def with_int8(rule):
+        return rule | {"act_qtype": "int8"} if "weight_qtype" in rule else rule
+
+    expected = load(untied, [with_int8(rule) for rule in RULES[name]])
+    assert_equal(load(quantized_folder(name), "int8_activations"), expected)
+    assert_equal(load(quantized_folder(name), [{"module_path": ".*", "act_qtype": "int8"}]), expected)
+    with pytest.raises(ConfigError, match="for quantized checkpoints, and this one is not quantized"):
+        load(untied, "int8_activations")
+
+
 @pytest.mark.parametrize(
     "rules",
     [

@@ -122,7 +122,7 @@ def test_a_tile_that_does_not_divide_names_the_layer():
             {"module_path": ".*", "weight_qtype": "int8", "weight_calibration_method": "minmax"},
             "weight_calibration_method='minmax' is for int4",
         ),
-        ({"module_path": ".*", "act_qtype": "int8"}, "says how to quantize, but has no weight_qtype"),
+        ({"module_path": ".*", "tile_size": 32}, "says how to quantize, but has no weight_qtype"),
         ("int8", "rule 1 is 'int8', not an object"),
     ],
 )
@@ -137,7 +137,7 @@ def test_mistakes_in_a_rule(rule, message):
     [
         (
             ("int9",),
-            "'int9' is neither one of none, int8, int4, dequantize nor an existing YAML or JSON file",
+            "'int9' is neither one of none, int8, int4, int8_activations, dequantize nor an existing YAML or JSON file",
         ),
         (([],), "quantization must be a list of quantization rules"),
         ((7,), "quantization must be a list of quantization rules"),

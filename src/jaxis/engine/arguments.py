@@ -69,7 +69,8 @@ class EngineArgs:
       cache_dir: Where downloads from the hub are kept.
       hf_overrides: Keys of config.json to set; None as a value removes the key.
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
-        JSON file with rules; or "dequantize": a quantized checkpoint's weights in `dtype`. See docs/quantization.md.
+        JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
+        "dequantize": its weights in `dtype`. See docs/quantization.md.
       additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,7 +10,16 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxis.kernels.weights import Allocate, Weight, WeightScheme, dequantize, pack, quantize
+from jaxis.kernels.weights import (
+    Allocate,
+    CodedWeight,
+    QuantizedWeight,
+    Weight,
+    WeightScheme,
+    dequantize,
+    pack,
+    quantize,
+)
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 
 
@@ -21,6 +31,8 @@ class WeightRecipe:
       format: Assembles the weight.
       dequantizes: Whether the weight is dequantized to the model's type.
       scheme: How the weight is quantized; None leaves it as it is.
+      act_qtype: "int8" quantizes the input of products with a weight that the file stores as integers or codes; None
+        leaves that to the format.
       packs: Whether the weight is packed for the native CPU kernels, if they take it.
 
     All recipes compare equal: once a weight is built, its type alone decides how it is multiplied. Layers whose weights
@@ -30,6 +42,7 @@ class WeightRecipe:
     format: WeightFormat = field(default=PLAIN, compare=False)
     dequantizes: bool = field(default=False, compare=False)
     scheme: WeightScheme | None = field(default=None, compare=False)
+    act_qtype: str | None = field(default=None, compare=False)
     packs: bool = field(default=False, compare=False)
 
     def make(
@@ -55,6 +68,8 @@ class WeightRecipe:
             weight = self.format.assemble(tensors, shape)
         except ValueError as error:
             raise InvalidWeightError(str(error)) from None
+        if self.act_qtype is not None and isinstance(weight, QuantizedWeight | CodedWeight):
+            weight = dataclasses.replace(weight, act_qtype=self.act_qtype)
         if self.dequantizes:
             weight = _dequantize(weight, dtype)
         if self.packs:

@@ -47,6 +47,11 @@ class RuleQuantizationConfig:
             raise ConfigError(f"{prefix} {error}: change its quantization rule, or exclude it before") from None
         return WeightMethod(scheme=scheme)
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the rules only say which activations to quantize."""
+        return all(rule.weight_qtype is None for rule in self.rules) and any(rule.act_qtype for rule in self.rules)
+
     def check_all_used(self) -> None:
         """See `QuantizationConfig`."""
         for index, rule in enumerate(self.rules):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jaxis.config.quantization import QuantizationConfig, QuantMethod
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
+from jaxis.quantization.rules import RuleQuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,29 @@ class DequantizingConfig:
     def check_all_used(self) -> None:
         """See `QuantizationConfig`."""
         self.inner.check_all_used()
+
+
+@dataclass(frozen=True)
+class QuantizedActivationsConfig:
+    """Leaves weights as `inner` loads them and quantizes the activations that rules name. A QuantizationConfig.
+
+    Weights that are stored as floats keep the activations that they have: quantizing those would gain nothing.
+    """
+
+    inner: QuantizationConfig
+    rules: RuleQuantizationConfig
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
+        """See `QuantizationConfig`."""
+        method, rule = self.inner.get_quant_method(layer, prefix), self.rules.find(prefix)
+        if rule is None or rule.act_qtype is None or not isinstance(method, WeightMethod):
+            return method
+        return dataclasses.replace(method, act_qtype=rule.act_qtype)
+
+    def check_all_used(self) -> None:
+        """See `QuantizationConfig`."""
+        self.inner.check_all_used()
+        self.rules.check_all_used()
 
 
 @dataclass(frozen=True)
