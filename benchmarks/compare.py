@@ -5,6 +5,8 @@
     python benchmarks/compare.py --sweeps context,batch,size --rounds 1 --out results
     python benchmarks/compare.py --shape qwen3-moe-1.5b --engines jaxis-bf16,transformers-bf16 --out results
     python benchmarks/compare.py --shape deepseek-v2-1.7b --engines jaxis-bf16,transformers-bf16 --out results
+    python benchmarks/compare.py --engines jaxis-q4_k_m.gguf,llama.cpp-q4_k_m.gguf --out results
+    python benchmarks/compare.py --model model.gguf --out results
 
 Without --model, checkpoints of Qwen3's shapes with random weights are made: speed does not depend on the weights. Every
 measurement is a process of its own, and engines take turns, so that what else the machine does falls on all of them.
@@ -26,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import ENGINES, Engine, prepare_weights
+from engines import DEFAULT_ENGINES, DEFAULT_GGUF_ENGINES, ENGINES, Engine, prepare_weights
 from jaxis.bench.cost import expert_share, prefill_cost
 from jaxis.bench.limits import measure_limits
 from jaxis.bench.process import describe_machine
@@ -63,9 +65,10 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="checkpoint folder (default: random weights of --shape)")
+    parser.add_argument("--model", type=Path, help="folder or GGUF file (default: random weights of --shape)")
     parser.add_argument("--shape", choices=SHAPES, default=YARDSTICK, help="of made-up weights (default: %(default)s)")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
+    default = f"{','.join(DEFAULT_ENGINES)}; of a GGUF file: {','.join(DEFAULT_GGUF_ENGINES)}"
+    parser.add_argument("--engines", help=f"any of {', '.join(ENGINES)} (default: {default})")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="cores for each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (default: %(default)s)")
     parser.add_argument("--sweeps", default="", help=f"further loads, of {','.join(SWEEPS)} (default: none)")
@@ -73,6 +76,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder that keeps checkpoints for the next run (default: temporary)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default: %(default)s)")
     arguments = parser.parse_args()
+    if arguments.engines is None:
+        is_gguf = arguments.model is not None and arguments.model.is_file()
+        arguments.engines = ",".join(DEFAULT_GGUF_ENGINES if is_gguf else DEFAULT_ENGINES)
     arguments.engines = [name for name in arguments.engines.split(",") if name]
     arguments.sweeps = [name for name in arguments.sweeps.split(",") if name]
     for option, names, known in (("engines", arguments.engines, ENGINES), ("sweeps", arguments.sweeps, SWEEPS)):

@@ -16,7 +16,7 @@ class Engine:
     Attributes:
       library: Which of the peers runs it.
       width: Of its weights; engines of the same width are compared with each other.
-      weights: Which files it reads: "checkpoint", "float32" or a type of GGUF.
+      weights: Which files it reads: "checkpoint", "float32", a type of GGUF, or "gguf": the file that --model gives.
       arguments: For the peer.
     """
 
@@ -36,17 +36,38 @@ ENGINES = {
     "llama.cpp-bf16": Engine("llama.cpp", "bf16", "bf16"),
     "llama.cpp-q8_0": Engine("llama.cpp", "int8", "q8_0"),
     "llama.cpp-q4_0": Engine("llama.cpp", "int4", "q4_0"),
+    # The same files; llama.cpp always quantizes activations to 8 bits.
+    **{
+        f"{name}-{weights}{suffix}": Engine(name, weights, weights, arguments)
+        for weights in ("q8_0.gguf", "q4_0.gguf", "q4_k_m.gguf", "gguf")
+        for name, suffix, arguments in (
+            ("jaxis", "", {}),
+            ("jaxis", "-int8-activations", {"quantization": "int8_activations"}),
+            ("llama.cpp", "", {}),
+            ("llama.cpp", "-as-stored", {"repack": False}),
+        )
+    },
 }
+DEFAULT_ENGINES = tuple(name for name in ENGINES if "gguf" not in name)
+DEFAULT_GGUF_ENGINES = tuple(name for name, engine in ENGINES.items() if engine.weights == "gguf")
 
 
 def prepare_weights(checkpoint: Path, weights: str, work: Path) -> Path:
     """The checkpoint's weights in the files that an engine reads; made in `work` unless they are there.
 
+    Args:
+      checkpoint: A folder; or a GGUF file, for engines whose `weights` are "gguf".
+      weights: The engine's.
+      work: Folder for what is made.
+
     Raises:
       OSError, CheckpointError: They cannot be made.
     """
-    if weights == "checkpoint":
+    if (weights == "gguf") != checkpoint.is_file():
+        raise OSError("engines named after gguf alone, and no others, read the GGUF file that --model gives")
+    if weights in ("checkpoint", "gguf"):
         return checkpoint
+    weights = weights.removesuffix(".gguf")
     if weights == "float32":
         return _made(work / f"{checkpoint.name}-float32", lambda target: _write_float32(checkpoint, target))
     from gguf_file import quantize_gguf, write_gguf

@@ -14,7 +14,11 @@ from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 
 ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3}
-FILE_TYPES = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+FILE_TYPES = {
+    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 

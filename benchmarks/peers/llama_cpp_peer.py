@@ -19,13 +19,18 @@ _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
 class LlamaCppPeer:
-    """See the package. `model` is a GGUF file; `arguments`: "threads"."""
+    """See the package. `model` is a GGUF file.
+
+    `arguments`: "threads"; "repack", whether it may lay weights out anew for this processor, as it does by default.
+    """
 
     def __init__(self, model: Path, arguments: dict[str, Any], load: Load) -> None:
         llama_cpp.llama_log_set(_QUIET, None)
         llama_cpp.llama_backend_init()
         self._path = model
-        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = arguments.get("repack", True)
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), model_params)
         if not self._model:
             raise OSError(f"llama.cpp cannot load {model}")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
