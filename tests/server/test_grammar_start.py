@@ -10,6 +10,7 @@ from jaxis.tokenizer import Tokenizer
 
 SPECIAL = ["<|channel|>", "<|message|>", "<|constrain|>"]
 TAGS = ["<think>", "</think>"]
+COHERE = ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>"]
 CHARACTERS = {chr(code): code for code in range(127)}
 
 
@@ -18,7 +19,7 @@ def tokenizer():
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(CHARACTERS, []))
     backend.decoder = tokenizers.decoders.Fuse()
     backend.add_tokens(TAGS)
-    backend.add_special_tokens(SPECIAL)
+    backend.add_special_tokens(SPECIAL + COHERE)
     return Tokenizer(backend)
 
 
@@ -39,3 +40,9 @@ def test_channels(tokenizer):
     texts = ["".join(tokenizer.token_text(i) for i in ids) for ids in found.closings]
     assert found.opened
     assert texts == ["<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"]
+
+
+def test_the_marker_of_the_answer_may_come_before_the_form(tokenizer):
+    opening, closing, answer = (tokenizer.token_to_id(marker) for marker in COHERE)
+    found = reasoning_tokens(get_reasoning_parser("cohere_command3"), "Hi", tokenizer)
+    assert found == ReasoningTokens(False, opening, [[closing]], [ord("\n"), ord(" "), answer])

@@ -113,12 +113,48 @@ QWEN3_CODER = Format(
     "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     "{% endfor %}" + _END,
 )
-GRANITE = Format(
+PHI4_MINI = Format(
     "phi4_mini_json",
     _LOOP
     + "{{ m.content }}<|tool_call|>["
     + _CALLS
-    + "{{ f | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    + "{{ f | tojson }}{{ ', ' if not loop.last }}{% endfor %}]<|/tool_call|><|end|>"
+    + _END,
+)
+_GRANITE_CALLS = "<|tool_call|>[" + _CALLS + "{{ f | tojson }}{{ ', ' if not loop.last }}{% endfor %}]<|end_of_text|>"
+GRANITE = Format(
+    "granite",
+    _LOOP + "{% if m.reasoning_content %}Here is my thought process:\n\n{{ m.reasoning_content }}\n\n"
+    "Here is my response:\n\n{% endif %}{{ m.content }}" + _GRANITE_CALLS + "{# <|end_of_role|> #}" + _END,
+    "granite",
+)
+GRANITE_33 = Format(
+    "granite",
+    _LOOP + "{# <think></think> <response></response> #}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
+    "</think><response>{{ m.content }}</response>{% else %}{{ m.content }}{% endif %}"
+    + _GRANITE_CALLS.replace("<|tool_call|>", "\n<tool_call>")
+    + "{# <|tool_call|> <|end_of_role|> #}"
+    + _END,
+    "granite",
+)
+_COHERE_CALLS = (
+    "{% for c in m.tool_calls or [] %}{% set f = c.function %}\n    "
+    '{{ \'{"tool_call_id": "\' ~ loop.index0 ~ \'", "tool_name": "\' ~ f.name }}", '
+    '"parameters": {{ f.arguments | tojson }}}{{ "," if not loop.last }}{% endfor %}\n]'
+)
+COHERE = Format(
+    "cohere_command3",
+    _LOOP + "{% if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}"
+    "<|START_ACTION|>[" + _COHERE_CALLS + "<|END_ACTION|><|END_OF_TURN_TOKEN|>" + _END,
+    "cohere_command3",
+    has_content=False,
+)
+COMMAND_R = Format(
+    "cohere_command_r",
+    _LOOP
+    + "{# json-formatted list of actions #}{{ m.content }}\nAction: ```json\n["
+    + _COHERE_CALLS.replace('{{ \'{"tool_call_id": "\' ~ loop.index0 ~ \'", "tool_name"', '{{ \'{"tool_name"')
+    + "```<|END_OF_TURN_TOKEN|>"
     + _END,
 )
 FORMATS = {name.lower(): value for name, value in list(globals().items()) if isinstance(value, Format)}

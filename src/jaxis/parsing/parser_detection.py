@@ -4,25 +4,35 @@
 
 from __future__ import annotations
 
-# String in a template -> tool parser; the first match counts.
+from collections.abc import Iterable
+
+# Strings that are all in a template -> tool parser; the first match counts.
 _TOOL_MARKS = (
-    ("<|tool_call_begin|>", "kimi_k2"),
-    ("｜DSML｜", "deepseek_v32"),
-    ("<｜tool▁call▁begin｜>", "deepseek_v3"),
-    ("<|channel|>", "openai"),
-    ("<arg_key>", "glm45"),
-    ("<function=", "qwen3_coder"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|tool_call|>", "phi4_mini_json"),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama3_json"),
-    ('"parameters": dictionary of argument name', "llama3_json"),
-    ("<|/tool|>", "phi4_mini_json"),
+    (("<|START_ACTION|>", "<|START_TEXT|>"), "cohere_command4"),
+    (("<|START_ACTION|>",), "cohere_command3"),
+    (("json-formatted list of actions",), "cohere_command_r"),
+    (("<|tool_call_begin|>",), "kimi_k2"),
+    (("｜DSML｜",), "deepseek_v32"),
+    (("<｜tool▁call▁begin｜>",), "deepseek_v3"),
+    (("<|channel|>",), "openai"),
+    (("<arg_key>",), "glm45"),
+    (("<function=",), "qwen3_coder"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_call|>", "<|end_of_role|>"), "granite"),
+    (("<|tool_call|>",), "phi4_mini_json"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama3_json"),
+    (('"parameters": dictionary of argument name',), "llama3_json"),
+    (("<|/tool|>",), "phi4_mini_json"),
 )
 _REASONING_MARKS = (
-    ("<|channel|>", "openai_gptoss"),
-    ("[THINK]", "mistral"),
-    ("</think>", "deepseek_r1"),
+    (("<|START_THINKING|>", "<|START_TEXT|>"), "cohere_command4"),
+    (("<|START_THINKING|>",), "cohere_command3"),
+    (("Here is my thought process:",), "granite"),
+    (("</think>", "<response></response>"), "granite"),
+    (("<|channel|>",), "openai_gptoss"),
+    (("[THINK]",), "mistral"),
+    (("</think>",), "deepseek_r1"),
 )
 # The templates of some checkpoints do not show their model's format.
 _BY_MODEL_TYPE = {
@@ -46,10 +56,14 @@ def detect_parsers(chat_template: str | None, model_type: str | None = None) -> 
     if not chat_template:
         return None, None
     by_type = _BY_MODEL_TYPE.get(model_type or "", (None, None))
-    tool = next((name for mark, name in _TOOL_MARKS if mark in chat_template), by_type[0])
-    reasoning = next((name for mark, name in _REASONING_MARKS if mark in chat_template), by_type[1])
+    tool = _match(chat_template, _TOOL_MARKS) or by_type[0]
+    reasoning = _match(chat_template, _REASONING_MARKS) or by_type[1]
     if reasoning == "deepseek_r1":
         reasoning = {"glm45": "glm45", "hermes": "qwen3", "kimi_k2": "kimi_k2", "qwen3_coder": "qwen3"}.get(
             tool or "", reasoning
         )
     return tool, reasoning
+
+
+def _match(chat_template: str, marks: Iterable[tuple[tuple[str, ...], str]]) -> str | None:
+    return next((name for strings, name in marks if all(string in chat_template for string in strings)), None)

@@ -19,7 +19,7 @@ class ReasoningTokens:
       opened: The completion begins inside the reasoning.
       opening: If not `opened`, the first token that opens the reasoning; None if there is no reasoning then.
       closings: Sequences of tokens, each of which ends the reasoning.
-      gap: White-space tokens, one of which may come between reasoning and grammar.
+      gap: Tokens of white space or of markers, one of which may come between reasoning and grammar.
     """
 
     opened: bool

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from jaxis.errors import ConfigError
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
+from jaxis.parsing.reasoning_parsers.granite import GraniteReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
-from jaxis.parsing.reasoning_parsers.think import MistralReasoningParser, ThinkReasoningParser
+from jaxis.parsing.reasoning_parsers.think import CohereReasoningParser, MistralReasoningParser, ThinkReasoningParser
 
 # The names are those that other servers use.
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
+    "cohere_command3": CohereReasoningParser,
+    "cohere_command4": CohereReasoningParser,
     "deepseek_r1": ThinkReasoningParser,
     "glm45": ThinkReasoningParser,
+    "granite": GraniteReasoningParser,
     "kimi_k2": ThinkReasoningParser,
     "mistral": MistralReasoningParser,
     "openai_gptoss": HarmonyReasoningParser,

@@ -18,6 +18,7 @@ class ReasoningParser(ABC):
         `skip_special_tokens=False`.
       opening: The marker that opens the reasoning; empty if answers always begin with reasoning.
       closings: Markers that may close it; the content follows.
+      answer_openings: Special tokens that may come between the reasoning and the content.
       dropped: Special tokens without meaning here, such as those that end a turn.
 
     Args:
@@ -29,6 +30,7 @@ class ReasoningParser(ABC):
     needs_special_tokens: ClassVar[bool] = False
     opening: ClassVar[str] = ""
     closings: ClassVar[tuple[str, ...]] = ()
+    answer_openings: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompt: str = "", tool_dropped: Sequence[str] = ()) -> None:

@@ -23,14 +23,21 @@ class ThinkReasoningParser(ReasoningParser):
         self._reader.record()
         yield from self._reader.skip_space()
         space = self._reader.recorded()
-        begins = yield from self._reader.comes(self.opening)
-        if begins:
-            self._reader.skip(len(self.opening))
-        if begins or opened:
+        if (yield from self._take_opening()) or opened:
             yield from self._read_reasoning()
             yield from self._reader.skip_space()
         else:
             self._add_content(space)
+        yield from self._read_answer()
+
+    def _take_opening(self) -> Reading[bool]:
+        """Takes the marker that opens the reasoning if it comes next."""
+        begins = yield from self._reader.comes(self.opening)
+        if begins:
+            self._reader.skip(len(self.opening))
+        return begins
+
+    def _read_answer(self) -> Reading[None]:
         while (yield from self._reader.until(self.dropped, self._add_content)) is not None:
             pass
 
@@ -47,3 +54,13 @@ class MistralReasoningParser(ThinkReasoningParser):
     dropped = ("</s>",)
     opening = "[THINK]"
     closings = ("[/THINK]",)
+
+
+class CohereReasoningParser(ThinkReasoningParser):
+    """Command R7B, Command A and later. All markers are special tokens; the answer has markers of its own."""
+
+    needs_special_tokens = True
+    opening = "<|START_THINKING|>"
+    closings = ("<|END_THINKING|>",)
+    answer_openings = ("<|START_RESPONSE|>", "<|START_TEXT|>")
+    dropped = (*answer_openings, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>")

@@ -1,4 +1,4 @@
-"""Phi 4 mini and Granite 3: `<|tool_call|>[{"name": "f", "arguments": {...}}]`."""
+"""Phi 4 mini: `<|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 
 
 class CallListToolParser(JSONToolParser):
-    """Phi 4 mini, which closes the list with `<|/tool_call|>`, and Granite 3, which does not."""
+    """Phi 4 mini."""
 
     needs_special_tokens = True
     openers = call_markers = ("<|tool_call|>",)
-    dropped = ("<|/tool_call|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+    dropped = ("<|/tool_call|>", "<|end|>", "<|endoftext|>")
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_list()

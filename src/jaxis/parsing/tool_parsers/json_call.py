@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.json_value import (
@@ -13,11 +15,18 @@ from jaxis.parsing.tool_parsers.json_value import (
 )
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-_OTHER_KEYS = ("type",)  # may come before the arguments, and has no meaning
 
 
 class JSONToolParser(ToolParser):
-    """Reads {"name": "f", "arguments": {...}}, and arguments on their own."""
+    """Reads {"name": "f", "arguments": {...}}, and arguments on their own.
+
+    Attributes:
+      name_key: The key of the function's name.
+      ignored_keys: Keys that may come before the arguments and have no meaning.
+    """
+
+    name_key: ClassVar[str] = "name"
+    ignored_keys: ClassVar[tuple[str, ...]] = ("type",)
 
     def _is_call(self, _name: str) -> bool:
         """Whether an object with this name and with arguments is a call."""
@@ -39,9 +48,9 @@ class JSONToolParser(ToolParser):
         while (yield from self._next_key()):
             key = yield from read_json_string(self._reader)
             yield from expect(self._reader, ":")
-            if self._arguments_done or key in _OTHER_KEYS:
+            if self._arguments_done or key in self.ignored_keys:
                 yield from self._skip_value()
-            elif key == "name":
+            elif key == self.name_key:
                 name = yield from read_json_string(self._reader)
                 if not self._is_call(name):
                     raise MalformedCallError

@@ -36,7 +36,8 @@ def reasoning_tokens(
     opening = None if opened else tokenizer.token_to_id(parser.opening)
     if not closings or (not opened and opening is None):
         return None
-    gap = [ids[0] for text in _GAPS if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1]
+    gaps = (tokenizer.encode(text, add_special_tokens=False) for text in (*_GAPS, *parser.answer_openings))
+    gap = [ids[0] for ids in gaps if len(ids) == 1]
     return ReasoningTokens(opened, opening, closings, gap)
 
 

@@ -1,0 +1,58 @@
+"""Cohere: a list of `{"tool_name": "f", "parameters": {...}}`, between special tokens or as a fenced block."""
+
+from __future__ import annotations
+
+import contextlib
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+
+_FENCE = "```"
+
+
+class CohereToolParser(JSONToolParser):
+    """Command R7B, Command A and later: `<|START_ACTION|>[...]<|END_ACTION|>`.
+
+    The model numbers its calls in `tool_call_id`. The template counts the calls of a conversation itself, and takes
+    any ids; so calls get ids of their own, which are unique even if the model counts wrongly.
+    """
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|START_ACTION|>",)
+    dropped = (
+        "<|END_ACTION|>",
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|START_TEXT|>",
+        "<|END_TEXT|>",
+        "<|END_OF_TURN_TOKEN|>",
+    )
+    name_key = "tool_name"
+    ignored_keys = ("type", "tool_call_id")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        if (yield from self._reader.skip_space()) == "[":
+            yield from self._read_call_list()
+        else:
+            yield from self._read_call_object()
+            self._end_call()
+
+
+class CommandRToolParser(JSONToolParser):
+    """Command R, Command R+ and Aya: `Action: ```json [...]```; a plan may precede it.
+
+    These models call `directly_answer` if no tool is necessary; it is reported like any other call.
+    """
+
+    openers = ("Action:",)
+    dropped = ("<|END_OF_TURN_TOKEN|>",)
+    name_key = "tool_name"
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if(_FENCE)
+        yield from self._reader.take_if("json")
+        yield from self._read_call_list()
+        yield from self._reader.skip_space()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.take_if(_FENCE)

@@ -1,0 +1,26 @@
+"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {...}}]`, or the list after `<tool_call>`."""
+
+from __future__ import annotations
+
+import contextlib
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.json_call import JSONToolParser
+
+
+class GraniteToolParser(JSONToolParser):
+    """Granite 3.0 to 3.3. Some of them write `<tool_call>`, which is not a special token, or a single object."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|tool_call|>", "<tool_call>")
+    dropped = ("<|end_of_text|>",)
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        if (yield from self._reader.skip_space()) == "[":
+            yield from self._read_call_list()
+        else:
+            yield from self._read_call_object()
+            self._end_call()
+        yield from self._reader.skip_space()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.take_if(opener.replace("<", "</", 1))
