@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxis.layers.module import named_parameters
 from jaxis.models.model_loader import construct_model
-from jaxis.models.registry import get_model_class
+from jaxis.models.registry import model_class_of
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -112,7 +112,7 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     hf_config = vllm_config.model_config.hf_config
     text_config = hf_config.get_text_config()
     plain = dataclasses.replace(vllm_config, quant_config=None)
-    model_class = get_model_class(list(hf_config["architectures"]))
+    model_class = model_class_of(hf_config)
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
     share = expert_share(text_config)

@@ -1,8 +1,8 @@
 """A checkpoint's config.json, read so that no key can be overlooked.
 
 A model reads the keys it needs, and names those it does not need (`ignore`) and those it supports with one value only
-(`expect`); `unread_keys` then lists the unknown ones that could change its logits. A config that says
-something the model does not do is an error, not a wrong answer.
+(`expect`); `unread_keys` then lists the others that could change its logits, by the rules of `key_rules`. A config that
+says something the model does not do is an error, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -15,54 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxis.config.hf_defaults import with_defaults
+from jaxis.config.key_rules import judge
+from jaxis.config.quantization_files import read_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
-
-NEUTRAL_KEYS = frozenset(
-    {
-        # Bookkeeping.
-        *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path", "auto_map"),
-        *("_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
-        *("tokenizer_class", "unsloth_version", "unsloth_fixed", "license", "task_specific_params"),
-        *("model_max_length", "use_parallel_embedding"),
-        # How the weights are stored or computed with; the engine decides that.
-        *("dtype", "torch_dtype", "use_cache", "use_bfloat16", "torchscript", "pretraining_tp"),
-        *("cache_implementation", "for_llm_compressor", "ep_size"),
-        # Training only.
-        *("initializer_range", "gradient_checkpointing", "use_cache_in_training", "classifier_dropout"),
-        *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout"),
-        *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_dropout", "embd_dropout"),
-        *("residual_dropout", "embedding_dropout"),
-        *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
-        *("aux_loss_alpha", "seq_aux"),
-        # What a call returns, in transformers.
-        *("return_dict", "output_attentions", "output_hidden_states", "tf_legacy_loss", "chunk_size_feed_forward"),
-        # Classification heads.
-        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
-        # Token ids: the tokenizer's and the generation config's business.
-        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
-        # Generation settings that old versions of transformers wrote here.
-        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
-        *("diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
-        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
-        *("return_dict_in_generate", "output_scores", "forced_bos_token_id", "forced_eos_token_id", "prefix"),
-        *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
-    }
-)
-"""Keys that cannot change a decoder's logits, whatever their value.
-
-`pretraining_tp` is here because it only split a product into parts with the same sum; transformers 5 ignores it.
-"""
-
-NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False,),
-    "is_decoder": (False, True),
-    "add_cross_attention": (False,),
-    "tie_encoder_decoder": (False,),
-    "pruned_heads": ({},),
-    "use_mrope": (False,),
-}
-"""Keys that configs carry whose models have no use for them, with the values at which they do nothing."""
 
 GENERATION_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"),
@@ -79,13 +35,15 @@ class KeyUse:
       key: The key; one of a nested object is written with dots.
       value: As config.json has it.
       use: "used" was read; "default" was read, and has the value that the reader assumes without it, or is null;
-        "neutral" cannot change logits, of any model or of this one (`HFConfig.ignore`); "unread" could, and nobody
-        read it.
+        "neutral" cannot change logits, of any model or of this one (`HFConfig.ignore`); "ignored" is some tool's, and
+        not the model's; "unread" could change logits, and nobody read it.
+      because: Why it is "unread"; empty otherwise.
     """
 
     key: str
     value: Any
-    use: Literal["used", "default", "neutral", "unread"]
+    use: Literal["used", "default", "neutral", "ignored", "unread"]
+    because: str = ""
 
 
 class _MissingKeyError(ConfigError, KeyError, AttributeError):
@@ -139,18 +97,13 @@ class HFConfig(Mapping[str, Any]):
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
-        """Reads `folder`/config.json.
+        """Reads `folder`/config.json, and the file beside it that says how the weights are quantized, if there is one.
 
         Raises:
           CheckpointError: If there is no such file, or it is not a JSON object.
-          ConfigError: See the constructor.
+          ConfigError: See the constructor, or the two files contradict each other.
         """
-        path = Path(folder) / "config.json"
-        if not path.exists():
-            raise CheckpointError(
-                f"{folder} has no config.json: give the folder of a checkpoint in Hugging Face format"
-            )
-        return cls(read_json_object(path), overrides, source=str(path))
+        return cls(read_config(folder), overrides, source=str(Path(folder) / "config.json"))
 
     def __getitem__(self, key: str) -> Any:
         if key not in self:
@@ -244,11 +197,15 @@ class HFConfig(Mapping[str, Any]):
         }
 
     def unread_keys(self) -> list[str]:
-        """Keys that are set, that nobody read, and that are in neither NEUTRAL_KEYS nor NEUTRAL_VALUES, sorted.
+        """Keys that are set, that nobody read, and that could change logits, sorted.
 
         A nested object that was read is followed: its unread keys are given with dots, e.g. `rope_scaling.factor`.
         """
         return sorted(use.key for use in self.key_uses() if use.use == "unread")
+
+    def ignored_keys(self) -> list[str]:
+        """Keys that are set, that nobody read, and that only other tools know, sorted; nested ones as above."""
+        return sorted(use.key for use in self.key_uses() if use.use == "ignored")
 
     def key_uses(self) -> list[KeyUse]:
         """How each key was used so far, nulls included; a nested object that was read is followed."""
@@ -257,17 +214,23 @@ class HFConfig(Mapping[str, Any]):
             if key in self._read and isinstance(value, HFConfig):
                 uses += value.key_uses()
                 continue
-            plain = value.to_dict() if isinstance(value, HFConfig) else value
+            plain, because = self._plain(key), ""
             if value is None:
                 use = "default"
             elif key in self._read:
                 use = "default" if self._read[key] else "used"
-            elif key in self._ignored or _is_neutral(key, value):
+            elif key in self._ignored:
                 use = "neutral"
             else:
-                use = "unread"
-            uses.append(KeyUse(self._path + key, plain, use))
+                verdict = judge(key, plain, self._values.get("model_type"), self._plain)
+                use, because = verdict.use, verdict.because
+            uses.append(KeyUse(self._path + key, plain, use, because))
         return uses
+
+    def _plain(self, key: str) -> Any:
+        """A key's value, an object as a dict; None if it is absent. Does not count as reading."""
+        value = self._values.get(key)
+        return value.to_dict() if isinstance(value, HFConfig) else value
 
 
 def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -292,11 +255,6 @@ def load_generation_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
             expected = " or ".join(kind.__name__ for kind in types)
             raise CheckpointError(f"{path} sets {key} to {value!r}, expected {expected}: correct the file")
     return defaults
-
-
-def _is_neutral(key: str, value: object) -> bool:
-    plain = value.to_dict() if isinstance(value, HFConfig) else value
-    return key in NEUTRAL_KEYS or plain in NEUTRAL_VALUES.get(key, ())
 
 
 def _apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -54,6 +54,26 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
     return kind
 
 
+def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
+    """The attention span of a family whose layers all have the window, or all see everything.
+
+    Args:
+      config: Of the model.
+      window: In tokens; None if there is none.
+
+    Raises:
+      ConfigError: `layer_types`, which such a family does not need, says otherwise of a layer.
+    """
+    expected = FULL_ATTENTION if window is None else SLIDING_ATTENTION
+    for kind in config.get("layer_types", ()):
+        if kind != expected:
+            raise ConfigError(
+                f"layer_types in {config.source} has {kind!r}, expected {expected!r} of all layers, since the family "
+                f"has one kind of layers and sliding_window={window!r}"
+            )
+    return AttentionSpan(window)
+
+
 def layer_span(config: HFConfig, kind: str, *, default_window: int | None = None) -> AttentionSpan:
     """The attention span of a layer of this type: everything, or config.json's `sliding_window` of tokens.
 

@@ -19,6 +19,7 @@ from jaxis.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig, load_generation_defaults
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
@@ -41,6 +42,7 @@ from jaxis.tokenizer import Tokenizer
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+DEFAULT_DTYPE = "bfloat16"  # of a checkpoint whose config.json names none
 KV_CACHE_DTYPES = {**DTYPES, "int8": jnp.int8}
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -85,6 +87,8 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
         what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
         return progress.compiling(what)
 
+    if ignored := hf_config.ignored_keys():
+        progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
     if hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
     engine = LLMEngine(
@@ -153,10 +157,7 @@ def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
 
 
 def _checkpoint_dtype(hf_config: HFConfig) -> str:
-    for config in (hf_config.get_text_config(), hf_config):
-        if dtype := config.get("dtype", config.get("torch_dtype")):
-            return str(dtype)
-    return "bfloat16"
+    return checkpoint_dtype(hf_config) or DEFAULT_DTYPE
 
 
 def _quant_config(

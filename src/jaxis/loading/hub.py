@@ -6,11 +6,13 @@ import errno
 import os
 from pathlib import Path
 
+from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 
 # fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
+    *QUANTIZATION_FILES,
     "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",

@@ -1,35 +1,50 @@
-"""Reads a model's metadata from the Hub without its weights: config.json and the headers of its safetensors files."""
+"""Reads a model's metadata from the Hub without its weights: its configuration and its safetensors files' headers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from jaxis.config.quantization_files import CONFIG, QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 from jaxis.loading.hub import explain_error
 from jaxis.loading.safetensors import DTYPES, TensorInfo
 
-CONFIG = "config.json"
-
 
 def download_config(model: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Downloads a repository's config.json, and nothing else of it, into huggingface_hub's cache.
+    """Downloads a repository's config.json, and the files beside it that describe the quantization of the weights.
+
+    They go into huggingface_hub's cache; nothing else of the repository does.
 
     Args:
       model: A Hub id.
       revision: Branch, tag or commit; None means the main branch.
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
 
+    Returns:
+      Where config.json is; the other files are beside it.
+
     Raises:
-      CheckpointError: There is no such repository or file, access is refused, or the download fails.
+      CheckpointError: There is no such repository or config.json, access is refused, or the download fails.
     """
+    if (path := _download(model, CONFIG, revision, token)) is None:
+        raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format")
+    for name in QUANTIZATION_FILES:
+        _download(model, name, revision, token)
+    return path
+
+
+def _download(model: str, name: str, revision: str | None, token: str | None) -> Path | None:
+    """A file in the cache; None if the repository does not have it."""
     from huggingface_hub import constants, errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(model, CONFIG, revision=revision, token=token, library_name="jaxis"))
+        return Path(hf_hub_download(model, name, revision=revision, token=token, library_name="jaxis"))
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):  # also raised if the Hub cannot be reached
+            if name != CONFIG and constants.HF_HUB_OFFLINE:
+                return None
             raise _checkpoint_error(error, model, revision) from error
-        raise CheckpointError(f"{model} has no {CONFIG}: give a model in Hugging Face format") from error
+        return None
     except Exception as error:  # errors of its HTTP client share no base class with its own
         raise _checkpoint_error(error, model, revision or constants.DEFAULT_REVISION) from error
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.moe import SparseMoE
@@ -23,10 +24,16 @@ class MixtralDecoderLayer(PreNormDecoderLayer):
         )
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", span=AttentionSpan(config.get("sliding_window"))),
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn", span=uniform_span(config, config.get("sliding_window"))
+            ),
             mlp=SparseMoE(scope / "block_sparse_moe", routing=routing, intermediate_size=config["intermediate_size"]),
         )
 
 
 class MixtralForCausalLM(CausalLM):
     layer_class = MixtralDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("norm_topk_prob", True)

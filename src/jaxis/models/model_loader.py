@@ -23,7 +23,7 @@ from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
-from jaxis.models.registry import get_model_class
+from jaxis.models.registry import model_class_of
 
 MAX_NAMES_SHOWN = 5
 
@@ -43,7 +43,7 @@ def load_model(
       CheckpointError: The tensors do not match the model's parameters.
     """
     hf_config = vllm_config.model_config.hf_config
-    model_class = get_model_class(list(hf_config["architectures"]))
+    model_class = model_class_of(hf_config)
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
             model = construct_model(model_class, vllm_config, mesh)
@@ -94,7 +94,7 @@ def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) 
     Raises:
       ConfigError: An architecture, a config key or a quantization rule that is not supported.
     """
-    model_class = get_model_class(list(vllm_config.model_config.hf_config["architectures"]))
+    model_class = model_class_of(vllm_config.model_config.hf_config)
     with initializers_skipped():
         model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
     if check_config:
@@ -136,12 +136,14 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
     """Raises an error for config keys and quantization rules that the model never read, instead of ignoring them."""
     if vllm_config.quant_config is not None:
         vllm_config.quant_config.check_all_used()
-    unread = vllm_config.model_config.hf_config.unread_keys()
+    uses = vllm_config.model_config.hf_config.key_uses()
+    unread = sorted((use for use in uses if use.use == "unread"), key=lambda use: use.key)
     if unread:
+        reasons = ", ".join(f"{use.key} ({use.because})" for use in unread)
+        overrides = ", ".join(f"{use.key!r}: None" for use in unread)
         raise ConfigError(
             f"config.json of {vllm_config.model_config.model} has keys that {model_class.__name__} does not know: "
-            f"{', '.join(sorted(unread))}. If they do not change the model, remove them or pass "
-            f"hf_overrides={{{', '.join(f'{key!r}: None' for key in sorted(unread))}}}"
+            f"{reasons}. If they do not change the model, remove them or pass hf_overrides={{{overrides}}}"
         )
 
 

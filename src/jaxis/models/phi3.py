@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
@@ -18,7 +18,9 @@ class Phi3DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
-                scope / "self_attn", packed_qkv=True, span=AttentionSpan(scope.config.get("sliding_window"))
+                scope / "self_attn",
+                packed_qkv=True,
+                span=uniform_span(scope.config, scope.config.get("sliding_window")),
             ),
             mlp=GatedMLP(scope / "mlp", packed_gate_up=True),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
@@ -21,3 +22,8 @@ class Qwen2DecoderLayer(PreNormDecoderLayer):
 
 class Qwen2ForCausalLM(CausalLM):
     layer_class = Qwen2DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        for key in ("attention_bias", "qkv_bias"):
+            config.ignore(key, because="there are always biases: a checkpoint without them lacks tensors")

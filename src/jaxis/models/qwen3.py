@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
@@ -29,3 +30,7 @@ class Qwen3DecoderLayer(PreNormDecoderLayer):
 
 class Qwen3ForCausalLM(CausalLM):
     layer_class = Qwen3DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_qk_norm", True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
@@ -17,13 +17,15 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
-        span = FULL_CONTEXT
-        if config.get("use_sliding_window", False):
-            span = AttentionSpan(config.get("sliding_window", 4096))
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
-                scope / "self_attn", qk_norm=True, qkv_bias=use_bias, o_bias=use_bias, span=span
+                scope / "self_attn",
+                qk_norm=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=uniform_span(config, window),
             ),
             mlp=_feed_forward(scope),
         )
@@ -34,6 +36,7 @@ class Qwen3MoeForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_qk_norm", True)
         config.ignore("max_window_layers", because="the reference has the window in all layers or in none")
         config.ignore("sliding_window", because="only use_sliding_window turns it on")
         config.ignore("intermediate_size", because="sparse layers do not have it")

@@ -6,6 +6,8 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
+from jaxis.config.architecture import architectures_of, check_model_type
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 
 ENTRY_POINT_GROUP = "jaxis.models"
@@ -68,22 +70,41 @@ def get_model_class(architectures: list[str]) -> type[Any]:
     Raises:
       ConfigError: No name is known, or a plug-in's module cannot be imported.
     """
+    return _import_class(*_find(architectures))
+
+
+def model_class_of(hf_config: HFConfig) -> type[Any]:
+    """The class for config.json's `architectures`; see `get_model_class`.
+
+    Raises:
+      ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's.
+    """
+    architecture, model = _find(architectures_of(hf_config))
+    if model == _BUILT_IN.get(architecture):
+        check_model_type(hf_config, architecture)
+    return _import_class(architecture, model)
+
+
+def _find(architectures: list[str]) -> tuple[str, type[Any] | str]:
+    """The first known name, and its model: a class, or the path of one."""
     plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     for architecture in architectures:
         model = _registered.get(architecture) or plugins.get(architecture) or _BUILT_IN.get(architecture)
         if model is not None:
-            return _import_class(architecture, model) if isinstance(model, str) else model
+            return architecture, model
     raise ConfigError(
         f"architectures={architectures} in config.json is not supported; supported: "
         f"{', '.join(supported_architectures())}. docs/adding-a-model.md shows how to add one."
     )
 
 
-def _import_class(architecture: str, path: str) -> type[Any]:
-    module, _, name = path.partition(":")
+def _import_class(architecture: str, model: type[Any] | str) -> type[Any]:
+    if not isinstance(model, str):
+        return model
+    module, _, name = model.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"the model class {path!r} registered for {architecture} cannot be imported: {error}"
+            f"the model class {model!r} registered for {architecture} cannot be imported: {error}"
         ) from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import layer_norm, linear
@@ -34,7 +34,8 @@ class Starcoder2MLP(JaxModule):
 
 class Starcoder2DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        use_bias, span = scope.config.get("use_bias", True), AttentionSpan(scope.config.get("sliding_window"))
+        config = scope.config
+        use_bias, span = config.get("use_bias", True), uniform_span(config, config.get("sliding_window"))
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, span=span),
@@ -50,6 +51,8 @@ class Starcoder2ForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         config.expect("norm_type", "layer_norm")
         config.expect("mlp_type", "default")
+        # GPT-BigCode's key, which the reference does not read: the kind of GELU is in `hidden_act`.
+        config.expect("activation_function", config.get("hidden_act", "gelu_pytorch_tanh"), "gelu")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:

@@ -35,7 +35,7 @@ from jaxis.quantization_rules import SHORT_NAMES
 
 SCHEMA = 1
 """Version of the JSON that `Analysis.to_json` writes; incremented when a field changes its meaning or is removed."""
-_STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral"}
+_STATUS_OF_USE = {"used": "supported", "default": "default", "neutral": "neutral", "ignored": "neutral"}
 _QUANTIZATIONS = ("int8", "int4")
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.architecture import architectures_of
+from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig, KeyUse
 from jaxis.config.quantization import QuantizationConfig
-from jaxis.engine.setup import DTYPES
+from jaxis.engine.setup import DEFAULT_DTYPE, DTYPES
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.models.model_loader import construct_abstractly
@@ -50,9 +52,12 @@ def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig
       source: Where the values come from, for error messages.
       rules: How to quantize an unquantized checkpoint; None leaves it unquantized.
     """
-    architectures = values.get("architectures") or []
-    if not any(name in supported_architectures() for name in architectures):
-        config = HFConfig(values)
+    config = HFConfig(values, source=source)
+    try:
+        is_known = not set(architectures_of(config)).isdisjoint(supported_architectures())
+    except ConfigError:  # names none
+        is_known = False
+    if not is_known:
         config.get("text_config")  # so that its keys are reported one by one
         return Construction(None, None, tuple(config.key_uses()), is_known=False)
     refusals: list[str] = []
@@ -94,7 +99,7 @@ def _construct(
         # Everything else about the model can still be reported.
         refusals.append(_one_line(error))
         refused["quantization_config"] = None
-    dtype = str(config.get("dtype", config.get("torch_dtype", "bfloat16")))
+    dtype = checkpoint_dtype(config) or DEFAULT_DTYPE
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} in config.json is not supported; known: {', '.join(DTYPES)}")
     vllm_config = VllmConfig(

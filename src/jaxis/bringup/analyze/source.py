@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.quantization_files import CONFIG, read_config, with_quantization
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
@@ -22,7 +23,7 @@ class ModelSource:
     Attributes:
       name: The name that the user gave.
       config_path: Where its config.json is.
-      config: config.json, parsed.
+      config: config.json, parsed, with the quantization that files beside it describe.
       tensors: Tensor name -> header, in the checkpoint's order; None without weights.
       no_tensors_reason: Why there are no weights; empty if there are.
     """
@@ -52,12 +53,12 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
             raise CheckpointError(
                 f"{name} is not a config.json: give one, a folder, or a Hub id such as Qwen/Qwen3-0.6B"
             )
-        return ModelSource(name, str(path), read_json_object(path), None, "config.json alone was given")
+        config = read_json_object(path)
+        if path.name == CONFIG:
+            config = with_quantization(config, path.parent)
+        return ModelSource(name, str(path), config, None, "config.json alone was given")
     if path.is_dir():
-        config_path = path / "config.json"
-        if not config_path.exists():
-            raise CheckpointError(f"{name} has no config.json: give the folder of a checkpoint in Hugging Face format")
-        config = read_json_object(config_path)
+        config_path, config = path / CONFIG, read_config(path)
         if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
             return ModelSource(name, str(config_path), config, None, "the folder has no *.safetensors files")
         with open_checkpoint(path) as checkpoint:
@@ -70,4 +71,4 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
     config_path = download_config(name, revision=revision, token=token)
     tensors = hub_tensor_infos(name, revision=revision, token=token)
     reason = "the repository has no safetensors weights" if tensors is None else ""
-    return ModelSource(name, str(config_path), read_json_object(config_path), tensors, reason)
+    return ModelSource(name, str(config_path), read_config(config_path.parent), tensors, reason)

@@ -18,8 +18,8 @@ import numpy as np
 from jaxis.bringup.analyze.config import construct
 from jaxis.bringup.analyze.tensors import check_tensors
 from jaxis.bringup.convert.orbax_writer import OrbaxWriter
+from jaxis.config.quantization_files import read_config
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.host.json_object import read_json_object
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
 from jaxis.loading.open_checkpoint import open_checkpoint
@@ -107,7 +107,7 @@ def convert_checkpoint(
 
 def _check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> None:
     """Checks that the model takes every tensor and lacks none, from names and shapes alone."""
-    construction = construct(read_json_object(source / "config.json"), str(source / "config.json"))
+    construction = construct(read_config(source), str(source / "config.json"))
     if construction.model is None or construction.refusals:
         why = construction.refusals[0] if construction.refusals else "its architecture is not supported"
         raise ConfigError(f"{source} cannot be converted: {why}; jaxis analyze {source} says more")

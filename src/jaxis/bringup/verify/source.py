@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.quantization_files import CONFIG, read_config, with_quantization
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
 from jaxis.loading.hub import resolve_model
@@ -36,15 +37,14 @@ def find_source(model: str, *, revision: str | None = None) -> Source:
     """
     path = Path(model).expanduser()
     if path.is_file():
-        return Source(read_json_object(path), None)
+        config = read_json_object(path)
+        return Source(with_quantization(config, path.parent) if path.name == CONFIG else config, None)
     try:
         folder = resolve_model(model, revision=revision, local_files_only=None if path.is_dir() else True)
     except CheckpointError:
         if path.is_dir() or not _HUB_ID.fullmatch(model):
             raise
-        return Source(read_json_object(download_config(model, revision=revision)), None)
-    config = folder / "config.json"
-    if not config.exists():
-        raise CheckpointError(f"{folder} has no config.json: give a config.json, or the folder that holds one")
+        return Source(read_config(download_config(model, revision=revision).parent), None)
+    config = read_config(folder)
     has_weights = any(folder.glob("*.safetensors"))
-    return Source(read_json_object(config), folder if has_weights else None)
+    return Source(config, folder if has_weights else None)

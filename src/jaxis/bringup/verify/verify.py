@@ -25,9 +25,10 @@ from jaxis.bringup.verify.recording import Recording
 from jaxis.bringup.verify.reference import Reference, complete_config
 from jaxis.bringup.verify.shrink import tiny_twin
 from jaxis.bringup.verify.source import Source, find_source
+from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.llm import LLM
-from jaxis.models.registry import get_model_class
+from jaxis.models.registry import model_class_of
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__
 
@@ -147,7 +148,7 @@ def verify(
     source = find_source(model, revision=revision)
     if source.folder is None and (golden is not None or save_golden is not None):
         raise ConfigError(f"{model} has no weights, and stored logits are those of weights: give a checkpoint's folder")
-    get_model_class(list(source.config.get("architectures") or ()))  # before anything that takes time
+    model_class_of(HFConfig(source.config))  # before anything that takes time
     hashes = {} if source.folder is None else checkpoint_hashes(source.folder)
     with ExitStack() as stack:
         recording: Recording | None = None

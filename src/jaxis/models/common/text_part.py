@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxis.config.architecture import check_model_type
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
 from jaxis.models.common.decoder import CausalLM, DecoderModel
@@ -39,6 +40,7 @@ class TextPart(JaxModule, LoadableWithIterator):
         model_config = vllm_config.model_config
         config = model_config.hf_config
         text_config = config["text_config"]
+        check_model_type(text_config, self.language_model_class.__name__)
         for key in self.other_keys:
             config.ignore(key, because="it is about a part that is not loaded")
         is_tied = text_config.get("tie_word_embeddings", False)

@@ -1,0 +1,101 @@
+"""Reads config.json together with the files in which some quantizers describe the weights.
+
+Today's checkpoints have that description in config.json, as `quantization_config`. Some have it in a file beside it,
+alone or as well; a multimodal checkpoint may have it in its `text_config`. Readers find it as `quantization_config`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.json_object import read_json_object
+
+CONFIG = "config.json"
+_KEY = "quantization_config"
+# Keys that say how to read the weights, compared where both files have them.
+_COMPARED = ("quant_algo", "bits", "group_size", "desc_act", "sym", "zero_point")
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """`folder`/config.json, with the quantization that other files, or its `text_config`, describe.
+
+    Raises:
+      CheckpointError: There is no config.json, or a file is not a JSON object.
+      ConfigError: Two descriptions of the quantization contradict each other.
+    """
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no {CONFIG}: give the folder of a checkpoint in Hugging Face format")
+    return with_quantization(read_json_object(path), Path(folder))
+
+
+def with_quantization(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A parsed config.json with `quantization_config`, if anything in the folder describes one.
+
+    Args:
+      values: config.json, parsed.
+      folder: Where it is.
+
+    Raises:
+      CheckpointError: A file beside it is not a JSON object.
+      ConfigError: Two descriptions contradict each other.
+    """
+    found = dict(values)
+    text_config = values.get("text_config")
+    if isinstance(text_config, dict) and isinstance(inner := text_config.get(_KEY), dict):
+        found["text_config"] = {key: value for key, value in text_config.items() if key != _KEY}
+        found = _with(found, inner, f"text_config of {folder / CONFIG}", folder)
+    for name, read in QUANTIZATION_FILES.items():
+        if (path := folder / name).exists() and (described := read(read_json_object(path), path)) is not None:
+            found = _with(found, described, str(path), folder)
+    return found
+
+
+def _with(values: dict[str, Any], described: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    """The config with this description; config.json's own goes first, if it has one."""
+    own = values.get(_KEY)
+    if not isinstance(own, dict):
+        return values | {_KEY: described}
+    for key in _COMPARED:
+        if key in own and key in described and own[key] != described[key]:
+            raise ConfigError(
+                f"{folder / CONFIG} says {key}={own[key]!r} of the quantization, and {where} {key}={described[key]!r}: "
+                "remove the wrong one"
+            )
+    if own.get("quant_method") is None and "quant_method" in described:
+        own = {**own, "quant_method": described["quant_method"]}
+    return values | {_KEY: own}
+
+
+def _modelopt(values: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """NVIDIA ModelOpt's file; None if it describes no quantized weights."""
+    producer, quantization = values.get("producer"), values.get("quantization")
+    if not isinstance(quantization, dict):
+        raise CheckpointError(f"{path} has no object 'quantization': download it again")
+    name = producer.get("name") if isinstance(producer, dict) else None
+    if name not in (None, "modelopt"):
+        raise ConfigError(f"{path} is by {name!r}, expected 'modelopt': use a checkpoint quantized by another tool")
+    return None if quantization.get("quant_algo") is None else {"quant_method": "modelopt", **quantization}
+
+
+def _gptq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
+    """The file of AutoGPTQ and its successors: the object that config.json has today."""
+    return {"quant_method": "gptq", **values}
+
+
+def _awq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
+    """AutoAWQ's file, which has two keys under older names."""
+    names = {"w_bit": "bits", "q_group_size": "group_size"}
+    return {"quant_method": "awq", **{names.get(key, key): value for key, value in values.items()}}
+
+
+QUANTIZATION_FILES: Mapping[str, Callable[[dict[str, Any], Path], dict[str, Any] | None]] = {
+    "hf_quant_config.json": _modelopt,
+    "quantize_config.json": _gptq,
+    "quant_config.json": _awq,
+}
+"""The name of a file beside config.json -> how to read its content as a `quantization_config`."""

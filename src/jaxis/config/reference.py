@@ -1,0 +1,65 @@
+"""What transformers' code of each model type reads of config.json.
+
+`reference_keys.json` holds it; tools/reference_keys.py writes that file from an installed transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_DATA = Path(__file__).with_name("reference_keys.json")
+# Model types of checkpoints whose own code is that of another type.
+_SAME_CODE = {"kimi_k2": "deepseek_v3"}
+
+
+@dataclass(frozen=True)
+class FamilyReference:
+    """The reference's code of one model type.
+
+    Attributes:
+      architectures: The names that its checkpoints have in `architectures`, of those that jaxis implements.
+      defaults: Each key that the code reads -> what it assumes without the key; None is null, nothing, or a value that
+        follows from other keys.
+      aliases: Another name of a key -> the key.
+    """
+
+    architectures: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str]
+
+
+def reference_of(model_type: object) -> FamilyReference | None:
+    """The reference's code of config.json's `model_type`; None for a type that is none of the built-in families'."""
+    return _references().get(model_type) if isinstance(model_type, str) else None
+
+
+@functools.cache
+def model_types_of(architecture: str) -> tuple[str, ...]:
+    """The model types whose checkpoints have this name in `architectures`; none for one that is not built in."""
+    return tuple(name for name, reference in _references().items() if architecture in reference.architectures)
+
+
+@functools.cache
+def keys_of_other_families() -> frozenset[str]:
+    """Every key that the code of any decoder of the reference reads."""
+    return frozenset(_data()["other_keys"])
+
+
+@functools.cache
+def _references() -> dict[str, FamilyReference]:
+    data = _data()
+    references = {
+        model_type: FamilyReference(tuple(architectures), data["keys"][model_type], data["aliases"].get(model_type, {}))
+        for model_type, architectures in data["architectures"].items()
+    }
+    return references | {name: references[other] for name, other in _SAME_CODE.items()}
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    return json.loads(_DATA.read_text("utf-8"))
