@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,13 @@ from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import build_engine
+from jaxis.engine.vllm_arguments import translate
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.interrupt import interrupt_deferred
 from jaxis.host.progress import ProgressDisplay
 from jaxis.outputs import Logprob, RequestOutput
 from jaxis.prompts import (
+    ContentFormat,
     Message,
     Prompt,
     TokenizedPrompt,
@@ -30,6 +32,7 @@ from jaxis.prompts import (
     is_conversation,
     tokenize_chat,
     tokenize_prompt,
+    with_content_format,
 )
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -69,7 +72,8 @@ class LLM:
     Args:
       model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
-      **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`.
+      **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`. Arguments of vLLM's `LLM`
+        are accepted too: those that can change no answer have no effect, which is said once, and others are refused.
 
     Raises:
       ConfigError: An argument or a config key that cannot be honoured.
@@ -85,9 +89,13 @@ class LLM:
         show_progress: bool = True,
         **arguments: Unpack[EngineKwargs],
     ) -> None:
-        args = EngineArgs(model=None if model is None else str(model), **arguments)
+        name = None if model is None else str(model)
+        translated = translate(name, arguments)
+        args = EngineArgs(model=name, **translated.arguments)
         self._progress = ProgressDisplay(show_progress)
-        self._built = build_engine(args, self._progress)
+        if translated.without_effect:
+            self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
+        self._built = build_engine(args, self._progress, quant_method=translated.quant_method)
         self._engine = self._built.engine
         self._num_calls = 0
         self._closed = False
@@ -121,7 +129,10 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
         priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Completes prompts, as many at a time as the engine holds.
@@ -130,7 +141,10 @@ class LLM:
           prompts: One or many; each a string, a list of token ids, or a dict with "prompt" or "prompt_token_ids" and
             optionally "cache_salt" (only requests with the same salt share cached prefixes).
           sampling_params: For all, or one for each prompt; None is `get_default_sampling_params()`.
+          use_tqdm: vLLM's name of `progress`.
+          lora_request: vLLM's; must be None.
           priority: One for each prompt; the lower value is served first.
+          tokenization_kwargs: vLLM's; must be empty.
           progress: Show a progress bar.
 
         Returns:
@@ -141,22 +155,28 @@ class LLM:
             limits of its `structured_outputs`.
           EngineError: A step failed, or the model's logits for a prompt are not finite. The LLM stays usable.
         """
+        _check_unsupported(lora_request, tokenization_kwargs)
         prompt_list = as_prompt_list(prompts)
         tokenized = [
             tokenize_prompt(prompt, self.tokenizer, _name(i, len(prompt_list))) for i, prompt in enumerate(prompt_list)
         ]
-        return self._run(tokenized, sampling_params, priority, progress)
+        return self._run(tokenized, sampling_params, priority, progress if use_tqdm is None else bool(use_tqdm))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        lora_request: object = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers one conversation, or many, through the model's chat template.
@@ -164,16 +184,24 @@ class LLM:
         Args:
           messages: One conversation, a list of {"role", "content"}, or a list of conversations.
           sampling_params: For all, or one for each conversation; None is `get_default_sampling_params()`.
+          use_tqdm: vLLM's name of `progress`.
+          lora_request: vLLM's; must be None.
           tools: Functions that the model may call, as JSON schemas.
           chat_template: A Jinja template to use instead of the model's own.
+          chat_template_content_format: How the template gets a message's content: "string", "openai" (a list of parts),
+            or "auto", as it is given.
           add_generation_prompt: End the prompt where the assistant's turn begins.
           continue_final_message: Continue the last message instead of answering it.
           chat_template_kwargs: More variables for the template, such as `enable_thinking`.
+          tokenization_kwargs: vLLM's; must be empty.
+          mm_processor_kwargs: vLLM's; without an effect, since messages cannot have images or sound.
           progress: Show a progress bar.
 
         Raises:
           RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
         """
+        del mm_processor_kwargs
+        _check_unsupported(lora_request, tokenization_kwargs)
         render = functools.partial(
             tokenize_chat,
             tokenizer=self.tokenizer,
@@ -183,8 +211,9 @@ class LLM:
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
         )
-        tokenized = [render(conversation) for conversation in as_conversation_list(messages)]
-        return self._run(tokenized, sampling_params, None, progress)
+        conversations = as_conversation_list(messages)
+        tokenized = [render(with_content_format(each, chat_template_content_format)) for each in conversations]
+        return self._run(tokenized, sampling_params, None, progress if use_tqdm is None else bool(use_tqdm))
 
     def stream(
         self,
@@ -364,6 +393,15 @@ class LLM:
 def _name(index: int, count: int) -> str:
     """A prompt's name in an error."""
     return f"prompt {index} of {count}" if count > 1 else "the prompt"
+
+
+def _check_unsupported(lora_request: object, tokenization_kwargs: Mapping[str, Any] | None) -> None:
+    if lora_request is not None:
+        raise RequestError("lora_request is not supported: merge the adapter into the checkpoint")
+    if tokenization_kwargs:
+        raise RequestError(
+            f"tokenization_kwargs={dict(tokenization_kwargs)!r} is not supported: give the prompt's token ids instead"
+        )
 
 
 def _one_for_each(

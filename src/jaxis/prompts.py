@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from jaxis.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Prompt = str | Sequence[int] | Mapping[str, Any]
+ContentFormat = Literal["auto", "string", "openai"]
 
 _KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+# Keys of vLLM's prompts that say nothing if they are None.
+_UNSUPPORTED_KEYS = {"multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "token_type_ids", "prompt_embeds"}
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
     """
     cache_salt = None
     if isinstance(prompt, Mapping):
-        if unknown := set(prompt) - _KEYS:
-            raise RequestError(f"{where} has unknown keys {sorted(map(str, unknown))}; known: {sorted(_KEYS)}")
-        if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-            raise RequestError(f"{where} needs exactly one of 'prompt' and 'prompt_token_ids'")
-        cache_salt = prompt.get("cache_salt")
-        if cache_salt is not None and not isinstance(cache_salt, str):
-            raise RequestError(f"{where} has the cache_salt {cache_salt!r}; expected a string")
-        key = "prompt" if "prompt" in prompt else "prompt_token_ids"
-        prompt = prompt[key]
-        if isinstance(prompt, str) != (key == "prompt"):
-            expected = "a string" if key == "prompt" else "a list of token ids"
-            raise RequestError(f"{where}: {key!r} is {type(prompt).__name__}; expected {expected}")
+        prompt, cache_salt = _open(prompt, where)
     if not isinstance(prompt, str):
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
             raise RequestError(f"{where} is {type(prompt).__name__}; expected a string or a list of token ids")
@@ -83,6 +75,25 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> 
     if tokenizer is None:
         raise RequestError(f"{where} is text, and the checkpoint has no tokenizer: give a list of token ids")
     return TokenizedPrompt(prompt, tokenizer.encode(prompt), cache_salt)
+
+
+def _open(prompt: Mapping[str, Any], where: str) -> tuple[str | Sequence[int], str | None]:
+    """What a prompt in the form of a dict holds: text or token ids, and the cache salt."""
+    for key in _UNSUPPORTED_KEYS & prompt.keys():
+        if prompt[key] is not None:
+            raise RequestError(f"{where} has {key!r}, which is not supported: prompts are text or token ids")
+    if unknown := set(prompt) - _KEYS - _UNSUPPORTED_KEYS:
+        raise RequestError(f"{where} has unknown keys {sorted(map(str, unknown))}; known: {sorted(_KEYS)}")
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise RequestError(f"{where} needs exactly one of 'prompt' and 'prompt_token_ids'")
+    cache_salt = prompt.get("cache_salt")
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise RequestError(f"{where} has the cache_salt {cache_salt!r}; expected a string")
+    key = "prompt" if "prompt" in prompt else "prompt_token_ids"
+    if isinstance(prompt[key], str) != (key == "prompt"):
+        expected = "a string" if key == "prompt" else "a list of token ids"
+        raise RequestError(f"{where}: {key!r} is {type(prompt[key]).__name__}; expected {expected}")
+    return prompt[key], cache_salt
 
 
 def as_conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
@@ -115,6 +126,40 @@ def tokenize_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **te
         raise RequestError("chat needs a tokenizer with a chat template, and the checkpoint has none")
     text = tokenizer.apply_chat_template(messages, **template)
     return TokenizedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+
+def with_content_format(messages: Messages, content_format: ContentFormat) -> Messages:
+    """The messages with each content as a chat template that is written for this format expects it.
+
+    Args:
+      messages: One conversation.
+      content_format: "string" joins the texts of a list of parts by line ends; "openai" makes a string a list of one
+        part; "auto" leaves contents as they are.
+
+    Raises:
+      RequestError: The format is unknown.
+    """
+    if content_format not in get_args(ContentFormat):
+        raise RequestError(
+            f"chat_template_content_format={content_format!r} must be one of {', '.join(get_args(ContentFormat))}"
+        )
+    if content_format == "auto" or not all(isinstance(message, Mapping) for message in messages):
+        return messages
+    convert = _as_string if content_format == "string" else _as_parts
+    return [
+        {**message, "content": convert(message["content"])} if "content" in message else message for message in messages
+    ]
+
+
+def _as_string(content: Any) -> Any:
+    is_texts = isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    )
+    return "\n".join(part["text"] for part in content) if is_texts else content
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def checked_token_ids(token_ids: Sequence[int], vocab_size: int) -> list[int]:

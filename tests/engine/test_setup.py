@@ -185,6 +185,14 @@ def test_unknown_config_key(start_llm, changed):
         assert llm.generate([1, 2], SamplingParams(max_tokens=1))[0].finished
 
 
+def test_keys_of_tools_are_ignored_and_named_once(start_llm, changed, capsys):
+    folder = changed(unsloth_version="2025.2", is_llama_config=True, torch_dtype="torch.bfloat16")
+    capsys.readouterr()
+    with start_llm(folder, show_progress=True):
+        [line] = [line for line in capsys.readouterr().err.splitlines() if "ignored" in line]
+    assert line == "ignored keys of config.json: is_llama_config, unsloth_version"
+
+
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [

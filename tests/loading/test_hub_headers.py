@@ -12,12 +12,13 @@ from tests.support.hub_server import HubServer, client_environment
 
 _CLIENT = """
 import json, sys
+from jaxis.config.quantization_files import read_config
 from jaxis.errors import CheckpointError
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
 for line in sys.stdin:
     arguments = json.loads(line)
     try:
-        config = json.loads(download_config(**arguments).read_text())
+        config = read_config(download_config(**arguments).parent)
         infos = hub_tensor_infos(**arguments)
         tensors = infos and {name: [str(info.dtype), info.shape, info.nbytes] for name, info in infos.items()}
         answer = {"config": config, "tensors": tensors}
@@ -33,6 +34,7 @@ ARRAYS = {
 SHARDS = {"x-00001-of-00002.safetensors": ["b.weight", "a.weight"], "x-00002-of-00002.safetensors": ["c.weight"]}
 INDEX = {"weight_map": {name: shard for shard, names in SHARDS.items() for name in names}}
 CONFIG = b'{"model_type": "tiny"}'
+MODELOPT = b'{"quantization": {"quant_algo": "FP8"}}'
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,9 @@ def hub():
                 "main": {"config.json": CONFIG, "model.safetensors.index.json": json.dumps(INDEX).encode(), **sharded}
             },
             "org/torch": {"main": {"config.json": CONFIG, "pytorch_model.bin": b"x"}},
+            "org/modelopt": {
+                "main": {"config.json": CONFIG, "hf_quant_config.json": MODELOPT, "model.safetensors": save(ARRAYS)}
+            },
             "org/bare": {"main": {"README.md": b"x"}},
             "org/broken": {"main": {"config.json": CONFIG, "model.safetensors": b"\xff" * 100}},
         }
@@ -86,6 +91,11 @@ def test_config_and_headers_and_nothing_else_are_read(hub, ask, model):
     assert len(weights) == (1 if model == "org/single" else 2)
     assert all(hub.ranges[request.split()[1]].startswith("bytes=0-") for request in weights)
     assert not any("README" in request for request in hub.requests)
+
+
+def test_the_file_that_describes_the_quantization_is_read_too(ask):
+    expected = {"model_type": "tiny", "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    assert ask("org/modelopt")["config"] == expected
 
 
 def test_a_repository_without_safetensors_has_no_headers(ask):

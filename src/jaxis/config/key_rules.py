@@ -30,6 +30,7 @@ from jaxis.config.neutral_keys import (
     STAMPS,
     SWITCH_WORDS,
     SYNONYMS,
+    VALUE_SYNONYMS,
 )
 from jaxis.config.reference import FamilyReference, keys_of_other_families, reference_of
 
@@ -103,12 +104,16 @@ def _words(key: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()))
 
 
+def _plain(value: Any) -> Any:
+    return VALUE_SYNONYMS.get(value, value) if isinstance(value, str) else value
+
+
 def _repeats(key: str, value: Any, reference: FamilyReference, get: Callable[[str], Any]) -> bool:
     """Whether the key is another name of a key that has the same value, or that has this value by default."""
-    names = [*SYNONYMS.get(key, ()), *([reference.aliases[key]] if key in reference.aliases else [])]
-    for name in names:
+    aliases = [alias if name == key else name for alias, name in reference.aliases.items() if key in (alias, name)]
+    for name in (*SYNONYMS.get(key, ()), *aliases):
         other = get(name)
-        if name != key and _same(value, reference.defaults.get(name) if other is None else other):
+        if name != key and _same(_plain(value), _plain(reference.defaults.get(name) if other is None else other)):
             return True
     return False
 

@@ -57,9 +57,10 @@ NEUTRAL_SUFFIXES = ("_token_id", "_token_ids", "_token_index")
 NEUTRAL_WORDS = frozenset(
     {
         # Training only.
-        *("dropout", "pdrop", "init", "initializer", "loss", "checkpointing"),
+        *("dropout", "pdrop", "init", "initializer", "loss", "checkpointing", "reentrant", "train", "training"),
+        *("grad", "gradient", "optimizer", "lr", "learning", "warmup", "decay", "epoch", "epochs", "batch"),
         # How the same result is computed.
-        *("flash", "fused", "impl", "implementation"),
+        *("flash", "fused", "liger", "impl", "implementation"),
     }
 )
 """Words in names of keys that have no effect, whatever their value: `attn_pdrop`, `use_flash_attention_2`."""
@@ -87,6 +88,7 @@ _HIDDEN_ACT = ("hidden_act", "hidden_activation")
 _NORM_EPSILON = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "activation": _HIDDEN_ACT,
     "activation_function": _HIDDEN_ACT,
     "hidden_act": _HIDDEN_ACT,
     "hidden_activation": _HIDDEN_ACT,
@@ -119,6 +121,9 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "tie_embeddings": ("tie_word_embeddings",),
 }
 """Names of other families -> the names of the same setting; with the same value they add nothing."""
+
+VALUE_SYNONYMS: Mapping[Any, Any] = {"swiglu": "silu", "swish": "silu"}
+"""Other names of values: a gated block whose gate is a SiLU, in full or by its gate."""
 
 COMPUTATION_WORDS = frozenset(
     {

@@ -16,6 +16,7 @@ from jaxis.host.json_object import read_json_object
 
 CONFIG = "config.json"
 _KEY = "quantization_config"
+_OLDER_KEY = "compression_config"  # of the first compressed-tensors checkpoints
 # Keys that say how to read the weights, compared where both files have them.
 _COMPARED = ("quant_algo", "bits", "group_size", "desc_act", "sym", "zero_point")
 
@@ -49,6 +50,9 @@ def with_quantization(values: Mapping[str, Any], folder: Path) -> dict[str, Any]
     if isinstance(text_config, dict) and isinstance(inner := text_config.get(_KEY), dict):
         found["text_config"] = {key: value for key, value in text_config.items() if key != _KEY}
         found = _with(found, inner, f"text_config of {folder / CONFIG}", folder)
+    if isinstance(older := found.get(_OLDER_KEY), dict):
+        del found[_OLDER_KEY]
+        found = _with(found, {"quant_method": "compressed-tensors", **older}, _OLDER_KEY, folder)
     for name, read in QUANTIZATION_FILES.items():
         if (path := folder / name).exists() and (described := read(read_json_object(path), path)) is not None:
             found = _with(found, described, str(path), folder)

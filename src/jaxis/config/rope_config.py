@@ -125,6 +125,8 @@ def rope_config(
         settings["mscale"] = reader.optional("mscale") if reader.get("mscale") else None
         settings["mscale_all_dim"] = reader.optional("mscale_all_dim") if reader.get("mscale_all_dim") else None
         settings["truncate"] = bool(reader.get("truncate", True))
+        # Of the first implementation, which stretched the context of models that were not trained for it as it grew.
+        reader.section.expect("finetuned", True)
     if rope_type == "longrope":
         settings["short_factor"] = reader.numbers("short_factor")
         settings["long_factor"] = reader.numbers("long_factor")

@@ -57,8 +57,13 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
 
 
-def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
+def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None) -> BuiltEngine:
     """Loads the model and allocates the cache.
+
+    Args:
+      args: The engine's arguments.
+      progress: Shows what is going on.
+      quant_method: How the checkpoint is expected to be quantized; None is any way.
 
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
@@ -70,6 +75,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay) -> BuiltEngine:
     else:
         folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
     hf_config = HFConfig.from_folder(folder, args.hf_overrides or {})
+    _check_quant_method(quant_method, hf_config)
     generation = load_generation_defaults(folder)
     num_heads = hf_config.get_text_config()["num_attention_heads"]
     if num_heads % args.tensor_parallel_size:
@@ -154,6 +160,17 @@ def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
     if args.dtype == "auto" and native.usable() and _checkpoint_dtype(hf_config) == "bfloat16":
         return jnp.bfloat16
     return None
+
+
+def _check_quant_method(expected: str | None, hf_config: HFConfig) -> None:
+    """Raises an error if the checkpoint is not quantized as expected."""
+    found = (hf_config.read_object("quantization_config") or {}).get("quant_method")
+    # Some names are followed by that of a variant: modelopt_fp4.
+    if expected is not None and found != expected and not str(found).startswith(f"{expected}_"):
+        raise ConfigError(
+            f"quantization={expected!r}, but {hf_config.source} says {found or 'that the weights are not quantized'}: "
+            "leave it out; how a checkpoint is quantized is read from its config.json"
+        )
 
 
 def _checkpoint_dtype(hf_config: HFConfig) -> str:

@@ -185,6 +185,21 @@ def test_an_unsupported_checkpoint_format_leaves_the_rest_told(tmp_path):
     assert analysis.parameters.total == analyze(CONFIGS / "llama-3.1-8b.json").parameters.total
 
 
+@pytest.mark.parametrize("given", ["folder", "config.json"])
+def test_a_quantization_described_beside_config_json_is_told(tmp_path, given):
+    (tmp_path / "config.json").write_text(json.dumps(read("llama-3.1-8b")))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NONE_THAT_IS_KNOWN"}}')
+    analysis = analyze(tmp_path if given == "folder" else tmp_path / "config.json")
+    assert not analysis.can_run
+    assert statuses(analysis)["quantization_config.quant_algo"] == "unsupported"
+
+
+def test_a_model_type_that_contradicts_the_architecture_is_a_reason(tmp_path):
+    analysis = analyzed(tmp_path, read("llama-3.1-8b") | {"model_type": "mistral"})
+    assert not analysis.can_run
+    assert any("'LlamaForCausalLM'" in problem and "'mistral'" in problem for problem in analysis.problems)
+
+
 def test_a_required_key_that_is_missing_is_a_reason(tmp_path):
     values = read("qwen3-8b")
     del values["num_attention_heads"]
