@@ -30,11 +30,6 @@ struct ActivationQuad {
   __m512i v;
 };
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
-  const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-  low->v = _mm512_and_si512(raw, mask);
-  high->v = _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask);
-}
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits;
   std::memcpy(&bits, p, 4);
@@ -55,11 +50,6 @@ JAXIS_INLINE U8x64 zero_extend(__m512i raw) {
   return {_mm512_and_si512(raw, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(raw, 8)};
 }
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) { return zero_extend(_mm512_loadu_si512(p)); }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
-  const __m512i raw = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-  *low = zero_extend(_mm512_and_si512(raw, mask));
-  *high = zero_extend(_mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
-}
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits[2];
   std::memcpy(bits, p, 8);
@@ -94,13 +84,6 @@ JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   return zero_extend(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
 }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
-  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
-  const __m256i mask = _mm256_set1_epi8(15);
-  *low = zero_extend(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
-  *high = zero_extend(_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask));
-}
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int32_t bits[2];
   std::memcpy(bits, p, 8);
@@ -132,13 +115,6 @@ JAXIS_INLINE F32x16 to_float(I32x16 a) {
 }
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
-}
-JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
-  for (int i = 0; i < 4; ++i) {
-    const uint8x16_t raw = vld1q_u8(p + 16 * i);
-    low->v[i] = vandq_u8(raw, vdupq_n_u8(15));
-    high->v[i] = vshrq_n_u8(raw, 4);
-  }
 }
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   int16_t values[4];
@@ -184,12 +160,6 @@ JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   std::memcpy(out.v, p, 64);
   return out;
 }
-JAXIS_INLINE void load_nibbles(const uint8_t* p, U8x64* low, U8x64* high) {
-  for (int i = 0; i < 64; ++i) {
-    low->v[i] = p[i] & 15;
-    high->v[i] = p[i] >> 4;
-  }
-}
 JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   ActivationQuad out;
   std::memcpy(out.v, p, 8);
@@ -203,24 +173,6 @@ JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
 }
 
 #endif
-
-// 64 bytes hold sixteen rows' values of four columns: `mask` of column `column`, shifted.
-JAXIS_INLINE F32x16 load_column(const uint8_t* p, int column, int shift, uint32_t mask) {
-#if defined(JAXIS_SIMD_AVX512)
-  const __m512i shifted = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(8 * column + shift));
-  return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(mask))))};
-#elif defined(JAXIS_SIMD_AVX2)
-  const __m128i count = _mm_cvtsi32_si128(8 * column + shift);
-  const __m256i wide_mask = _mm256_set1_epi32(static_cast<int>(mask));
-  const __m256i a = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), count);
-  const __m256i b = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)), count);
-  return {_mm256_cvtepi32_ps(_mm256_and_si256(a, wide_mask)), _mm256_cvtepi32_ps(_mm256_and_si256(b, wide_mask))};
-#else
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>((p[4 * i + column] >> shift) & mask);
-  return load(lanes);
-#endif
-}
 
 // Stores four quantized activations for load_activation_quad.
 JAXIS_INLINE void store_activation_quad(uint8_t* p, const int8_t* q) {

@@ -8,13 +8,11 @@
 namespace jaxis {
 namespace {
 
-constexpr size_t kFormatFields = 4;  // type, group, has_zero_points, has_wide_scales
-
-ExpertMatrices make_matrices(const char* name, const U8& data, const int64_t* format_fields, int64_t num_experts,
+ExpertMatrices make_matrices(const char* name, const U8& data, ffi::Span<const int64_t> format, int64_t num_experts,
                              int64_t n, int64_t k) {
   ExpertMatrices m{};
   m.data = data.typed_data();
-  m.format = make_weight_format(format_fields[0], k, format_fields[1], format_fields[2] != 0, format_fields[3] != 0);
+  m.format = make_weight_format(format, k);
   m.n = n;
   require_packed(name, data, num_experts, n, m.format);
   return m;
@@ -27,12 +25,11 @@ const float* bias_of(const ffi::RemainingArgs& biases, size_t index, int64_t num
   return bias->typed_data();
 }
 
-// `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x]. `formats`
-// has the four fields of a format, of gate and up first, then of down.
+// `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x].
 ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 gate, U8 up, U8 down,
-                       ffi::RemainingArgs biases, ffi::Span<const int64_t> formats, int64_t num_experts,
-                       int64_t hidden_size, bool quantize_activations, int32_t activation, float alpha, float limit,
-                       F32Result out) {
+                       ffi::RemainingArgs biases, ffi::Span<const int64_t> format, ffi::Span<const int64_t> down_format,
+                       int64_t num_experts, int64_t hidden_size, bool quantize_activations, int32_t activation,
+                       float alpha, float limit, F32Result out) {
   return run_kernel("experts", threads, [&](const Pool& pool) {
     require_shape("x", x, {kAnySize, kAnySize});
     const int64_t tokens = x.dimensions()[0], columns = x.dimensions()[1];
@@ -40,7 +37,6 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     const int64_t slots = ids.dimensions()[1];
     require_shape("weights", weights, {tokens, slots});
     require_shape("out", *out, {tokens, columns});
-    require(formats.size() == 2 * kFormatFields, "there are not two formats of four fields");
     require(biases.size() == 0 || biases.size() == 3, "there are not three biases, or none");
     require(num_experts > 0, "there are no experts");
 
@@ -51,9 +47,9 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     a.tokens = tokens;
     a.slots = slots;
     a.num_experts = num_experts;
-    a.gate = make_matrices("gate", gate, formats.begin(), num_experts, hidden_size, columns);
-    a.up = make_matrices("up", up, formats.begin(), num_experts, hidden_size, columns);
-    a.down = make_matrices("down", down, formats.begin() + kFormatFields, num_experts, columns, hidden_size);
+    a.gate = make_matrices("gate", gate, format, num_experts, hidden_size, columns);
+    a.up = make_matrices("up", up, format, num_experts, hidden_size, columns);
+    a.down = make_matrices("down", down, down_format, num_experts, columns, hidden_size);
     if (biases.size() != 0) {
       a.gate.bias = bias_of(biases, 0, num_experts, hidden_size);
       a.up.bias = bias_of(biases, 1, num_experts, hidden_size);
@@ -88,7 +84,8 @@ JAXIS_HANDLER(jaxis_experts, run_experts,
                   .Arg<U8>()
                   .Arg<U8>()
                   .RemainingArgs()
-                  .Attr<ffi::Span<const int64_t>>("formats")
+                  .Attr<ffi::Span<const int64_t>>("format")
+                  .Attr<ffi::Span<const int64_t>>("down_format")
                   .Attr<int64_t>("num_experts")
                   .Attr<int64_t>("hidden_size")
                   .Attr<bool>("quantize_activations")

@@ -96,9 +96,9 @@ int64_t last_dimension(const char* name, const Buffer& buffer) {
   return shape.back();
 }
 
-inline WeightFormat make_weight_format(int64_t type, int64_t k, int64_t group, bool has_zero_points,
-                                       bool has_wide_scales) {
-  const WeightFormat format{static_cast<WeightType>(type), k, group, has_zero_points, has_wide_scales};
+// A format of weights of k columns; see decode_format. Throws unless there are kernels for it.
+inline WeightFormat make_weight_format(ffi::Span<const int64_t> fields, int64_t k) {
+  const WeightFormat format = decode_format(fields.begin(), static_cast<int64_t>(fields.size()), k);
   const char* reason = unsupported_reason(format);
   require(reason == nullptr, reason);
   return format;
@@ -112,8 +112,7 @@ inline void require_packed(const char* name, const U8& packed, int64_t count, in
 
 // Throws unless activations may be quantized in a product with such weights.
 inline void require_quantizable_activations(const WeightFormat& format) {
-  require(format.type == WeightType::kInt8 || format.type == WeightType::kInt4,
-          "activations are quantized for integer weights only");
+  require(has_integer_products(format), "activations are quantized for integer weights only");
 }
 
 inline Activation make_activation(int32_t number) {

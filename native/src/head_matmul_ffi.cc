@@ -6,7 +6,7 @@
 namespace jaxis {
 namespace {
 
-ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, int32_t type, F32Result out) {
+ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, ffi::Span<const int64_t> format, F32Result out) {
   return run_kernel("head_matmul", threads, [&](const Pool& pool) {
     require_shape("x", x, {kAnySize, kAnySize, kAnySize});
     const int64_t tokens = x.dimensions()[0], heads = x.dimensions()[1], k = x.dimensions()[2];
@@ -16,7 +16,7 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, int32_t ty
     a.tokens = tokens;
     a.heads = heads;
     a.weight.data = weight.typed_data();
-    a.weight.format = make_weight_format(type, k, 0, false, false);
+    a.weight.format = make_weight_format(format, k);
     a.weight.n = out->dimensions()[2];
     a.out = out->typed_data();
     require_packed("weight", weight, heads, a.weight.n, a.weight.format);
@@ -29,5 +29,6 @@ ffi::Error run_head_matmul(ffi::ThreadPool threads, F32 x, U8 weight, int32_t ty
 
 using namespace jaxis;
 
-JAXIS_HANDLER(jaxis_head_matmul, run_head_matmul,
-              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<U8>().Attr<int32_t>("type").Ret<F32>());
+JAXIS_HANDLER(
+    jaxis_head_matmul, run_head_matmul,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<U8>().Attr<ffi::Span<const int64_t>>("format").Ret<F32>());

@@ -1,4 +1,4 @@
-// Floats of eight and four bits: sixteen of them at a time to float32.
+// Floats of sixteen, eight and four bits: sixteen of them at a time to float32.
 //
 // e4m3 goes by way of float16: with its exponent in the lower four bits of float16's five, a number is 2**-8 of what it
 // was, denormal ones included, and no instruction set treats those of float16 as zeros. e2m1 is a table of sixteen.
@@ -27,6 +27,23 @@ JAXIS_INLINE float e4m3_to_float(uint8_t x) {
   return x < 128 ? magnitude : -magnitude;
 }
 
+JAXIS_INLINE float f16_to_float(uint16_t x) {
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16, rest = x & 0x7fffu;
+  uint32_t bits;
+  if (rest >= 0x7c00u) {
+    bits = rest << 13 | 0x7f800000u;
+  } else if (rest >= 0x400u) {
+    bits = (rest << 13) + (112u << 23);
+  } else {
+    const float denormal = static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f;
+    std::memcpy(&bits, &denormal, 4);
+  }
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
 // The power of two that a byte stands for; of 0, which stands for a denormal one, a zero.
 JAXIS_INLINE float e8m0_to_float(uint8_t x) {
   const uint32_t bits = static_cast<uint32_t>(x) << 23;
@@ -43,6 +60,15 @@ JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
   even->v = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 1), mask));
   odd->v = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
+}
+// Sixteen in a row; the same.
+JAXIS_INLINE F32x16 load_e4m3(const uint8_t* p) {
+  const __m256i raw = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
+  return {_mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask))};
+}
+JAXIS_INLINE F32x16 load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 // Sixteen words of eight elements.
 struct E2m1Words {
@@ -69,6 +95,14 @@ JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
   const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
   *even = upcast_float16(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 1), mask));
   *odd = upcast_float16(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
+}
+JAXIS_INLINE F32x16 load_e4m3(const uint8_t* p) {
+  const __m256i raw = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
+  return upcast_float16(_mm256_and_si256(_mm256_srai_epi16(raw, 1), mask));
+}
+JAXIS_INLINE F32x16 load_f16(const uint16_t* p) {
+  return upcast_float16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 struct E2m1Words {
   __m256i a, b;
@@ -107,6 +141,24 @@ JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
     odd->v[2 * i] = vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(second)));
     odd->v[2 * i + 1] = vcvt_f32_f16(vreinterpret_f16_s16(vget_high_s16(second)));
   }
+}
+JAXIS_INLINE F32x16 load_e4m3(const uint8_t* p) {
+  const int16x8_t mask = vdupq_n_s16(static_cast<int16_t>(0xbf80));
+  const uint8x16_t raw = vld1q_u8(p);
+  const uint8x8_t halves[2] = {vget_low_u8(raw), vget_high_u8(raw)};
+  F32x16 out;
+  for (int i = 0; i < 2; ++i) {
+    const int16x8_t moved = vreinterpretq_s16_u16(vshll_n_u8(halves[i], 8));
+    const int16x8_t half = vandq_s16(vshrq_n_s16(moved, 1), mask);
+    out.v[2 * i] = vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(half)));
+    out.v[2 * i + 1] = vcvt_f32_f16(vreinterpret_f16_s16(vget_high_s16(half)));
+  }
+  return out;
+}
+JAXIS_INLINE F32x16 load_f16(const uint16_t* p) {
+  F32x16 out;
+  for (int i = 0; i < 4; ++i) out.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
+  return out;
 }
 struct E2m1Words {
   uint32x4_t v[4];
@@ -147,6 +199,16 @@ JAXIS_INLINE void load_e4m3_pairs(const uint8_t* p, F32x16* even, F32x16* odd) {
     even->v[i] = e4m3_to_float(p[2 * i]);
     odd->v[i] = e4m3_to_float(p[2 * i + 1]);
   }
+}
+JAXIS_INLINE F32x16 load_e4m3(const uint8_t* p) {
+  F32x16 out;
+  for (int i = 0; i < kLanes; ++i) out.v[i] = e4m3_to_float(p[i]);
+  return out;
+}
+JAXIS_INLINE F32x16 load_f16(const uint16_t* p) {
+  F32x16 out;
+  for (int i = 0; i < kLanes; ++i) out.v[i] = f16_to_float(p[i]);
+  return out;
 }
 struct E2m1Words {
   uint32_t v[16];

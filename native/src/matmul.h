@@ -5,19 +5,27 @@
 //
 //   kF32   [k][32] float32
 //   kBf16  [k2 / 2][32][2] bfloat16, k2 = k rounded up to 2
-//   kInt8  [k4 / 4][32][4] unsigned bytes; one group a row: k4 = k rounded up to 64, then [32] float32 scales
-//          or, for each group of `group` columns: [group / 4][32][4] bytes, [32] scales, [32] zero points
-//   kInt4  for each group: [group / 8][32][4] bytes (low half: columns of the group's first half; high half: of its
-//          second), [32] scales, [32] zero points
+//   kInt8  [k4 / 4][32][4] unsigned bytes, 128 more than the weights without their scales, k4 = k rounded up to 64;
+//   then
+//          [32] float32 scales
 //   kFp8   for each group (the last one may be cut off): [32] float32 scales, [columns / 2][32][2] e4m3, columns
 //          rounded up to 2
 //   kMxfp4 for each group: [32] e8m0 scales, [group / 8][32] words of eight e2m1, the first in the lowest bits
+//   kCodes for each super-block: [32] super-scales and super-minima, if there are any; then for each group in it (for
+//          each two, of 16 columns): its [32] scales, minima and zero points, as far as there are any, and units
 //
-// Of kInt8 and kInt4: scales of groups are bfloat16, or float32 if `has_wide_scales`. Zero points are there only if
-// `has_zero_points`; otherwise they are 128 (kInt8) and 8 (kInt4). A weight is scale * (q - zero_point).
+// A unit is 32 columns of codes of 4, 5, 6 or 8 bits, in planes:
 //
-// Of kFp8 and kMxfp4, whose weights are scale * number: a product is the sum over groups of scale * (the sum of x *
-// number), each sum in the columns' order.
+//   8 bits            [8][32][4] bytes: steps of four columns
+//   4 bits, and more  [4][32][4] bytes: the low half is of columns 0 to 15, the high half of 16 to 31
+//   5 bits            then [8][2] words of 64 bits: bit 4 of a step's [16][4] codes
+//   6 bits            then [2][32][4] bytes: bits 4 and 5 of 16 columns, step by step from the lowest bits up
+//
+// An element of kCodes is scale * (value - zero_point) + minimum: the value is a level, or the code less the format's
+// offset; scales and minima are multiplied by those of their super-block.
+//
+// Of kFp8, kMxfp4 and kCodes a product is the sum over groups (of at most 32 columns, of kCodes) of scale * (the sum of
+// x * number), each sum in the columns' order; the minimum times the sum of the group's x is added after the group.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +38,17 @@ constexpr int kPanelRows = 32;
 constexpr int kMaxMatrices = 4;
 // Columns that share an activation's scale where the weights have one scale a row.
 constexpr int64_t kActivationGroup = 64;
-// Groups of kInt8 and kInt4 are multiples of the first, the steps of an unrolled loop, and at most the second.
-constexpr int64_t kGroupUnit = 32;
+// Columns of a unit of codes. Groups of codes are multiples of it, or half of it, and at most kMaxGroup.
+constexpr int64_t kUnit = 32;
 constexpr int64_t kMaxGroup = 128;
+constexpr int kMaxLevels = 16;
 
-enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kFp8 = 4, kMxfp4 = 5 };
+enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kCodes = 3, kFp8 = 4, kMxfp4 = 5 };
 
 constexpr bool is_block_scaled(WeightType type) { return type == WeightType::kFp8 || type == WeightType::kMxfp4; }
+
+// Types of scales and minima.
+enum class ScaleType : int32_t { kNone = 0, kF32 = 1, kBf16 = 2, kF16 = 3, kU8 = 4, kI8 = 5, kE4m3 = 6 };
 
 // What an MLP makes of its first two products, gate and up.
 enum class Activation : int32_t {
@@ -49,14 +61,54 @@ enum class Activation : int32_t {
 struct WeightFormat {
   WeightType type;
   int64_t k;
-  int64_t group;  // columns a scale, even; 0: one scale a row (kInt8), or none
-  bool has_zero_points;
-  bool has_wide_scales;
+  int64_t group;  // columns a scale; 0: one scale a row (kInt8), or none
+  // The rest is of kCodes only.
+  int64_t bits;           // of a code: 4, 5, 6 or 8
+  int64_t offset;         // what a code is more than its value
+  ScaleType scale;        // not kNone
+  ScaleType minimum;      // kNone: there are none
+  bool has_zero_points;   // bytes
+  ScaleType super_scale;  // of super-scales, and of super-minima where there are minima; kNone, kF16 or kF32
+  int64_t super_block;    // columns
+  bool has_levels;        // of 4 bits
+  float levels[kMaxLevels];
 };
 
 // Why there are no kernels for such weights; null if there are. Formats that come from outside are checked with it
 // once: all that follows relies on a known type and on groups that fit.
 const char* unsupported_reason(const WeightFormat& format);
+
+// A format as Python passes it, `size` numbers in the order of the fields, without k; the levels as the bits of
+// float32. Throws nothing: a `size` that does not fit gives an unknown type.
+WeightFormat decode_format(const int64_t* fields, int64_t size, int64_t k);
+
+// Where things are in a panel of kCodes. A span is the columns that stand together: a group, or two groups of 16.
+struct CodeLayout {
+  int64_t span;             // columns
+  int64_t groups_per_span;  // 1 or 2
+  int64_t units_per_span;
+  int64_t spans_per_super;                // of the whole row, if there are no super-blocks
+  int64_t super_minimum_at, super_bytes;  // in a super-block: after the super-scales; where its first span begins
+  int64_t scale_bytes;                    // of one, and so below
+  int64_t minimum_bytes;
+  int64_t minimum_at, zero_point_at, unit_at;  // in a span, after the scales
+  int64_t unit_bytes, span_bytes;
+  int64_t num_spans;
+};
+
+CodeLayout code_layout(const WeightFormat& format);
+
+// Levels that are whole numbers, as bytes: a level is its byte less `zero`.
+struct ByteLevels {
+  bool exist;
+  uint8_t bytes[kMaxLevels];
+  int32_t zero;
+};
+
+ByteLevels byte_levels(const WeightFormat& format);
+
+// Whether products with activations of int8 are of whole numbers.
+bool has_integer_products(const WeightFormat& format);
 
 int64_t panel_bytes(const WeightFormat& format);
 
@@ -68,7 +120,7 @@ struct Matmul {
   const float* x;  // [rows, k]
   int64_t rows;
   WeightFormat format;
-  bool quantize_activations;  // to int8, by row and group; for kInt8 and kInt4
+  bool quantize_activations;  // to int8, by row and group; if has_integer_products
   Activation activation;
   int num_matrices;
   const uint8_t* weight[kMaxMatrices];
@@ -86,19 +138,26 @@ struct PackedRows {
   float* out;  // [count, k]
 };
 
-// Packs panels [first, last) of a matrix; `data`, `scales` and `zero_points` are whole matrices in row order:
-//   kF32, kBf16: data [n, k], scales and zero_points null
-//   kInt8: data int8 [n, k] (signed; unsigned with zero points), scales float32 [n], or [n, k / group]
-//   kInt4: data [n, k / 2], two unsigned elements a byte, low half first; scales [n, k / group]
+// Packs panels [first, last) of a matrix; the arrays are whole matrices in row order, those of groups [n, groups]:
+//   kF32, kBf16: data [n, k]
+//   kInt8: data int8 [n, k], scales float32 [n]
 //   kFp8: data [n, k], scales float32 [n, k / group rounded up]
 //   kMxfp4: data [n, k / 2], two elements a byte, low half first; scales [n, k / 32] bytes
-// zero_points: [n, k / group] bytes.
+//   kCodes: the lower two (of two and three bits), four (of four to six) or eight bits of each code in `data` and the
+//     others in `high`, earlier columns in lower bits; scales, minima and zero points of groups and of super-blocks
 struct Pack {
   WeightFormat format;
   int64_t n;
   const void* data;
   const void* scales;
+  // The rest is of kCodes only.
+  int64_t source_bits;  // 2, 3, 4, 5, 6 or 8; the format's, or fewer than its 4
+  bool is_signed;       // codes of 8 bits are int8, and become 128 more
+  const uint8_t* high;  // null: no bits are there
   const uint8_t* zero_points;
+  const void* minima;
+  const void* super_scales;
+  const void* super_minima;
   uint8_t* packed;
 };
 

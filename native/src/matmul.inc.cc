@@ -6,6 +6,7 @@
 #include "activations.h"
 #include "arithmetic.h"
 #include "matmul_block_scaled.h"
+#include "matmul_codes.h"
 #include "matmul_panels.h"
 #include "matmul_rows.h"
 #include "next_weights.h"
@@ -73,6 +74,7 @@ void matmul(const Matmul& a, const Pool& pool) {
 
 void packed_rows(const PackedRows& a, const Pool& pool) {
   const WeightFormat& f = a.format;
+  const CodeReader codes = code_reader(f);
   parallel_for(a.count * f.k > kParallelElements ? pool : Pool{1, nullptr, nullptr}, a.count, [&](int64_t i) {
     int64_t id = a.ids[i] < 0 ? 0 : a.ids[i];
     if (id >= a.n) id = a.n - 1;
@@ -88,25 +90,16 @@ void packed_rows(const PackedRows& a, const Pool& pool) {
       for (int64_t c = 0; c < f.k; ++c) out[c] = bf16_to_float(w[(c / 2 * kPanelRows + r) * 2 + c % 2]);
       return;
     }
+    if (f.type == WeightType::kCodes) return unpack_row(codes, panel, r, out);
     if (is_block_scaled(f.type)) {
       const BlockScaledPanel w = block_scaled_panel(f, panel);
       for (int64_t c = 0; c < f.k; ++c) out[c] = block_scaled_element(w, r, c);
       return;
     }
-    const QuantizedPanel p = quantized_panel(f, panel);
-    const bool nibbles = f.type == WeightType::kInt4;
-    const int64_t group = 4 * p.steps;
+    const Int8Panel p = int8_panel(f, panel);
     for (int64_t c = 0; c < f.k; ++c) {
-      const int64_t g = c / group, column = c % group;
-      const bool second = nibbles && column >= group / 2;
-      const int64_t byte = second ? column - group / 2 : column;
-      const uint8_t raw = p.values[g * p.value_stride + (byte / 4 * kPanelRows + r) * 4 + byte % 4];
-      const int q = !nibbles ? raw : second ? raw >> 4 : raw & 15;
-      const int zero_point = p.zero_points != nullptr ? p.zero_points[g * p.scale_stride + r] : nibbles ? 8 : 128;
-      const uint8_t* scales = p.scales + g * p.scale_stride;
-      const float scale = p.wide_scales ? reinterpret_cast<const float*>(scales)[r]
-                                        : bf16_to_float(reinterpret_cast<const bf16_t*>(scales)[r]);
-      out[c] = static_cast<float>(q - zero_point) * scale;
+      const int q = p.values[(c / 4 * kPanelRows + r) * 4 + c % 4];
+      out[c] = static_cast<float>(q - 128) * p.scales[r];
     }
   });
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include "low_precision_floats.h"
 
 #include "low_precision_floats.h"
 #include "matmul.h"

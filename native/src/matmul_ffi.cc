@@ -9,9 +9,9 @@ namespace {
 
 // Operands: x [..., k], then one packed matrix for each entry of `n`. Results: one for each matrix, or one in all
 // with an activation.
-ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t type,
-                      int64_t group, bool has_zero_points, bool has_wide_scales, bool quantize_activations,
-                      int32_t activation, ffi::Span<const int64_t> n) {
+ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                      ffi::Span<const int64_t> format, bool quantize_activations, int32_t activation,
+                      ffi::Span<const int64_t> n) {
   return run_kernel("matmul", threads, [&](const Pool& pool) {
     require(n.size() >= 1 && n.size() <= kMaxMatrices, "one to four matrices are multiplied at once");
     require(operands.size() == n.size() + 1, "there is not one operand for x and one for each matrix");
@@ -22,7 +22,7 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
     Matmul a{};
     a.x = x->typed_data();
     a.rows = k == 0 ? 0 : static_cast<int64_t>(x->element_count()) / k;
-    a.format = make_weight_format(type, k, group, has_zero_points, has_wide_scales);
+    a.format = make_weight_format(format, k);
     a.quantize_activations = quantize_activations;
     a.activation = make_activation(activation);
     a.num_matrices = static_cast<int>(n.size());
@@ -48,14 +48,14 @@ ffi::Error run_matmul(ffi::ThreadPool threads, ffi::RemainingArgs operands, ffi:
   });
 }
 
-ffi::Error run_packed_rows(ffi::ThreadPool threads, I32 ids, U8 weight, int32_t type, int64_t group,
-                           bool has_zero_points, bool has_wide_scales, int64_t n, F32Result out) {
+ffi::Error run_packed_rows(ffi::ThreadPool threads, I32 ids, U8 weight, ffi::Span<const int64_t> format, int64_t n,
+                           F32Result out) {
   return run_kernel("packed_rows", threads, [&](const Pool& pool) {
     const int64_t k = last_dimension("out", *out);
     PackedRows a{};
     a.ids = ids.typed_data();
     a.count = static_cast<int64_t>(ids.element_count());
-    a.format = make_weight_format(type, k, group, has_zero_points, has_wide_scales);
+    a.format = make_weight_format(format, k);
     a.weight = weight.typed_data();
     a.n = n;
     a.out = out->typed_data();
@@ -76,10 +76,7 @@ JAXIS_HANDLER(jaxis_matmul, run_matmul,
                   .Ctx<ffi::ThreadPool>()
                   .RemainingArgs()
                   .RemainingRets()
-                  .Attr<int32_t>("type")
-                  .Attr<int64_t>("group")
-                  .Attr<bool>("has_zero_points")
-                  .Attr<bool>("has_wide_scales")
+                  .Attr<ffi::Span<const int64_t>>("format")
                   .Attr<bool>("quantize_activations")
                   .Attr<int32_t>("activation")
                   .Attr<ffi::Span<const int64_t>>("n"));
@@ -89,9 +86,6 @@ JAXIS_HANDLER(jaxis_packed_rows, run_packed_rows,
                   .Ctx<ffi::ThreadPool>()
                   .Arg<I32>()
                   .Arg<U8>()
-                  .Attr<int32_t>("type")
-                  .Attr<int64_t>("group")
-                  .Attr<bool>("has_zero_points")
-                  .Attr<bool>("has_wide_scales")
+                  .Attr<ffi::Span<const int64_t>>("format")
                   .Attr<int64_t>("n")
                   .Ret<F32>());

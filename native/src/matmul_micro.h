@@ -114,110 +114,62 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first
   }
 }
 
-// R rows of quantized activations, [groups] of them side by side.
+// R rows of quantized activations, [groups] of them side by side. Sums are of parts: weights may have a scale for fewer
+// columns than activations do.
 struct QuantizedRows {
-  const uint8_t* values;   // [groups * steps][R][kActivationBytes], four columns a step
+  const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step
   const float* scales;     // [groups][R]
-  const int32_t* offsets;  // [groups][R], what a sum begins with: -zero_point * sum of the values
-  const float* sums;       // [groups][R], the sum of the values; used with zero points
+  const int32_t* offsets;  // [parts][R], what a sum begins with: -zero point * sum of the values
+  const float* sums;       // [parts][R], the sum of the values; where weights have minima, times the scale
 };
 
-// Steps of four columns that are unrolled; groups have a multiple of it, and of its double.
-constexpr int kStepsAtOnce = 4;
-
-// A panel of quantized weights.
-struct QuantizedPanel {
+// A panel of int8 weights with a scale a row.
+struct Int8Panel {
   const uint8_t* values;
-  int64_t value_stride;  // bytes from group to group
-  const uint8_t* scales;
-  const uint8_t* zero_points;  // or null
-  int64_t scale_stride;        // bytes from group to group, of scales and zero points both
-  bool wide_scales;            // float32, not bfloat16
-  int64_t groups;
-  int64_t steps;  // of four columns in a group
+  const float* scales;  // [32]
+  int64_t groups;       // of activations
 };
 
-JAXIS_INLINE F32x16 load_scales(const uint8_t* scales, int half, bool wide) {
-  return wide ? load(reinterpret_cast<const float*>(scales) + half * kLanes)
-              : load_bf16(reinterpret_cast<const bf16_t*>(scales) + half * kLanes);
-}
+constexpr int kInt8Steps = kActivationGroup / 4;  // of four columns in a group
 
-// x times w, set in or added to c [R][32]. kNibbles: two values a byte. kGrouped: scales a group; otherwise float32
-// ones that come once, after the last group.
-template <int R, bool kNibbles, bool kGrouped>
-void micro_quantized(const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
+// x times w, set in or added to c [R][32]; the weights' scales come after the last group.
+template <int R>
+void micro_int8(const QuantizedRows& x, const Int8Panel& w, float* c, bool first, bool last) {
   for (int half = 0; half < 2; half += kHalves) {
     F32x16 sum[R][kHalves];
     begin_sums<R>(sum, c, half, first);
     const uint8_t* xi = x.values;
+    const uint8_t* wi = w.values + half * 64;
     for (int64_t g = 0; g < w.groups; ++g) {
       I32x16 dots[R][kHalves];
       for (int r = 0; r < R; ++r) {
         for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(x.offsets[g * R + r]);
       }
-      const uint8_t* wi = w.values + g * w.value_stride + half * 64;
-      if constexpr (kNibbles) {
-        const uint8_t* xj = xi + w.steps / 2 * R * kActivationBytes;
-        for (int64_t s = 0; s < w.steps / 2; s += kStepsAtOnce) {
 #pragma GCC unroll 4
-          for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
-            U8x64 low[kHalves], high[kHalves];
-            prefetch(wi);
-            prefetch(wi + 64);
+      for (int s = 0; s < kInt8Steps; ++s, wi += 128) {
+        U8x64 values[kHalves];
+        prefetch(wi);
+        prefetch(wi + 64);
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) load_nibbles(wi + 64 * h, &low[h], &high[h]);
+        for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
 #pragma GCC unroll 6
-            for (int r = 0; r < R; ++r, xi += kActivationBytes, xj += kActivationBytes) {
-              const ActivationQuad early = load_activation_quad(xi), late = load_activation_quad(xj);
+        for (int r = 0; r < R; ++r, xi += kActivationBytes) {
+          const ActivationQuad four = load_activation_quad(xi);
 #pragma GCC unroll 2
-              for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dot(dots[r][h], low[h], early), high[h], late);
-            }
-          }
-        }
-        xi = xj;
-      } else {
-        for (int64_t s = 0; s < w.steps; s += kStepsAtOnce) {
-#pragma GCC unroll 4
-          for (int u = 0; u < kStepsAtOnce; ++u, wi += 128) {
-            U8x64 values[kHalves];
-            prefetch(wi);
-            prefetch(wi + 64);
-#pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r, xi += kActivationBytes) {
-              const ActivationQuad four = load_activation_quad(xi);
-#pragma GCC unroll 2
-              for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
-            }
-          }
+          for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
         }
       }
-      const uint8_t* scales = w.scales + g * w.scale_stride;
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        F32x16 weight_scales = zero(), zero_points = zero();
-        if constexpr (kGrouped) {
-          weight_scales = load_scales(scales, half + h, w.wide_scales);
-          if (w.zero_points != nullptr) {
-            zero_points = load_u8(w.zero_points + g * w.scale_stride + (half + h) * kLanes);
-          }
-        }
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
-          F32x16 value = to_float(dots[r][h]);
-          if constexpr (kGrouped) {
-            if (w.zero_points != nullptr) value = value - zero_points * broadcast(x.sums[g * R + r]);
-            sum[r][h] = fma(value, weight_scales * broadcast(x.scales[g * R + r]), sum[r][h]);
-          } else {
-            sum[r][h] = fma(value, broadcast(x.scales[g * R + r]), sum[r][h]);
-          }
+          sum[r][h] = fma(to_float(dots[r][h]), broadcast(x.scales[g * R + r]), sum[r][h]);
         }
       }
     }
-    if (!kGrouped && last) {
+    if (last) {
       for (int h = 0; h < kHalves; ++h) {
-        const F32x16 scales = load(reinterpret_cast<const float*>(w.scales) + (half + h) * kLanes);
+        const F32x16 scales = load(w.scales + (half + h) * kLanes);
         for (int r = 0; r < R; ++r) sum[r][h] = sum[r][h] * scales;
       }
     }

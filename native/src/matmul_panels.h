@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "arithmetic.h"
+#include "code_bytes.h"
 #include "dot.h"
 #include "matmul.h"
 #include "matmul_block_scaled.h"
+#include "matmul_codes.h"
 #include "matmul_micro.h"
 #include "matmul_rows.h"
 #include "simd.h"
@@ -19,25 +22,10 @@ namespace {
 constexpr int64_t kColumnsAtOnce = 128;
 constexpr int64_t kQuantizedColumnsAtOnce = 512;
 
-QuantizedPanel quantized_panel(const WeightFormat& f, const uint8_t* panel) {
-  QuantizedPanel out{};
-  out.wide_scales = f.group == 0 || f.has_wide_scales;
-  if (f.group == 0) {
-    out.groups = ceil_div(f.k, kActivationGroup);
-    out.steps = kActivationGroup / 4;
-    out.values = panel;
-    out.value_stride = kActivationGroup * kPanelRows;
-    out.scales = panel + out.groups * out.value_stride;
-    return out;
-  }
-  const int64_t value_bytes = (f.type == WeightType::kInt4 ? f.group / 2 : f.group) * kPanelRows;
-  out.groups = f.k / f.group;
-  out.steps = f.group / 4;
-  out.values = panel;
-  out.scales = panel + value_bytes;
-  if (f.has_zero_points) out.zero_points = out.scales + (out.wide_scales ? 4 : 2) * kPanelRows;
-  out.value_stride = out.scale_stride = panel_bytes(f) / out.groups;
-  return out;
+Int8Panel int8_panel(const WeightFormat& f, const uint8_t* panel) {
+  const int64_t groups = ceil_div(f.k, kActivationGroup);
+  const uint8_t* scales = panel + groups * kActivationGroup * kPanelRows;
+  return {panel, reinterpret_cast<const float*>(scales), groups};
 }
 
 // Upcasts a panel to float32 [k][32].
@@ -54,36 +42,14 @@ void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
     }
     return;
   }
-  const QuantizedPanel p = quantized_panel(f, panel);
-  const bool nibbles = f.type == WeightType::kInt4;
-  for (int64_t g = 0; g < p.groups; ++g) {
-    const uint8_t* values = p.values + g * p.value_stride;
-    const uint8_t* scales = p.scales + g * p.scale_stride;
-    for (int h = 0; h < 2; ++h) {
-      const F32x16 scale = load_scales(scales, h, p.wide_scales);
-      const F32x16 zero_point = p.zero_points != nullptr ? load_u8(p.zero_points + g * p.scale_stride + h * kLanes)
-                                                         : broadcast(nibbles ? 8.0f : 128.0f);
-      for (int64_t column = 0; column < 4 * p.steps; ++column) {
-        const int64_t at = g * 4 * p.steps + column;
-        if (at >= f.k) break;
-        const bool second = nibbles && column >= 2 * p.steps;
-        const int64_t byte = second ? column - 2 * p.steps : column;
-        const F32x16 q = load_column(values + byte / 4 * 128 + h * 64, static_cast<int>(byte % 4), second ? 4 : 0,
-                                     nibbles ? 15u : 255u);
-        store(out + at * kPanelRows + h * kLanes, (q - zero_point) * scale);
-      }
-    }
-  }
-}
-
-// Upcasts a panel of 4-bit values to bytes, laid out as kInt8's.
-void unpack_nibbles(const QuantizedPanel& p, uint8_t* out) {
-  const int64_t half = p.steps / 2 * 128;
-  for (int64_t g = 0; g < p.groups; ++g, out += 2 * half) {
-    const uint8_t* values = p.values + g * p.value_stride;
-    for (int64_t i = 0; i < half; ++i) {
-      out[i] = values[i] & 15;
-      out[i + half] = values[i] >> 4;
+  const Int8Panel p = int8_panel(f, panel);
+  for (int h = 0; h < 2; ++h) {
+    const F32x16 scale = load(p.scales + h * kLanes);
+    const CodeZero zero_point = code_zero(broadcast(128.0f));
+    for (int64_t column = 0; column < f.k; ++column) {
+      const Bytes64 four = load_bytes(p.values + column / 4 * 128 + h * 64);
+      const F32x16 q = code_column(four, static_cast<int>(column % 4), zero_point);
+      store(out + column * kPanelRows + h * kLanes, q * scale);
     }
   }
 }
@@ -132,12 +98,11 @@ void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c, bo
   }
 }
 
-template <bool kNibbles, bool kGrouped>
-void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, float* c, bool first, bool last) {
+void run_int8(int rows, const QuantizedRows& x, const Int8Panel& w, float* c, bool first, bool last) {
   switch (rows) {
-#define JAXIS_CASE(R)                                                                                   \
-  case R:                                                                                               \
-    if constexpr (R <= kMaxQuantizedRows) micro_quantized<R, kNibbles, kGrouped>(x, w, c, first, last); \
+#define JAXIS_CASE(R)                                                          \
+  case R:                                                                      \
+    if constexpr (R <= kMaxQuantizedRows) micro_int8<R>(x, w, c, first, last); \
     return
     JAXIS_CASE(1);
     JAXIS_CASE(2);
@@ -149,41 +114,176 @@ void run_quantized(int rows, const QuantizedRows& x, const QuantizedPanel& w, fl
   }
 }
 
-void multiply_quantized_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first,
-                              int64_t last, float* tile) {
-  const QuantizedPanel whole = quantized_panel(f, panel);
-  const bool several = last - first > 1;
-  const bool unpack = f.type == WeightType::kInt4 && several;
-  const int64_t group = 4 * whole.steps;
-  const int64_t groups_at_once = several ? ceil_div(kQuantizedColumnsAtOnce, group) : whole.groups;
-  uint8_t* unpacked =
-      unpack ? static_cast<uint8_t*>(scratch(Scratch::kPanel, groups_at_once * group * kPanelRows)) : nullptr;
+void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
+                         float* tile) {
+  const Int8Panel whole = int8_panel(f, panel);
+  const int64_t groups_at_once = last - first > 1 ? ceil_div(kQuantizedColumnsAtOnce, kActivationGroup) : whole.groups;
   for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
-    QuantizedPanel w = whole;
+    Int8Panel w = whole;
     w.groups = min_of(groups_at_once, whole.groups - begin);
-    w.values += begin * whole.value_stride;
-    w.scales += begin * whole.scale_stride;
-    if (w.zero_points != nullptr) w.zero_points += begin * whole.scale_stride;
-    if (unpack) {
-      unpack_nibbles(w, unpacked);
-      w.values = unpacked;
-      w.value_stride = group * kPanelRows;
-    }
-    const bool is_first = begin == 0, is_last = begin + w.groups == whole.groups;
+    w.values += begin * kActivationGroup * kPanelRows;
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       QuantizedRows x = rows.quantized_block(block);
-      x.values += begin * whole.steps * num * kActivationBytes;
+      x.values += begin * kInt8Steps * num * kActivationBytes;
       x.scales += begin * num;
       x.offsets += begin * num;
       x.sums += begin * num;
-      if (f.group == 0) {
-        run_quantized<false, false>(num, x, w, c, is_first, is_last);
-      } else if (f.type == WeightType::kInt4 && !unpack) {
-        run_quantized<true, true>(num, x, w, c, is_first, is_last);
+      run_int8(num, x, w, c, begin == 0, begin + w.groups == whole.groups);
+    }
+  }
+}
+
+void run_codes_int8(int rows, const QuantizedRows& x, const UnpackedCodes& w, float* c, bool first) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                                          \
+  case R:                                                                      \
+    if constexpr (R <= kMaxQuantizedRows) micro_codes_int8<R>(x, w, c, first); \
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
+#undef JAXIS_CASE
+  }
+}
+
+void run_codes_f32(int rows, const float* x, const float* sums, const UnpackedCodes& w, float* c, bool first) {
+  switch (rows) {
+#define JAXIS_CASE(R)                                                      \
+  case R:                                                                  \
+    if constexpr (R <= kMaxRows) micro_codes_f32<R>(x, sums, w, c, first); \
+    return
+    JAXIS_CASE(1);
+    JAXIS_CASE(2);
+    JAXIS_CASE(3);
+    JAXIS_CASE(4);
+    JAXIS_CASE(5);
+    JAXIS_CASE(6);
+    JAXIS_CASE(7);
+    JAXIS_CASE(8);
+    JAXIS_CASE(9);
+    JAXIS_CASE(10);
+    JAXIS_CASE(11);
+    JAXIS_CASE(12);
+#undef JAXIS_CASE
+  }
+}
+
+// Calls function(kind) with the kind of codes as a constant.
+template <typename Function>
+void with_code_kind(CodeKind kind, const Function& function) {
+  switch (kind) {
+#define JAXIS_CASE(K) \
+  case K:             \
+    return function(std::integral_constant<CodeKind, K>())
+    JAXIS_CASE(CodeKind::kNibbles);
+    JAXIS_CASE(CodeKind::kByteLevels);
+    JAXIS_CASE(CodeKind::kFloatLevels);
+    JAXIS_CASE(CodeKind::kFiveBits);
+    JAXIS_CASE(CodeKind::kSixBits);
+    JAXIS_CASE(CodeKind::kBytes);
+#undef JAXIS_CASE
+  }
+}
+
+// Unpacks spans [begin, begin + count) of a panel: to bytes for quantized rows, else to float32. `memory` has
+// unpacked_bytes.
+UnpackedCodes unpack_codes(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, bool quantized,
+                           float* memory) {
+  const CodeLayout& l = r.layout;
+  const int64_t numbers = count * l.groups_per_span * kPanelRows;
+  float* const scales = memory;
+  float* const minima = scales + numbers;
+  float* const zero_points = minima + numbers;
+  float* const values = zero_points + numbers;
+  UnpackedCodes out{};
+  out.spans = count;
+  out.groups_per_span = l.groups_per_span;
+  out.units_per_span = l.units_per_span;
+  out.scales = scales;
+  if (r.has_minima()) out.minima = minima;
+  if (r.has_zero_points) out.zero_points = zero_points;
+  for (int half = 0; half < 2; ++half) {
+    SuperNumbers super{};
+    for (int64_t s = begin; s < begin + count; ++s) {
+      const uint8_t* span = r.span(panel, s);
+      if (s == begin || s % l.spans_per_super == 0) {
+        super = load_super(r, span - l.super_bytes - s % l.spans_per_super * l.span_bytes, half);
+      }
+      for (int64_t g = 0; g < l.groups_per_span; ++g) {
+        const int64_t at = ((s - begin) * l.groups_per_span + g) * kPanelRows + half * kLanes;
+        store(scales + at, load_scale(r, super, span, g, half));
+        if (r.has_minima()) store(minima + at, load_minimum(r, super, span, g, half));
+        if (r.has_zero_points) store(zero_points + at, load_zero_point(r, span, g, half));
+      }
+    }
+  }
+  if (quantized && r.kind == CodeKind::kBytes && l.super_bytes == 0) {  // they stand there as they are read
+    out.bytes = r.span(panel, begin) + l.unit_at;
+    out.byte_stride = l.span_bytes;
+    return out;
+  }
+  out.bytes = reinterpret_cast<const uint8_t*>(values);
+  out.byte_stride = l.span * kPanelRows;
+  out.floats = values;
+  with_code_kind(r.kind, [&](auto kind) {
+    for (int64_t s = 0; s < count; ++s) {
+      const uint8_t* span = r.span(panel, begin + s);
+      for (int64_t u = 0; u < l.units_per_span; ++u) {
+        const uint8_t* unit = span + l.unit_at + u * l.unit_bytes;
+        const int64_t at = (s * l.units_per_span + u) * kUnit * kPanelRows;
+        if (quantized) {
+          unpack_bytes<kind()>(r, unit, reinterpret_cast<uint8_t*>(values) + at);
+        } else {
+          unpack_floats<kind()>(r, span, unit, values + at);
+        }
+      }
+    }
+  });
+  return out;
+}
+
+int64_t unpacked_bytes(const CodeLayout& layout, int64_t spans, bool quantized) {
+  const int64_t numbers = 3 * spans * layout.groups_per_span * kPanelRows * 4;
+  return numbers + spans * layout.span * kPanelRows * (quantized ? 1 : 4);
+}
+
+void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
+  const CodeReader& r = rows.codes;
+  if (last - first == 1 && rows.rows_of(first) == 1) {
+    with_code_kind(r.kind, [&](auto kind) {
+      if (rows.quantized) {
+        micro_stored_int8<kind()>(rows.quantized_block(first), r, panel, tile);
       } else {
-        run_quantized<false, true>(num, x, w, c, is_first, is_last);
+        micro_stored_f32<kind()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
+      }
+    });
+    return;
+  }
+  const int64_t columns = rows.quantized ? kQuantizedColumnsAtOnce : kColumnsAtOnce;
+  const int64_t spans_at_once = min_of(ceil_div(columns, r.layout.span), r.layout.num_spans);
+  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, unpacked_bytes(r.layout, spans_at_once, rows.quantized)));
+  for (int64_t begin = 0; begin < r.layout.num_spans; begin += spans_at_once) {
+    const int64_t count = min_of(spans_at_once, r.layout.num_spans - begin);
+    const UnpackedCodes w = unpack_codes(r, panel, begin, count, rows.quantized, memory);
+    const int64_t column = begin * r.layout.span, part = begin * r.layout.groups_per_span;
+    float* c = tile;
+    for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
+      const int num = rows.rows_of(block);
+      if (rows.quantized) {
+        QuantizedRows x = rows.quantized_block(block);
+        x.values += column / 4 * num * kActivationBytes;
+        x.scales += begin * num;
+        x.offsets += part * num;
+        x.sums += part * num;
+        run_codes_int8(num, x, w, c, begin == 0);
+      } else {
+        const float* sums = r.has_minima() ? rows.sums_of_block(block) + part * num : nullptr;
+        run_codes_f32(num, rows.plain_block(block) + column * num, sums, w, c, begin == 0);
       }
     }
   }
@@ -241,7 +341,8 @@ void multiply_block_scaled_panel(const Rows& rows, const WeightFormat& f, const 
 // Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
-  if (rows.quantized) return multiply_quantized_panel(rows, f, panel, first, last, tile);
+  if (f.type == WeightType::kCodes) return multiply_codes_panel(rows, panel, first, last, tile);
+  if (rows.quantized) return multiply_int8_panel(rows, f, panel, first, last, tile);
   if (is_block_scaled(f.type)) return multiply_block_scaled_panel(rows, f, panel, first, last, tile);
   // What many blocks use is upcast once; a few read the low-precision weights themselves.
   const bool reads_stored = f.type == WeightType::kBf16 && last - first <= 2;

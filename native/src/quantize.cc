@@ -79,6 +79,8 @@ QuantizeStatus quantize_panels(const Quantize& matrix, const WeightFormat& forma
     pack.n = part.rows;
     pack.data = part.qvalue;
     pack.scales = part.scales;
+    pack.source_bits = format.bits;
+    pack.is_signed = format.bits == 8;
     pack.zero_points = format.has_zero_points ? part.zero_points : nullptr;
     pack.packed = packed + panel * panel_bytes(format);
     pack_panels(pack, 0, 1);
@@ -123,9 +125,12 @@ extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize_panels(
   matrix.group = group == 0 ? k : group;
   matrix.wide_scales = group == 0;
   jaxis::WeightFormat format{};
-  format.type = jaxis::is_int8(matrix.calibration) ? jaxis::WeightType::kInt8 : jaxis::WeightType::kInt4;
+  format.type = group == 0 ? jaxis::WeightType::kInt8 : jaxis::WeightType::kCodes;
   format.k = k;
   format.group = group;
+  format.bits = jaxis::is_int8(matrix.calibration) ? 8 : 4;
   format.has_zero_points = matrix.calibration == jaxis::Calibration::kInt4MinMax;
+  format.offset = format.has_zero_points ? 0 : format.bits == 8 ? 128 : 8;
+  format.scale = jaxis::ScaleType::kBf16;
   return static_cast<int32_t>(jaxis::quantize_panels(matrix, format, packed, first, last));
 }

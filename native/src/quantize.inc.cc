@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "low_precision_floats.h"
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
@@ -27,15 +28,6 @@ JAXIS_INLINE uint32_t to_bits(float x) {
 JAXIS_INLINE float flushed(float x) {
   const uint32_t bits = to_bits(x);
   return from_bits((bits & kExponent) != 0 ? bits : bits & kSign);
-}
-
-JAXIS_INLINE float f16_to_float(uint16_t x) {
-  const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16;
-  const uint32_t rest = x & 0x7fffu;
-  const uint32_t normal = (rest << 13) + (112u << 23);
-  const uint32_t denormal = to_bits(static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f);
-  const uint32_t infinite_or_nan = (rest << 13) | kExponent;
-  return from_bits(sign | (rest >= 0x7c00u ? infinite_or_nan : rest >= 0x400u ? normal : denormal));
 }
 
 void upcast_row(const Quantize& a, int64_t row, float* out) {

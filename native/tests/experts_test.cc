@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "testing.h"
+#include "weights.h"
 
 using namespace jaxis;
 using namespace jaxis::testing;
@@ -21,39 +22,11 @@ struct Stack {
   const uint8_t* of(int64_t expert) const { return matrices().of(expert); }
 };
 
-std::vector<uint8_t> bytes_of(const std::vector<float>& elements, bool halves) {
-  std::vector<uint8_t> out(elements.size() * (halves ? 2 : 4));
-  for (size_t i = 0; i < elements.size(); ++i) {
-    const auto* number = reinterpret_cast<const uint8_t*>(&elements[i]);
-    if (halves) {
-      std::memcpy(&out[2 * i], number + 2, 2);  // a bfloat16 is a float's upper half
-    } else {
-      std::memcpy(&out[4 * i], number, 4);
-    }
-  }
-  return out;
-}
-
 Stack make_stack(const WeightFormat& format, int64_t num, int64_t n, bool has_bias, uint32_t seed) {
-  Stack out{format, num, n, std::vector<uint8_t>(num * num_panels(n) * panel_bytes(format)), {}};
-  const bool quantized = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
+  Stack out{format, num, n, {}, {}};
   for (int64_t e = 0; e < num; ++e, seed += 10) {
-    std::vector<uint8_t> data, scales, zero_points;
-    if (quantized) {
-      for (const int q : integers(n * format.k, 0, 255, seed)) data.push_back(static_cast<uint8_t>(q));
-      const int64_t groups = format.group != 0 ? format.k / format.group : 1;
-      std::vector<float> elements = normal(n * groups, seed + 1);
-      for (float& scale : elements) scale = 0.001f + 0.001f * std::abs(scale);
-      scales = bytes_of(elements, format.group != 0 && !format.has_wide_scales);
-      for (const int q : integers(n * groups, 0, 15, seed + 2)) zero_points.push_back(static_cast<uint8_t>(q));
-    } else {
-      std::vector<float> elements = normal(n * format.k, seed);
-      for (float& number : elements) number *= 0.1f;
-      data = bytes_of(elements, format.type == WeightType::kBf16);
-    }
-    pack_panels({format, n, data.data(), quantized ? scales.data() : nullptr,
-                 format.has_zero_points ? zero_points.data() : nullptr, const_cast<uint8_t*>(out.of(e))},
-                0, num_panels(n));
+    const std::vector<uint8_t> packed = make_weight(format, n, seed).packed;
+    out.packed.insert(out.packed.end(), packed.begin(), packed.end());
   }
   if (has_bias) out.bias = normal(num * n, seed + 5);
   return out;
@@ -146,19 +119,20 @@ std::vector<float> by_single_products(const Block& b, const std::vector<float>& 
 }
 
 std::vector<WeightFormat> formats() {
-  return {{WeightType::kF32, 0, 0, false, false},   {WeightType::kBf16, 0, 0, false, false},
-          {WeightType::kInt8, 0, 0, false, false},  {WeightType::kInt8, 0, 64, true, false},
-          {WeightType::kInt4, 0, 32, false, false}, {WeightType::kInt4, 0, 64, true, true}};
+  return {plain_format(WeightType::kF32, 0),
+          plain_format(WeightType::kBf16, 0),
+          plain_format(WeightType::kInt8, 0),
+          with_zero_points(code_format(0, 64, 8, 0, ScaleType::kBf16)),
+          code_format(0, 32, 4, 8, ScaleType::kF16),
+          super_format(code_format(0, 16, 6, 32, ScaleType::kI8), ScaleType::kF16, 64),
+          super_format(code_format(0, 32, 5, 0, ScaleType::kU8, ScaleType::kU8), ScaleType::kF16, 64)};
 }
 
 template <typename Function>
 void for_each_way(const Function& function) {
-  for (const WeightFormat& format : formats()) {
-    for (const bool quantize : {false, true}) {
-      if (quantize && (format.type == WeightType::kF32 || format.type == WeightType::kBf16)) continue;
-      function(format, quantize, text("type", static_cast<int>(format.type), "group", format.group, quantize));
-    }
-  }
+  testing::for_each_way(formats(), [&](const WeightFormat& format, bool quantize) {
+    function(format, quantize, name(format) + text(" quantize", quantize));
+  });
 }
 
 }  // namespace
@@ -204,7 +178,7 @@ TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
 TEST(experts, of_more_rows_than_go_through_together) {
   ThreadPool threads(4);
   constexpr int64_t kTokens = 1500;
-  const Block block = make_block({WeightType::kBf16, 0, 0, false, false}, 3, 33, 17, false);
+  const Block block = make_block(plain_format(WeightType::kBf16, 0), 3, 33, 17, false);
   const std::vector<float> x = normal(kTokens * block.size, 1);
   for (const int num_used : {1, 3}) {  // all tokens to one expert, or to all
     const Routed routed = route(kTokens, 2, num_used, 5);
@@ -215,7 +189,7 @@ TEST(experts, of_more_rows_than_go_through_together) {
 TEST(experts, have_biases_and_a_clamped_activation) {
   ThreadPool threads(2);
   constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kSize = 37, kHidden = 45;
-  Block block = make_block({WeightType::kF32, 0, 0, false, false}, kNum, kSize, kHidden, true);
+  Block block = make_block(plain_format(WeightType::kF32, 0), kNum, kSize, kHidden, true);
   block.activation = Activation::kClampedSwiglu;
   const std::vector<float> x = normal(kTokens * kSize, 1);
   const Routed routed = route(kTokens, kSlots, kNum, 2);
@@ -240,7 +214,7 @@ TEST(experts, have_biases_and_a_clamped_activation) {
 }
 
 TEST(experts, that_are_not_there_add_nothing) {
-  const Block block = make_block({WeightType::kF32, 0, 0, false, false}, 3, 16, 32, false);
+  const Block block = make_block(plain_format(WeightType::kF32, 0), 3, 16, 32, false);
   const std::vector<float> x = normal(4 * block.size, 1);
   Routed routed = route(4, 2, 3, 1);
   routed.ids = {0, 2, -1, 1, 3, 1 << 30, 2, -5};

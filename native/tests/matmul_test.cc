@@ -1,134 +1,17 @@
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
 
 #include "matmul.h"
 #include "testing.h"
+#include "weights.h"
 
 using namespace jaxis;
 using namespace jaxis::testing;
 
 namespace {
-
-uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-float from_bf16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-// A matrix [n, k] packed, and the same as elements.
-struct Weight {
-  WeightFormat format;
-  int64_t n;
-  std::vector<uint8_t> packed;
-  std::vector<double> dense;      // [n, k]
-  std::vector<double> quantized;  // [n, k], without scales
-  std::vector<double> scales;     // [n, groups]
-
-  int64_t group() const { return format.group != 0 ? format.group : kActivationGroup; }
-  double scale(int64_t row, int64_t column) const {
-    return format.group != 0 ? scales[row * (format.k / format.group) + column / format.group] : scales[row];
-  }
-};
-
-// The number that an e4m3 byte stands for: its sign, four bits of exponent with a bias of 7, three of mantissa.
-double from_e4m3(int bits) {
-  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-  return bits < 128 ? magnitude : -magnitude;
-}
-
-double from_e2m1(int bits) {
-  const double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  return bits < 8 ? magnitudes[bits] : -magnitudes[bits - 8];
-}
-
-Weight make_block_scaled(WeightFormat format, int64_t n, uint32_t seed) {
-  Weight w{format, n, {}, std::vector<double>(n * format.k), {}, {}};
-  const bool is_fp8 = format.type == WeightType::kFp8;
-  const int64_t k = format.k, groups = (k + format.group - 1) / format.group;
-  const std::vector<int> codes = integers(n * k, 0, is_fp8 ? 255 : 15, seed);
-  const std::vector<int> exponents = integers(n * groups, -12, -3, seed + 1);
-  std::vector<uint8_t> data, scales;
-  std::vector<float> scales32;
-  for (const int exponent : exponents) {
-    scales.push_back(static_cast<uint8_t>(127 + exponent));
-    scales32.push_back(static_cast<float>(std::ldexp(1.25, exponent)));
-  }
-  for (int64_t i = 0; i < n * k; ++i) {
-    const int64_t at = i / k * groups + i % k / format.group;
-    const int code = is_fp8 && codes[i] % 128 == 127 ? 0 : codes[i];  // not a NaN
-    w.dense[i] = is_fp8 ? from_e4m3(code) * scales32[at] : from_e2m1(code) * std::ldexp(1.0, exponents[at]);
-    if (is_fp8 || i % 2 == 0) {
-      data.push_back(static_cast<uint8_t>(code));
-    } else {
-      data.back() = static_cast<uint8_t>(data.back() | code << 4);
-    }
-  }
-  w.packed.resize(num_panels(n) * panel_bytes(format));
-  const void* source = is_fp8 ? static_cast<const void*>(scales32.data()) : scales.data();
-  pack_panels({format, n, data.data(), source, nullptr, w.packed.data()}, 0, num_panels(n));
-  return w;
-}
-
-Weight make_weight(WeightFormat format, int64_t n, uint32_t seed) {
-  if (is_block_scaled(format.type)) return make_block_scaled(format, n, seed);
-  Weight w{format, n, {}, {}, {}, {}};
-  const int64_t k = format.k, groups = format.group != 0 ? k / format.group : 1;
-  const bool quantized = format.type == WeightType::kInt8 || format.type == WeightType::kInt4;
-  const std::vector<float> elements = normal(quantized ? n * groups : n * k, seed);
-  std::vector<uint8_t> data, zero_points;
-  std::vector<float> scales32;
-  std::vector<uint16_t> data16, scales16;
-  w.dense.resize(n * k);
-  if (quantized) {
-    const bool four = format.type == WeightType::kInt4;
-    const int neutral = four ? 8 : 128;
-    const std::vector<int> q = integers(n * k, 0, 2 * neutral - 1, seed + 1);
-    const std::vector<int> zeros = integers(n * groups, 0, 2 * neutral - 1, seed + 2);
-    for (int64_t i = 0; i < n * groups; ++i) {
-      // Not a choice between the number and what is left of it in bfloat16: GCC 12 takes the number for both.
-      const float scale = 0.01f + std::abs(elements[i]);
-      scales16.push_back(to_bf16(scale));
-      scales32.push_back(from_bf16(scales16.back()));
-      if (format.has_wide_scales) scales32.back() = scale;
-      w.scales.push_back(scales32.back());
-      if (format.has_zero_points) zero_points.push_back(static_cast<uint8_t>(zeros[i]));
-    }
-    w.quantized.resize(n * k);
-    for (int64_t i = 0; i < n * k; ++i) {
-      const int64_t row = i / k, column = i % k;
-      const int64_t scale_at = format.group != 0 ? row * groups + column / format.group : row;
-      w.quantized[i] = q[i] - (format.has_zero_points ? zeros[scale_at] : neutral);
-      w.dense[i] = w.quantized[i] * w.scales[scale_at];
-      if (four) {
-        if (column % 2 == 0) data.push_back(static_cast<uint8_t>(q[i] | q[i + 1] << 4));
-      } else {
-        data.push_back(static_cast<uint8_t>(format.has_zero_points ? q[i] : q[i] - 128));
-      }
-    }
-  } else {
-    for (int64_t i = 0; i < n * k; ++i) {
-      data16.push_back(to_bf16(elements[i]));
-      w.dense[i] = format.type == WeightType::kF32 ? elements[i] : from_bf16(data16.back());
-    }
-  }
-  const void* source = quantized                          ? static_cast<const void*>(data.data())
-                       : format.type == WeightType::kBf16 ? static_cast<const void*>(data16.data())
-                                                          : static_cast<const void*>(elements.data());
-  const void* scales =
-      format.group != 0 && !format.has_wide_scales ? static_cast<const void*>(scales16.data()) : scales32.data();
-  w.packed.resize(num_panels(n) * panel_bytes(format));
-  pack_panels({format, n, source, quantized ? scales : nullptr, format.has_zero_points ? zero_points.data() : nullptr,
-               w.packed.data()},
-              0, num_panels(n));
-  return w;
-}
 
 // What the activations become, by the definition: round(x / (max |x| / 127)), by row and group.
 std::vector<double> quantized_activations(const std::vector<float>& x, int64_t k, int64_t group) {
@@ -176,9 +59,7 @@ struct Expected {
 Expected product(const std::vector<float>& x, const Weight& w, bool quantize) {
   const int64_t k = w.format.k, rows = static_cast<int64_t>(x.size()) / k;
   const std::vector<double> used =
-      quantize ? quantized_activations(x, k, w.group()) : std::vector<double>(x.begin(), x.end());
-  // Zero points may be taken off after the sum, so errors are relative to sums with them.
-  const double range = w.format.type == WeightType::kInt8 ? 256 : w.format.type == WeightType::kInt4 ? 16 : 0;
+      quantize ? quantized_activations(x, k, w.activation_group()) : std::vector<double>(x.begin(), x.end());
   Expected out{std::vector<double>(rows * w.n), std::vector<double>(rows * w.n)};
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t o = 0; o < w.n; ++o) {
@@ -186,7 +67,7 @@ Expected product(const std::vector<float>& x, const Weight& w, bool quantize) {
       for (int64_t i = 0; i < k; ++i) {
         const double weight = w.dense[o * k + i];
         sum += used[row * k + i] * weight;
-        magnitude += std::abs(used[row * k + i]) * (range == 0 ? std::abs(weight) : range * w.scale(o, i));
+        magnitude += std::abs(used[row * k + i]) * (w.magnitudes.empty() ? std::abs(weight) : w.magnitudes[o * k + i]);
       }
       out.value[row * w.n + o] = sum;
       out.tolerance[row * w.n + o] = 1e-6 * magnitude + 1e-30;
@@ -203,38 +84,13 @@ void check(const std::vector<float>& actual, const Expected& expected) {
 }
 
 std::vector<WeightFormat> formats(int64_t k) {
-  std::vector<WeightFormat> out = {{WeightType::kF32, k, 0, false, false},
-                                   {WeightType::kBf16, k, 0, false, false},
-                                   {WeightType::kInt8, k, 0, false, false},
-                                   {WeightType::kFp8, k, 128, false, false},
-                                   {WeightType::kFp8, k, 32, false, false}};
-  if (k % 32 == 0) out.push_back({WeightType::kMxfp4, k, 32, false, false});
-  for (const int64_t group : {32, 64, 128}) {
-    if (k % group != 0) continue;
-    for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-      for (const bool zero_points : {false, true}) {
-        // Wide scales are told apart in one place: one size of group will do.
-        for (const bool wide : {false, true}) {
-          if (!wide || group == 64) out.push_back({type, k, group, zero_points, wide});
-        }
-      }
-    }
-  }
+  std::vector<WeightFormat> out = {plain_format(WeightType::kF32, k), plain_format(WeightType::kBf16, k),
+                                   plain_format(WeightType::kInt8, k), plain_format(WeightType::kFp8, k, 128),
+                                   plain_format(WeightType::kFp8, k, 32)};
+  if (k % 32 == 0) out.push_back(plain_format(WeightType::kMxfp4, k, 32));
+  const std::vector<WeightFormat> codes = code_formats(k);
+  out.insert(out.end(), codes.begin(), codes.end());
   return out;
-}
-
-// Calls function(format, quantize) for each way to multiply.
-template <typename Function>
-void for_each_way(int64_t k, const Function& function) {
-  for (const WeightFormat& format : formats(k)) {
-    function(format, false);
-    if (format.type == WeightType::kInt8 || format.type == WeightType::kInt4) function(format, true);
-  }
-}
-
-std::string name(const WeightFormat& f) {
-  return text("type", static_cast<int>(f.type), "k", f.k, "group", f.group, "zero points", f.has_zero_points,
-              "wide scales", f.has_wide_scales);
 }
 
 }  // namespace
@@ -242,7 +98,7 @@ std::string name(const WeightFormat& f) {
 TEST(matmul, equals_the_sum_of_products) {
   ThreadPool threads(4);
   for (const int64_t k : {1, 5, 61, 64, 130, 384}) {
-    for_each_way(k, [&](const WeightFormat& format, bool quantize) {
+    for_each_way(formats(k), [&](const WeightFormat& format, bool quantize) {
       for (const int64_t n : {1, 31, 32, 70}) {
         const Weight weight = make_weight(format, n, static_cast<uint32_t>(k + n));
         const std::vector<float> all = normal(40 * k, 1);
@@ -263,7 +119,7 @@ TEST(matmul, equals_the_sum_of_products) {
 TEST(matmul, of_a_row_does_not_depend_on_rows_or_threads) {
   ThreadPool threads(4);
   constexpr int64_t kColumns = 384, kRows = 57;
-  for_each_way(kColumns, [&](const WeightFormat& format, bool quantize) {
+  for_each_way(formats(kColumns), [&](const WeightFormat& format, bool quantize) {
     const Weight weight = make_weight(format, 100, 1);
     const std::vector<float> x = normal(kRows * kColumns, 2);
     const std::vector<float> together = multiply(x, {weight}, quantize, Activation::kNone, threads.pool())[0];
@@ -280,7 +136,7 @@ TEST(matmul, of_a_row_does_not_depend_on_rows_or_threads) {
 TEST(matmul, several_matrices_are_as_one_after_the_other) {
   ThreadPool threads(4);
   constexpr int64_t kColumns = 128;
-  for_each_way(kColumns, [&](const WeightFormat& format, bool quantize) {
+  for_each_way(formats(kColumns), [&](const WeightFormat& format, bool quantize) {
     std::vector<Weight> weights;
     for (const int64_t n : {64, 7, 33}) weights.push_back(make_weight(format, n, static_cast<uint32_t>(n)));
     for (const int64_t rows : {1, 9}) {
@@ -296,7 +152,7 @@ TEST(matmul, several_matrices_are_as_one_after_the_other) {
 TEST(matmul, gated_is_the_activation_times_the_other_product) {
   ThreadPool threads(4);
   constexpr int64_t kColumns = 64, kOut = 45;
-  for_each_way(kColumns, [&](const WeightFormat& format, bool quantize) {
+  for_each_way(formats(kColumns), [&](const WeightFormat& format, bool quantize) {
     const std::vector<Weight> weights = {make_weight(format, kOut, 1), make_weight(format, kOut, 2)};
     for (const int64_t rows : {1, 9}) {
       std::vector<float> x = normal(rows * kColumns, 3);
@@ -337,4 +193,26 @@ TEST(matmul, rows_of_the_matrix_are_what_was_packed) {
       check_close(out, expected, 1e-6, 0.0);
     }
   }
+}
+
+TEST(matmul, codes_of_fewer_bits_are_packed_as_four) {
+  for (const int64_t bits : {2, 3}) {
+    const WeightFormat format = code_format(64, 16, 4, bits == 3 ? 4 : 0, ScaleType::kF16);
+    const Weight weight = make_codes(format, 33, 1, bits);
+    std::vector<int32_t> ids(33);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    std::vector<float> out(weight.dense.size());
+    kernels().packed_rows({ids.data(), 33, format, weight.packed.data(), 33, out.data()}, no_pool());
+    check_close(out, weight.dense, 1e-6, 0.0);
+  }
+}
+
+TEST(matmul, a_panel_of_codes_takes_the_bits_of_its_format) {
+  const auto bits = [](const WeightFormat& f) { return static_cast<double>(panel_bytes(f)) * 8 / (f.k * kPanelRows); };
+  CHECK(bits(code_format(256, 32, 8, 128, ScaleType::kF16)) == 8.5);
+  CHECK(bits(code_format(256, 32, 5, 16, ScaleType::kF16)) == 5.5);
+  const WeightFormat q4_k = code_format(256, 32, 4, 0, ScaleType::kU8, ScaleType::kU8);
+  CHECK(bits(super_format(q4_k, ScaleType::kF16, 256)) == 4.625);
+  const WeightFormat q6_k = code_format(256, 16, 6, 32, ScaleType::kI8);
+  CHECK(bits(super_format(q6_k, ScaleType::kF16, 256)) == 6.5625);
 }

@@ -7,6 +7,7 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import ACTIVATIONS, WEIGHT_TYPES
+from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 
@@ -136,7 +137,14 @@ def test_latent_attention_checks_shapes(changes, message):
         latent_attention(**changes)
 
 
-def matmul(type_number, *, group=0, activation="none", num_matrices=1, panels=1, quantize=False):
+def encoded(type_number, **fields):
+    """A format as the kernels take it, with a number that WEIGHT_TYPES may not have."""
+    format = WeightFormat("float32", 64, **fields).encode()
+    format[0] = type_number
+    return format
+
+
+def matmul(type_number, *, activation="none", num_matrices=1, panels=1, quantize=False, **fields):
     packed = jnp.zeros((panels, 32 * 64 * 4), jnp.uint8)
     return call(
         "matmul",
@@ -144,10 +152,7 @@ def matmul(type_number, *, group=0, activation="none", num_matrices=1, panels=1,
         floats(2, 64),
         *[packed] * num_matrices,
         n=np.full(num_matrices, 32, np.int64),
-        type=np.int32(type_number),
-        group=np.int64(group),
-        has_zero_points=False,
-        has_wide_scales=False,
+        format=encoded(type_number, **fields),
         quantize_activations=quantize,
         activation=np.int32(ACTIVATIONS.get(activation, activation)),
     )
@@ -171,14 +176,70 @@ def test_matmul_takes_what_fits():
         ({"type_number": WEIGHT_TYPES["float32"], "panels": 2}, "the packed weight's size does not fit"),
         ({"type_number": WEIGHT_TYPES["float32"], "quantize": True}, "quantized for integer weights only"),
         ({"type_number": WEIGHT_TYPES["float8_e4m3fn"]}, "fp8 weights have groups"),
-        ({"type_number": WEIGHT_TYPES["float4_e2m1fn"], "group": 48}, "groups of mxfp4 weights divide"),
-        ({"type_number": WEIGHT_TYPES["int4"]}, "int4 weights have groups"),
-        ({"type_number": WEIGHT_TYPES["int8"], "group": 256}, "integer weights have groups of 32, 64, 96 or 128"),
+        ({"type_number": WEIGHT_TYPES["float4_e2m1fn"], "group_size": 48}, "groups of mxfp4 weights divide"),
+        ({"type_number": WEIGHT_TYPES["int8"], "group_size": 32}, "int8 weights have one scale a row"),
+        ({"type_number": WEIGHT_TYPES["float32"], "group_size": -32}, "unknown weight type"),
+        ({"type_number": 1 << 32}, "unknown weight type"),
     ],
 )
 def test_matmul_checks_formats_and_activations(arguments, message):
     with error(f"matmul: .*{message}"):
         matmul(**arguments)
+
+
+CODES = {"group_size": 32, "bits": 4, "scale": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"group_size": 0}, "groups of 16, 32"),
+        ({"group_size": 8}, "groups of 16, 32"),
+        ({"group_size": 48}, "groups of 16, 32"),
+        ({"group_size": 256}, "groups of 16, 32"),
+        ({"group_size": 128}, "groups of codes divide the columns"),
+        ({"bits": 3}, "codes have 4, 5, 6 or 8 bits"),
+        ({"bits": 7}, "codes have 4, 5, 6 or 8 bits"),
+        ({"offset": 16}, "the offset of codes is one of them"),
+        ({"scale": "none"}, "the type of the scales is unknown"),
+        ({"minimum": "float16", "has_zero_points": True}, "minima or zero points, not both"),
+        ({"super_scale": "bfloat16", "super_block": 64}, "super-scales are float16 or float32"),
+        ({"super_scale": "float16"}, "super-blocks are of whole groups"),
+        ({"super_scale": "float16", "super_block": 16}, "super-blocks are of whole groups"),
+        ({"super_scale": "float16", "super_block": 256}, "super-blocks are of whole groups"),
+        ({"levels": (1.0,), "bits": 5}, "levels are of 4 bits"),
+        ({"levels": (1.0,), "offset": 8}, "levels are of 4 bits"),
+        ({"levels": (float("nan"),)}, "levels are finite"),
+        ({"levels": (0.5,), "quantize": True}, "quantized for integer weights only"),
+        ({}, "the packed weight's size does not fit"),
+    ],
+    ids=str,
+)
+def test_matmul_checks_formats_of_codes(fields, message):
+    with error(f"matmul: .*{message}"):
+        matmul(WEIGHT_TYPES["codes"], **{**CODES, **fields})
+
+
+@pytest.mark.parametrize("place", [4, 5, 7])
+def test_an_unknown_type_of_scales_is_not_read_as_another(place):
+    format = WeightFormat("codes", 64, **CODES).encode()
+    format[place] = 99
+    with error("the type of the scales is unknown|the type of the minima is unknown|super-scales are"):
+        call(
+            "packed_rows",
+            jax.ShapeDtypeStruct((1, 64), F32),
+            ints(0),
+            jnp.zeros(4, jnp.uint8),
+            format=format,
+            n=np.int64(1),
+        )
+
+
+def test_a_format_of_another_size_is_not_read():
+    operands = ints(0), jnp.zeros((1, 64 * 32 * 4), jnp.uint8)
+    for format in (encoded(0)[:-1], np.append(encoded(0), 0)):
+        with error("packed_rows: .*unknown weight type"):
+            call("packed_rows", jax.ShapeDtypeStruct((1, 64), F32), *operands, format=format, n=np.int64(1))
 
 
 def test_experts_and_heads_check_types():
@@ -189,8 +250,8 @@ def test_experts_and_heads_check_types():
     output = jax.ShapeDtypeStruct((3, 32), F32)
 
     def experts(type_number, activation):
-        formats = np.array([type_number, 0, 0, 0] * 2, np.int64)
-        return call("experts", output, *operands, formats=formats, activation=np.int32(activation), **options)
+        formats = {"format": encoded(type_number), "down_format": encoded(type_number)}
+        return call("experts", output, *operands, activation=np.int32(activation), **formats, **options)
 
     assert experts(WEIGHT_TYPES["float32"], ACTIVATIONS["silu"]).shape == (3, 32)
     with error("experts: .*unknown weight type"):
@@ -201,7 +262,7 @@ def test_experts_and_heads_check_types():
         experts(WEIGHT_TYPES["float32"], -1)
     with error("head_matmul: .*fp8 weights have groups"):
         output = jax.ShapeDtypeStruct((3, 2, 32), F32)
-        call("head_matmul", output, floats(3, 2, 32), stack, type=np.int32(WEIGHT_TYPES["float8_e4m3fn"]))
+        call("head_matmul", output, floats(3, 2, 32), stack, format=encoded(WEIGHT_TYPES["float8_e4m3fn"]))
 
 
 def test_small_kernels_check_shapes():

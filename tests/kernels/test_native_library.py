@@ -9,6 +9,7 @@ import pytest
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native, native_constants
+from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
 from tests.support.places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
@@ -57,10 +58,13 @@ def test_every_function_that_is_no_handler_has_a_signature(path):
 
 def test_an_unknown_type_is_no_other_type():
     library = native.library()
-    assert library.jaxis_panel_bytes(native_constants.WEIGHT_TYPES["int4"], 64, 32, False, False) > 0
-    assert library.jaxis_panel_bytes(99, 64, 32, False, False) == -1
-    assert library.jaxis_panel_bytes(native_constants.WEIGHT_TYPES["int4"], 64, 48, False, False) == -1
-    assert not library.jaxis_pack(99, 32, 64, 0, False, None, None, None, None, 0, 1)
+    codes = WeightFormat("codes", 64, 32, bits=4, scale="float16").encode()
+    assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size, 64) == 32 * 64 * 9 // 16
+    assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size - 1, 64) == -1
+    assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size, 48) == -1
+    codes[0] = 99
+    assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size, 64) == -1
+    assert not library.jaxis_pack(codes.ctypes.data, codes.size, 32, 64, 4, False, *[None] * 8, 0, 1)
     unsupported = native_constants.QUANTIZE_STATUS["unsupported"]
     assert library.jaxis_quantize(99, 0, None, 1, 64, 64, True, None, None, None) == unsupported
     assert library.jaxis_quantize(0, 99, None, 1, 64, 64, True, None, None, None) == unsupported

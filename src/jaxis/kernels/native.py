@@ -41,10 +41,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "jaxis_isa": (ctypes.c_char_p, []),
     "jaxis_supported_isas": (ctypes.c_char_p, []),
     "jaxis_constants": (ctypes.POINTER(_Constant), []),
-    # type, k, group, has_zero_points, has_wide_scales
-    "jaxis_panel_bytes": (_i64, [_i32, _i64, _i64, _bool, _bool]),
-    # type, n, k, group, has_wide_scales, data, scales, zero_points, packed, first panel, last panel
-    "jaxis_pack": (_bool, [_i32, _i64, _i64, _i64, _bool, _pointer, _pointer, _pointer, _pointer, _i64, _i64]),
+    # format, its numbers, k
+    "jaxis_panel_bytes": (_i64, [_pointer, _i64, _i64]),
+    # format, its numbers, n, k, bits of the source, is_signed, data, scales, high, zero_points, minima, super_scales,
+    # super_minima, packed, first panel, last panel
+    "jaxis_pack": (_bool, [_pointer, _i64, _i64, _i64, _i64, _bool, *[_pointer] * 8, _i64, _i64]),
     # type, calibration, weight, rows, k, group, wide_scales, qvalue, scales, zero_points -> status
     "jaxis_quantize": (_i32, [_i32, _i32, _pointer, _i64, _i64, _i64, _bool, _pointer, _pointer, _pointer]),
     # type, calibration, weight, rows, k, group, packed, first panel, last panel -> status

@@ -6,7 +6,8 @@ fails to load instead of giving wrong results.
 
 from __future__ import annotations
 
-WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
+WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "codes": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
+SCALE_TYPES = {"none": 0, "float32": 1, "bfloat16": 2, "float16": 3, "uint8": 4, "int8": 5, "float8_e4m3fn": 6}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 CALIBRATIONS = {"int8_absmax": 0, "int4_absmax": 1, "int4_minmax": 2, "int4_mse": 3}
@@ -18,6 +19,12 @@ MAX_MATRICES = 4
 """Weights that one product takes at most."""
 ACTIVATION_GROUP = 64
 """Features of an activation that share a scale, where the weight has one scale a row."""
+CODE_UNIT = 32
+"""Columns of a weight of codes that are packed together; groups are multiples of it, or half of it."""
+MAX_CODE_GROUP = 128
+"""Columns of codes that share a scale at most."""
+MAX_LEVELS = 16
+"""Levels that codes stand for at most."""
 ATTENTION_TILE = 16
 """Block sizes and head dimensions of the attention kernels are multiples of this."""
 MAX_HEAD_DIM = 256
@@ -30,6 +37,7 @@ def table() -> dict[str, int]:
     """Every constant, by its name in the library."""
     enums = {
         "weight_type": WEIGHT_TYPES,
+        "scale_type": SCALE_TYPES,
         "activation": ACTIVATIONS,
         "float_type": FLOAT_TYPES,
         "calibration": CALIBRATIONS,
@@ -39,6 +47,9 @@ def table() -> dict[str, int]:
         "panel_rows": PANEL_ROWS,
         "max_matrices": MAX_MATRICES,
         "activation_group": ACTIVATION_GROUP,
+        "code_unit": CODE_UNIT,
+        "max_code_group": MAX_CODE_GROUP,
+        "max_levels": MAX_LEVELS,
         "attention_tile": ATTENTION_TILE,
         "max_head_dim": MAX_HEAD_DIM,
         "vocab_tile": VOCAB_TILE,

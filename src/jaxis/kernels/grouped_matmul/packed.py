@@ -91,7 +91,6 @@ def experts(
     Returns:
       float32 [T, E].
     """
-    formats = [[int(value) for value in weight.attributes().values()] for weight in (gate, down)]
     return native.call(
         "experts",
         jax.ShapeDtypeStruct(x.shape, jnp.float32),
@@ -102,7 +101,8 @@ def experts(
         up.data,
         down.data,
         *biases,
-        formats=np.asarray(formats, np.int64).reshape(-1),
+        format=gate.format.encode(),
+        down_format=down.format.encode(),
         num_experts=np.int64(len(gate.data)),
         hidden_size=np.int64(gate.shape[0]),
         quantize_activations=act_qtype is not None,

@@ -24,5 +24,5 @@ def pack(weight: np.ndarray) -> packed.PackedWeight:
 def head_matmul(x: jax.Array, weight: packed.PackedWeight) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.head_matmul.head_matmul`."""
     output = jax.ShapeDtypeStruct((*x.shape[:2], weight.shape[0]), jnp.float32)
-    kind = weight.attributes()["type"]
-    return native.call("head_matmul", output, x.astype(jnp.float32), weight.data, type=np.int32(kind)).astype(x.dtype)
+    operands = x.astype(jnp.float32), weight.data
+    return native.call("head_matmul", output, *operands, format=weight.format.encode()).astype(x.dtype)

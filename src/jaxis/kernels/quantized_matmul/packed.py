@@ -5,10 +5,8 @@ Their layout is described in native/src/matmul.h. They are for inference only: t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +15,15 @@ import numpy as np
 
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.host_threads import for_each_part
-from jaxis.kernels.native_constants import ACTIVATIONS, PANEL_ROWS, WEIGHT_TYPES
+from jaxis.kernels.native_constants import ACTIVATIONS, PANEL_ROWS
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
+from jaxis.kernels.quantized_matmul.coded import CodedWeight
+from jaxis.kernels.quantized_matmul.pack_codes import CodeSources, sources_of_codes, sources_of_integers
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
-from jaxis.kernels.quantized_matmul.weight import QTYPES, QuantizedWeight, WeightScheme
+from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight, WeightScheme
+from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
 
 GROUP_SIZES = (32, 64, 128)
 _PANELS_PER_TASK_BYTES = 1 << 20
@@ -39,20 +40,12 @@ class PackedWeight:
     Attributes:
       data: uint8 [..., panels, panel's bytes]: 32 rows a panel.
       shape: (out, in) of each weight.
-      qtype: "float32", "bfloat16", "int8", "int4", "float8_e4m3fn" or "float4_e2m1fn".
-      group_size: Columns that share a scale; 0 if each row has one scale or none.
-      has_zero_points: Whether each group has a zero point.
-      has_wide_scales: Whether the groups' scales are float32 instead of bfloat16.
-      act_qtype: "int8" quantizes the input of its products dynamically; None does not.
+      format: What weights must share to be multiplied in one kernel call.
     """
 
     data: jax.Array | np.ndarray
     shape: tuple[int, int] = field(metadata={"static": True})
-    qtype: str = field(metadata={"static": True})
-    group_size: int = field(default=0, metadata={"static": True})
-    has_zero_points: bool = field(default=False, metadata={"static": True})
-    has_wide_scales: bool = field(default=False, metadata={"static": True})
-    act_qtype: str | None = field(default=None, metadata={"static": True})
+    format: WeightFormat = field(metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -60,18 +53,14 @@ class PackedWeight:
         return self.data.nbytes
 
     @property
-    def format(self) -> tuple:
-        """The properties that weights must share to be multiplied in one kernel call."""
-        return self.shape[1], self.qtype, self.group_size, self.has_zero_points, self.has_wide_scales, self.act_qtype
+    def qtype(self) -> str:
+        """A key of WEIGHT_TYPES."""
+        return self.format.qtype
 
-    def attributes(self) -> dict[str, Any]:
-        """The format as attributes of the kernels."""
-        return {
-            "type": np.int32(WEIGHT_TYPES[self.qtype]),
-            "group": np.int64(self.group_size),
-            "has_zero_points": self.has_zero_points,
-            "has_wide_scales": self.has_wide_scales,
-        }
+    @property
+    def act_qtype(self) -> str | None:
+        """ "int8" quantizes the input of its products dynamically; None does not."""
+        return self.format.act_qtype
 
 
 def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
@@ -85,11 +74,13 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
         weight = weight.astype(np.float32, copy=False)
-    return _pack(weight.shape, qtype, 0, weight, None, None, allocate)
+    return _pack(weight.shape, WeightFormat(qtype, weight.shape[1]), weight, None, allocate)
 
 
-def can_pack(weight: QuantizedWeight | BlockScaledWeight) -> bool:
+def can_pack(weight: QuantizedWeight | BlockScaledWeight | CodedWeight) -> bool:
     """Whether the kernels take this weight."""
+    if isinstance(weight, CodedWeight):
+        return sources_of_codes(weight) is not None
     if isinstance(weight, BlockScaledWeight):
         rows, columns = weight.block_shape
         if weight.qtype == "float4_e2m1fn":
@@ -108,20 +99,21 @@ def has_kernel(qtype: str, in_size: int, group_size: int | None) -> bool:
 
 def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) -> PackedWeight:
     """Like `pack`, for a weight that `can_pack` accepts; elements, scales and zero points keep their values."""
-    scale = np.asarray(weight.scale)
-    zero_point = None if weight.zero_point is None else np.asarray(weight.zero_point)
-    group_size = weight.group_size
-    if scale.shape[1] == 1 and weight.qtype == "int8":
-        group_size, scale = 0, scale.astype(np.float32, copy=False)
-    elif scale.shape[1] == 1 and weight.shape[1] % DEFAULT_ACT_TILE == 0:
-        # The kernels have no int4 with one scale per row: use the groups in which activations are quantized.
-        group_size, groups = DEFAULT_ACT_TILE, weight.shape[1] // DEFAULT_ACT_TILE
-        scale = np.repeat(scale, groups, axis=1)
-        zero_point = None if zero_point is None else np.repeat(zero_point, groups, axis=1)
-    if scale.dtype != ml_dtypes.bfloat16:
-        scale = scale.astype(np.float32, copy=False)
-    packed = _pack(weight.shape, weight.qtype, group_size, np.asarray(weight.qvalue), scale, zero_point, allocate)
-    return dataclasses.replace(packed, act_qtype=weight.act_qtype)
+    is_one_group = weight.scale.shape[1] == 1
+    if is_one_group and weight.qtype == "int8":
+        scale = np.asarray(weight.scale).astype(np.float32, copy=False)
+        weight_format = WeightFormat("int8", weight.shape[1], act_qtype=weight.act_qtype)
+        return _pack(weight.shape, weight_format, np.asarray(weight.qvalue), scale, allocate)
+    # The kernels have no int4 with one scale per row: use the groups in which activations are quantized.
+    is_wide = is_one_group and weight.shape[1] % DEFAULT_ACT_TILE == 0
+    group_size = DEFAULT_ACT_TILE if is_wide else weight.group_size
+    return _pack_codes(weight.shape, *sources_of_integers(weight, group_size), allocate)
+
+
+def pack_coded(weight: CodedWeight, allocate: Allocate | None = None) -> PackedWeight | None:
+    """Like `pack`; elements keep their values. None if the kernels do not take the weight."""
+    sources = sources_of_codes(weight)
+    return None if sources is None else _pack_codes(weight.shape, *sources, allocate)
 
 
 def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> PackedWeight:
@@ -130,7 +122,8 @@ def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> 
     scale = np.asarray(weight.scale)
     if weight.qtype == "float8_e4m3fn":
         scale = np.repeat(scale.astype(np.float32), rows, axis=0)[: weight.shape[0]]
-    return _pack(weight.shape, weight.qtype, columns, np.asarray(weight.value), scale, None, allocate)
+    weight_format = WeightFormat(weight.qtype, weight.shape[1], columns)
+    return _pack(weight.shape, weight_format, np.asarray(weight.value), scale, allocate)
 
 
 def quantize_and_pack(
@@ -149,12 +142,25 @@ def quantize_and_pack(
     is_grouped = scheme.group_size in GROUP_SIZES and scheme.group_size < in_size
     if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
         return None
-    group_size, has_zero_points = scheme.group_size or 0, scheme.weight_calibration_method == "minmax"
-    panels = _empty_panels(weight.shape, qtype, group_size, has_zero_points, False, allocate)
+    has_zero_points = scheme.weight_calibration_method == "minmax"
+    if is_whole_row:
+        weight_format = WeightFormat("int8", in_size, act_qtype=scheme.act_qtype)
+    else:
+        bits = 8 if qtype == "int8" else 4
+        weight_format = WeightFormat(
+            "codes",
+            in_size,
+            scheme.group_size or 0,
+            bits=bits,
+            offset=0 if has_zero_points else 128 if bits == 8 else INT4_OFFSET,
+            scale="bfloat16",
+            has_zero_points=has_zero_points,
+            act_qtype=scheme.act_qtype,
+        )
+    panels = _empty_panels(weight.shape, weight_format, allocate)
     if not quantize_native.quantize_panels(weight, scheme, panels, PANEL_ROWS):
         raise ValueError(NOT_FINITE)
-    data = panels if allocate is not None else device_array(panels)
-    return PackedWeight(data, weight.shape, qtype, group_size, has_zero_points, act_qtype=scheme.act_qtype)
+    return PackedWeight(panels if allocate is not None else device_array(panels), weight.shape, weight_format)
 
 
 def matmul(
@@ -182,7 +188,7 @@ def matmul(
         n=np.asarray(sizes, np.int64),
         quantize_activations=act_qtype is not None,
         activation=np.int32(ACTIVATIONS[activation or "none"]),
-        **weights[0].attributes(),
+        format=weights[0].format.encode(),
     )
     return [result.reshape(*x.shape[:-1], result.shape[-1]) for result in results]
 
@@ -190,39 +196,71 @@ def matmul(
 def lookup(ids: jax.Array, weight: PackedWeight) -> jax.Array:
     """Rows of a weight: ids i32 [T] -> float32 [T, in]; ids out of range are clipped."""
     output = jax.ShapeDtypeStruct((*ids.shape, weight.shape[1]), jnp.float32)
-    return native.call("packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), **weight.attributes())
+    return native.call(
+        "packed_rows", output, ids, weight.data, n=np.int64(weight.shape[0]), format=weight.format.encode()
+    )
 
 
 def _pack(
     shape: tuple[int, ...],
-    qtype: str,
-    group_size: int,
+    weight_format: WeightFormat,
     data: np.ndarray,
     scale: np.ndarray | None,
-    zero_point: np.ndarray | None,
+    allocate: Allocate | None,
+) -> PackedWeight:
+    return _pack_panels(shape, weight_format, 0, False, [data, scale], allocate)
+
+
+def _pack_codes(
+    shape: tuple[int, ...], weight_format: WeightFormat, sources: CodeSources, allocate: Allocate | None
+) -> PackedWeight:
+    arrays = [
+        sources.data,
+        sources.scale,
+        sources.high,
+        sources.zero_point,
+        sources.minimum,
+        sources.super_scale,
+        sources.super_minimum,
+    ]
+    return _pack_panels(shape, weight_format, sources.bits, sources.data.dtype == np.int8, arrays, allocate)
+
+
+def _pack_panels(
+    shape: tuple[int, ...],
+    weight_format: WeightFormat,
+    bits: int,
+    is_signed: bool,
+    arrays: Sequence[np.ndarray | None],
     allocate: Allocate | None,
 ) -> PackedWeight:
     library = native.library()
     assert library is not None
     rows, columns = shape
-    has_zero_points = zero_point is not None
-    has_wide_scales = qtype in QTYPES and group_size != 0 and scale is not None and scale.dtype == np.float32
-    packed = _empty_panels(shape, qtype, group_size, has_zero_points, has_wide_scales, allocate)
+    packed = _empty_panels(shape, weight_format, allocate)
     num_panels, panel_bytes = packed.shape
     # Held in a variable, so that copies by ascontiguousarray live until they are packed.
-    sources = [None if a is None else np.ascontiguousarray(a) for a in (data, scale, zero_point)]
-    pointers = [None if a is None else a.ctypes.data for a in sources]
-    weight_type = WEIGHT_TYPES[qtype]
+    sources = [None if a is None else np.ascontiguousarray(a) for a in arrays]
+    pointers = [None if a is None else a.ctypes.data for a in sources] + [None] * (7 - len(sources))
+    encoded = weight_format.encode()
 
     def pack_panels(first: int, last: int) -> None:
         is_packed = library.jaxis_pack(
-            weight_type, rows, columns, group_size, has_wide_scales, *pointers, packed.ctypes.data, first, last
+            encoded.ctypes.data,
+            encoded.size,
+            rows,
+            columns,
+            bits,
+            is_signed,
+            *pointers,
+            packed.ctypes.data,
+            first,
+            last,
         )
         assert is_packed  # a panel size implies that the kernel can pack
 
     for_each_part(pack_panels, num_panels, max(1, _PANELS_PER_TASK_BYTES // panel_bytes))
-    panels = packed if allocate is not None else device_array(packed)
-    return PackedWeight(panels, (rows, columns), qtype, group_size, has_zero_points, has_wide_scales)
+    return PackedWeight(packed if allocate is not None else device_array(packed), (rows, columns), weight_format)
 
 
 def device_array(packed: np.ndarray) -> jax.Array:
@@ -231,18 +269,12 @@ def device_array(packed: np.ndarray) -> jax.Array:
     return jax.device_put(packed, may_alias=True)
 
 
-def _empty_panels(
-    shape: tuple[int, ...],
-    qtype: str,
-    group_size: int,
-    has_zero_points: bool,
-    has_wide_scales: bool,
-    allocate: Allocate | None,
-) -> np.ndarray:
+def _empty_panels(shape: tuple[int, ...], weight_format: WeightFormat, allocate: Allocate | None) -> np.ndarray:
     library = native.library()
     assert library is not None
-    panel_bytes = library.jaxis_panel_bytes(WEIGHT_TYPES[qtype], shape[1], group_size, has_zero_points, has_wide_scales)
+    encoded = weight_format.encode()
+    panel_bytes = library.jaxis_panel_bytes(encoded.ctypes.data, encoded.size, shape[1])
     if panel_bytes < 0:
-        raise ValueError(f"no kernel takes {qtype} weights of {shape[1]} columns in groups of {group_size}")
+        raise ValueError(f"no kernel takes weights of the format {weight_format}")
     num_panels = -(-shape[0] // PANEL_ROWS)
     return (allocate or native_memory.empty)((num_panels, panel_bytes))

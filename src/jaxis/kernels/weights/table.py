@@ -144,7 +144,7 @@ TABLE: dict[type, Operations] = {
         matmul=_matmul_codes,
         lookup=_lookup_codes,
         dequantize=dequantize_codes,
-        pack=lambda *_: None,
+        pack=lambda weight, _, allocate: packed.pack_coded(weight, allocate),
         experts=experts_by_groups,
         round_input=round_input_of_codes,
     ),

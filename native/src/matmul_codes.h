@@ -1,0 +1,523 @@
+// The innermost loops of products with low-bit codes, group by group of columns.
+//
+// A single row reads the codes where they are packed. For more rows a part of the panel is unpacked first, to a byte or
+// to a float32 a code, and every block of rows goes through that. Both do the same arithmetic in the same order.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "code_bytes.h"
+#include "dot.h"
+#include "low_precision_floats.h"
+#include "matmul.h"
+#include "matmul_micro.h"
+#include "simd.h"
+
+namespace jaxis::JAXIS_ISA {
+
+enum class CodeKind { kNibbles, kByteLevels, kFloatLevels, kFiveBits, kSixBits, kBytes };
+
+// What the loops need to know of a format.
+struct CodeReader {
+  CodeKind kind;
+  CodeLayout layout;
+  ScaleType scale, minimum, super_scale;
+  bool has_zero_points;
+  int32_t zero;  // what each byte is more than its value
+  uint8_t byte_levels[kMaxLevels];
+  float float_levels[kMaxLevels];
+
+  bool has_minima() const { return minimum != ScaleType::kNone; }
+  const uint8_t* span(const uint8_t* panel, int64_t s) const {
+    return panel + (s / layout.spans_per_super + 1) * layout.super_bytes + s * layout.span_bytes;
+  }
+};
+
+inline CodeReader code_reader(const WeightFormat& f) {
+  CodeReader out{};
+  if (f.type != WeightType::kCodes) return out;
+  const ByteLevels levels = byte_levels(f);
+  out.layout = code_layout(f);
+  out.scale = f.scale;
+  out.minimum = f.minimum;
+  out.super_scale = f.super_scale;
+  out.has_zero_points = f.has_zero_points;
+  out.zero = levels.exist ? levels.zero : static_cast<int32_t>(f.offset);
+  std::memcpy(out.byte_levels, levels.bytes, sizeof out.byte_levels);
+  std::memcpy(out.float_levels, f.levels, sizeof out.float_levels);
+  if (f.has_levels) {
+    out.kind = levels.exist ? CodeKind::kByteLevels : CodeKind::kFloatLevels;
+  } else {
+    out.kind = f.bits == 4   ? CodeKind::kNibbles
+               : f.bits == 5 ? CodeKind::kFiveBits
+               : f.bits == 6 ? CodeKind::kSixBits
+                             : CodeKind::kBytes;
+  }
+  return out;
+}
+
+// Numbers of half a panel's rows.
+JAXIS_INLINE F32x16 load_numbers(ScaleType type, const uint8_t* p, int half) {
+  const int64_t first = half * kLanes;
+  switch (type) {
+    case ScaleType::kF32:
+      return load(reinterpret_cast<const float*>(p) + first);
+    case ScaleType::kBf16:
+      return load_bf16(reinterpret_cast<const bf16_t*>(p) + first);
+    case ScaleType::kF16:
+      return load_f16(reinterpret_cast<const uint16_t*>(p) + first);
+    case ScaleType::kU8:
+      return load_u8(p + first);
+    case ScaleType::kI8:
+      return load_i8(reinterpret_cast<const int8_t*>(p) + first);
+    case ScaleType::kE4m3:
+      return load_e4m3(p + first) * broadcast(kE4m3Factor);
+    case ScaleType::kNone:
+      break;
+  }
+  return zero();
+}
+
+// Super-scales and super-minima of a super-block, of half a panel's rows.
+struct SuperNumbers {
+  bool exist;
+  F32x16 scale, minimum;
+};
+
+JAXIS_INLINE SuperNumbers load_super(const CodeReader& r, const uint8_t* super, int half) {
+  if (r.layout.super_bytes == 0) return {false, zero(), zero()};
+  SuperNumbers out = {true, load_numbers(r.super_scale, super, half), zero()};
+  if (r.has_minima()) out.minimum = load_numbers(r.super_scale, super + r.layout.super_minimum_at, half);
+  return out;
+}
+
+// Of group 0 or 1 of a span.
+JAXIS_INLINE F32x16 load_scale(const CodeReader& r, const SuperNumbers& super, const uint8_t* span, int64_t group,
+                               int half) {
+  const F32x16 fine = load_numbers(r.scale, span + group * kPanelRows * r.layout.scale_bytes, half);
+  return super.exist ? fine * super.scale : fine;
+}
+
+JAXIS_INLINE F32x16 load_minimum(const CodeReader& r, const SuperNumbers& super, const uint8_t* span, int64_t group,
+                                 int half) {
+  const uint8_t* minima = span + r.layout.minimum_at + group * kPanelRows * r.layout.minimum_bytes;
+  const F32x16 fine = load_numbers(r.minimum, minima, half);
+  return super.exist ? fine * super.minimum : fine;
+}
+
+JAXIS_INLINE F32x16 load_zero_point(const CodeReader& r, const uint8_t* span, int64_t group, int half) {
+  return load_u8(span + r.layout.zero_point_at + group * kPanelRows + half * kLanes);
+}
+
+// What is taken from each byte of a group.
+JAXIS_INLINE F32x16 load_zero(const CodeReader& r, const uint8_t* span, int64_t group, int half) {
+  return r.has_zero_points ? load_zero_point(r, span, group, half) : broadcast(static_cast<float>(r.zero));
+}
+
+constexpr int kUnitSteps = kUnit / 4;
+
+constexpr int64_t bits_of(CodeKind kind) {
+  switch (kind) {
+    case CodeKind::kFiveBits:
+      return 5;
+    case CodeKind::kSixBits:
+      return 6;
+    case CodeKind::kBytes:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+// The codes of four columns of half a unit's rows, or their levels as bytes.
+template <CodeKind kKind>
+JAXIS_INLINE Bytes64 load_codes(const uint8_t* unit, int step, int half, ByteTable levels) {
+  constexpr int kLater = kUnitSteps / 2;  // steps in the upper halves of bytes
+  constexpr int64_t kStepBytes = 4 * kPanelRows, kNibbleBytes = kLater * kStepBytes;
+  if constexpr (kKind == CodeKind::kBytes) return load_bytes(unit + step * kStepBytes + half * 64);
+  const Bytes64 both = load_bytes(unit + step % kLater * kStepBytes + half * 64);
+  const Bytes64 nibbles = step < kLater ? low_nibbles(both) : high_nibbles(both);
+  if constexpr (kKind == CodeKind::kByteLevels) return look_up(levels, nibbles);
+  if constexpr (kKind == CodeKind::kFiveBits) return with_bit_4(nibbles, unit + kNibbleBytes + (step * 2 + half) * 8);
+  if constexpr (kKind == CodeKind::kSixBits) {
+    const Bytes64 plane = load_bytes(unit + kNibbleBytes + step / kLater * kStepBytes + half * 64);
+    return with_bits_4_5(nibbles, plane, step % kLater);
+  }
+  return nibbles;
+}
+
+template <CodeKind kKind>
+JAXIS_INLINE F32x16 load_code_column(Bytes64 codes, int column, CodeZero zero, FloatTable levels) {
+  if constexpr (kKind == CodeKind::kFloatLevels) return level_column(codes, column, levels);
+  return code_column(codes, column, zero);
+}
+
+template <CodeKind kKind>
+JAXIS_INLINE void prefetch_unit(const uint8_t* unit, int half) {
+  constexpr int64_t kBytes = bits_of(kKind) * kUnit * kPanelRows / 8;
+#pragma GCC unroll 16
+  for (int64_t i = kHalves == 2 ? 0 : half * 64; i < kBytes; i += kHalves * 64) {
+    prefetch(unit + i);
+    if (kHalves == 2) prefetch(unit + i + 64);
+  }
+}
+
+// Steps [kFirst, kLast) of a unit, times a row of quantized activations at `x`.
+template <CodeKind kKind, int kFirst, int kLast>
+JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, ByteTable levels, I32x16 (&dots)[kHalves]) {
+#pragma GCC unroll 8
+  for (int step = kFirst; step < kLast; ++step) {
+    const ActivationQuad four = load_activation_quad(x + (step - kFirst) * kActivationBytes);
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      dots[h] = dot(dots[h], for_dot(load_codes<kKind>(unit, step, half + h, levels)), four);
+    }
+  }
+}
+
+// Steps [kFirst, kLast) of a unit, times a row at `x`.
+template <CodeKind kKind, int kFirst, int kLast>
+JAXIS_INLINE void add_columns(const float* x, const uint8_t* unit, int half, ByteTable bytes, FloatTable levels,
+                              const CodeZero (&zeros)[kHalves], F32x16 (&sum)[kHalves]) {
+#pragma GCC unroll 8
+  for (int step = kFirst; step < kLast; ++step, x += 4) {
+    Bytes64 codes[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) codes[h] = load_codes<kKind>(unit, step, half + h, bytes);
+#pragma GCC unroll 4
+    for (int column = 0; column < 4; ++column) {
+      const F32x16 value = broadcast(x[column]);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        sum[h] = fma(value, load_code_column<kKind>(codes[h], column, zeros[h], levels), sum[h]);
+      }
+    }
+  }
+}
+
+// Calls function(span, index of the span, super-numbers of the halves) for each span of a panel.
+template <typename Function>
+JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int half, const Function& function) {
+  for (int64_t s = 0; s < r.layout.num_spans;) {
+    SuperNumbers super[kHalves];
+    for (int h = 0; h < kHalves; ++h) super[h] = load_super(r, panel, half + h);
+    panel += r.layout.super_bytes;
+    const int64_t end = s + r.layout.spans_per_super;
+    for (; s < end; ++s, panel += r.layout.span_bytes) function(panel, s, super);
+  }
+}
+
+// A quantized row times a panel -> c [32].
+template <CodeKind kKind>
+void micro_stored_int8(const QuantizedRows& x, const CodeReader& r, const uint8_t* panel, float* c) {
+  const ByteTable levels = load_byte_table(r.byte_levels);
+  const int64_t groups_per_span = r.layout.groups_per_span, units = r.layout.units_per_span;
+  for (int half = 0; half < 2; half += kHalves) {
+    F32x16 sum[kHalves];
+    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+    const uint8_t* xi = x.values;
+    for_each_span(
+        r, panel, half,
+        [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
+          const uint8_t* unit = span + r.layout.unit_at;
+          const auto end_group = [&](int64_t g, const I32x16(&dots)[kHalves]) __attribute__((always_inline)) {
+            const int64_t part = s * groups_per_span + g;
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) {
+              F32x16 value = to_float(dots[h]);
+              if (r.has_zero_points) {
+                value = value - load_zero_point(r, span, g, half + h) * broadcast(x.sums[part]);
+              }
+              sum[h] = fma(value, load_scale(r, super[h], span, g, half + h) * broadcast(x.scales[s]), sum[h]);
+              if (r.has_minima()) {
+                sum[h] = fma(load_minimum(r, super[h], span, g, half + h), broadcast(x.sums[part]), sum[h]);
+              }
+            }
+          };
+          I32x16 dots[kHalves];
+          if (groups_per_span == 1) {
+            for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[s]);
+            for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnitSteps * kActivationBytes) {
+              prefetch_unit<kKind>(unit, half);
+              add_dots<kKind, 0, kUnitSteps>(xi, unit, half, levels, dots);
+            }
+            end_group(0, dots);
+            return;
+          }
+          constexpr int kLater = kUnitSteps / 2;
+          prefetch_unit<kKind>(unit, half);
+          for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[2 * s]);
+          add_dots<kKind, 0, kLater>(xi, unit, half, levels, dots);
+          end_group(0, dots);
+          for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[2 * s + 1]);
+          add_dots<kKind, kLater, kUnitSteps>(xi + kLater * kActivationBytes, unit, half, levels, dots);
+          end_group(1, dots);
+          xi += kUnitSteps * kActivationBytes;
+        });
+    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
+  }
+}
+
+// A row x [k] with the sums of its groups, which minima need, times a panel -> c [32].
+template <CodeKind kKind>
+void micro_stored_f32(const float* x, const float* sums, const CodeReader& r, const uint8_t* panel, float* c) {
+  const ByteTable bytes = load_byte_table(r.byte_levels);
+  const FloatTable levels = load_float_table(r.float_levels);
+  const int64_t groups_per_span = r.layout.groups_per_span, units = r.layout.units_per_span;
+  for (int half = 0; half < 2; half += kHalves) {
+    F32x16 total[kHalves];
+    for (int h = 0; h < kHalves; ++h) total[h] = zero();
+    const float* xi = x;
+    for_each_span(r, panel, half,
+                  [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves])
+                      __attribute__((always_inline)) {
+                        const uint8_t* unit = span + r.layout.unit_at;
+                        F32x16 scales[kHalves], sum[kHalves];
+                        CodeZero zeros[kHalves];
+                        const auto begin_group = [&](int64_t g) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                          for (int h = 0; h < kHalves; ++h) {
+                            scales[h] = load_scale(r, super[h], span, g, half + h);
+                            zeros[h] = code_zero(load_zero(r, span, g, half + h));
+                          }
+                        };
+                        const auto begin_sum = [&]() __attribute__((always_inline)) {
+                          for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+                        };
+                        const auto end_sum = [&]() __attribute__((always_inline)) {
+                          for (int h = 0; h < kHalves; ++h) total[h] = fma(sum[h], scales[h], total[h]);
+                        };
+                        const auto end_group = [&](int64_t g) __attribute__((always_inline)) {
+                          if (!r.has_minima()) return;
+                          const F32x16 of_x = broadcast(sums[s * groups_per_span + g]);
+                          for (int h = 0; h < kHalves; ++h) {
+                            total[h] = fma(load_minimum(r, super[h], span, g, half + h), of_x, total[h]);
+                          }
+                        };
+                        begin_group(0);
+                        if (groups_per_span == 1) {
+                          for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnit) {
+                            prefetch_unit<kKind>(unit, half);
+                            begin_sum();
+                            add_columns<kKind, 0, kUnitSteps>(xi, unit, half, bytes, levels, zeros, sum);
+                            end_sum();
+                          }
+                          end_group(0);
+                          return;
+                        }
+                        constexpr int kLater = kUnitSteps / 2;
+                        prefetch_unit<kKind>(unit, half);
+                        begin_sum();
+                        add_columns<kKind, 0, kLater>(xi, unit, half, bytes, levels, zeros, sum);
+                        end_sum();
+                        end_group(0);
+                        begin_group(1);
+                        begin_sum();
+                        add_columns<kKind, kLater, kUnitSteps>(xi + kUnit / 2, unit, half, bytes, levels, zeros, sum);
+                        end_sum();
+                        end_group(1);
+                        xi += kUnit;
+                      });
+    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, total[h]);
+  }
+}
+
+// Spans of a panel, unpacked: of each group its numbers as float32 [32], and of each column its codes, less nothing, as
+// bytes [4 of them][32][4], or less their zeros as float32 [32].
+struct UnpackedCodes {
+  const uint8_t* bytes;
+  int64_t byte_stride;  // from span to span
+  const float* floats;
+  const float* scales;       // [groups][32]
+  const float* minima;       // or null
+  const float* zero_points;  // of bytes, or null
+  int64_t spans, groups_per_span, units_per_span;
+
+  // Columns whose sum is scaled at once.
+  int64_t chunk() const { return kUnit / groups_per_span; }
+};
+
+// x times w, set in or (not `first`) added to c [R][32].
+template <int R>
+void micro_codes_int8(const QuantizedRows& x, const UnpackedCodes& w, float* c, bool first) {
+  const int64_t group_steps = kUnitSteps * w.units_per_span / w.groups_per_span;
+  for (int half = 0; half < 2; half += kHalves) {
+    F32x16 sum[R][kHalves];
+    begin_sums<R>(sum, c, half, first);
+    const uint8_t* xi = x.values;
+    for (int64_t s = 0; s < w.spans; ++s) {
+      const uint8_t* wi = w.bytes + s * w.byte_stride + half * 64;
+      const float* x_scales = x.scales + s * R;
+      for (int64_t g = s * w.groups_per_span; g < (s + 1) * w.groups_per_span; ++g) {
+        I32x16 dots[R][kHalves];
+        for (int r = 0; r < R; ++r) {
+          for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(x.offsets[g * R + r]);
+        }
+#pragma GCC unroll 4
+        for (int64_t step = 0; step < group_steps; ++step, wi += 128) {
+          U8x64 values[kHalves];
+          prefetch(wi);
+          prefetch(wi + 64);
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r, xi += kActivationBytes) {
+            const ActivationQuad four = load_activation_quad(xi);
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+          }
+        }
+        const int64_t at = g * kPanelRows + half * kLanes;
+        const float* sums = x.sums + g * R;
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          const F32x16 scales = load(w.scales + at + h * kLanes);
+          if (w.zero_points != nullptr) {
+            const F32x16 zero_points = load(w.zero_points + at + h * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) {
+              const F32x16 value = to_float(dots[r][h]) - zero_points * broadcast(sums[r]);
+              sum[r][h] = fma(value, scales * broadcast(x_scales[r]), sum[r][h]);
+            }
+            continue;
+          }
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r) {
+            sum[r][h] = fma(to_float(dots[r][h]), scales * broadcast(x_scales[r]), sum[r][h]);
+          }
+          if (w.minima != nullptr) {
+            const F32x16 minima = load(w.minima + at + h * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) sum[r][h] = fma(minima, broadcast(sums[r]), sum[r][h]);
+          }
+        }
+      }
+    }
+    end_sums<R>(sum, c, half);
+  }
+}
+
+// x [columns][R] with the sums of its groups [groups][R] times w, set in or (not `first`) added to c [R][32].
+template <int R>
+void micro_codes_f32(const float* x, const float* sums, const UnpackedCodes& w, float* c, bool first) {
+  const int64_t chunk = w.chunk(), groups = w.spans * w.groups_per_span;
+  const int64_t chunks_per_group = w.units_per_span;  // 1 where there are two groups a span
+  for (int half = 0; half < 2; half += kHalves) {
+    const float* xi = x;
+    const float* wi = w.floats + half * kLanes;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = g * kPanelRows + half * kLanes;
+      for (int64_t i = 0; i < chunks_per_group; ++i) {
+        F32x16 sum[R][kHalves];
+        for (int r = 0; r < R; ++r) {
+          for (int h = 0; h < kHalves; ++h) sum[r][h] = zero();
+        }
+#pragma GCC unroll 4
+        for (int64_t column = 0; column < chunk; ++column, wi += kPanelRows, xi += R) {
+          F32x16 weights[kHalves];
+#pragma GCC unroll 2
+          for (int h = 0; h < kHalves; ++h) weights[h] = load(wi + h * kLanes);
+#pragma GCC unroll 12
+          for (int r = 0; r < R; ++r) {
+            const F32x16 value = broadcast(xi[r]);
+#pragma GCC unroll 2
+            for (int h = 0; h < kHalves; ++h) sum[r][h] = fma(value, weights[h], sum[r][h]);
+          }
+        }
+        const bool is_new = first && g == 0 && i == 0;
+        const bool has_minima = w.minima != nullptr && i == chunks_per_group - 1;
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          const F32x16 scales = load(w.scales + at + h * kLanes);
+          const F32x16 minima = has_minima ? load(w.minima + at + h * kLanes) : zero();
+          float* to = c + (half + h) * kLanes;
+#pragma GCC unroll 12
+          for (int r = 0; r < R; ++r, to += kPanelRows) {
+            F32x16 total = fma(sum[r][h], scales, is_new ? zero() : load(to));
+            if (has_minima) total = fma(minima, broadcast(sums[g * R + r]), total);
+            store(to, total);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <CodeKind kKind>
+void unpack_bytes(const CodeReader& r, const uint8_t* unit, uint8_t* out) {
+  const ByteTable levels = load_byte_table(r.byte_levels);
+#pragma GCC unroll 8
+  for (int step = 0; step < kUnitSteps; ++step, out += 128) {
+    for (int half = 0; half < 2; ++half) {
+      store_bytes(out + half * 64, load_codes<kKind>(unit, step, half, levels));
+    }
+  }
+}
+
+template <CodeKind kKind>
+void unpack_floats(const CodeReader& r, const uint8_t* span, const uint8_t* unit, float* out) {
+  const ByteTable bytes = load_byte_table(r.byte_levels);
+  const FloatTable levels = load_float_table(r.float_levels);
+  for (int half = 0; half < 2; ++half) {
+    // Of the unit's first and second sixteen columns.
+    const CodeZero zeros[2] = {code_zero(load_zero(r, span, 0, half)),
+                               code_zero(load_zero(r, span, r.layout.groups_per_span - 1, half))};
+    float* to = out + half * kLanes;
+#pragma GCC unroll 8
+    for (int step = 0; step < kUnitSteps; ++step) {
+      const Bytes64 codes = load_codes<kKind>(unit, step, half, bytes);
+#pragma GCC unroll 4
+      for (int column = 0; column < 4; ++column, to += kPanelRows) {
+        store(to, load_code_column<kKind>(codes, column, zeros[step * 2 / kUnitSteps], levels));
+      }
+    }
+  }
+}
+
+// One code of a unit.
+inline int code_at(CodeKind kind, const uint8_t* unit, int64_t row, int64_t column) {
+  const int64_t step = column / 4, place = column % 4;
+  if (kind == CodeKind::kBytes) return unit[(step * kPanelRows + row) * 4 + place];
+  const uint8_t* upper = unit + kUnit / 2 * kPanelRows;
+  const uint8_t both = unit[(step % 4 * kPanelRows + row) * 4 + place];
+  const int nibble = step < 4 ? both & 15 : both >> 4;
+  if (kind == CodeKind::kFiveBits) {
+    const int64_t bit = row % 16 * 4 + place;
+    return nibble | (upper[(step * 2 + row / 16) * 8 + bit / 8] >> bit % 8 & 1) << 4;
+  }
+  if (kind == CodeKind::kSixBits) {
+    return nibble | (upper[(step / 4 * kPanelRows + row) * 4 + place] >> step % 4 * 2 & 3) << 4;
+  }
+  return nibble;
+}
+
+// A row of a panel as float32 [k], each element as it is defined: (value - zero point) * scale + minimum.
+inline void unpack_row(const CodeReader& r, const uint8_t* panel, int64_t row, float* out) {
+  const int half = static_cast<int>(row / kLanes);
+  const int64_t lane = row % kLanes, group = r.layout.span / r.layout.groups_per_span;
+  const auto of_row = [&](F32x16 numbers) {
+    float lanes[kLanes];
+    store(lanes, numbers);
+    return lanes[lane];
+  };
+  SuperNumbers super{};
+  for (int64_t s = 0; s < r.layout.num_spans; ++s) {
+    const uint8_t* span = r.span(panel, s);
+    if (s % r.layout.spans_per_super == 0) super = load_super(r, span - r.layout.super_bytes, half);
+    for (int64_t g = 0; g < r.layout.groups_per_span; ++g) {
+      const float scale = of_row(load_scale(r, super, span, g, half)), zero = of_row(load_zero(r, span, g, half));
+      const float minimum = r.has_minima() ? of_row(load_minimum(r, super, span, g, half)) : 0.0f;
+      for (int64_t i = g * group; i < (g + 1) * group; ++i, ++out) {
+        const uint8_t* unit = span + r.layout.unit_at + i / kUnit * r.layout.unit_bytes;
+        const int code = code_at(r.kind, unit, row, i % kUnit);
+        const float value = r.kind == CodeKind::kFloatLevels  ? r.float_levels[code]
+                            : r.kind == CodeKind::kByteLevels ? static_cast<float>(r.byte_levels[code]) - zero
+                                                              : static_cast<float>(code) - zero;
+        *out = r.has_minima() ? value * scale + minimum : value * scale;
+      }
+    }
+  }
+}
+
+}  // namespace jaxis::JAXIS_ISA
