@@ -17,7 +17,7 @@ COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-native test-sanitizers test-slow nightly lint format bench compare clean
+.PHONY: help demo test test-native test-sanitizers test-slow test-real nightly lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-real  the tests of published models, which they download (a few hundred megabytes, kept)"
 	@echo "make nightly    all of it: test, test-slow, test-sanitizers and release-check"
 	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
@@ -54,6 +55,9 @@ test-sanitizers:
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m slow -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+
+test-real: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m real $(ARGS)
 
 nightly: test test-slow test-sanitizers release-check
 

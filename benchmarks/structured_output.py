@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="of the suite's drafts")
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="checkpoint folder with the tokenizer")
     arguments = parser.parse_args()
-    tokenizer = Tokenizer.from_folder(arguments.model)
+    tokenizer = Tokenizer.from_path(arguments.model)
     end = tokenizer.eos_token_id
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [end])
     measured = Measured()

@@ -5,7 +5,7 @@ from transformers import Cohere2Config, Gemma2Config, Gemma3TextConfig, Olmo3Con
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, layer_type
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, layer_type, uniform_span
 from jaxis.errors import ConfigError
 
 KINDS = [SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION]
@@ -42,3 +42,22 @@ def test_windows_belong_to_sliding_layers():
     assert layer_span(window, SLIDING_ATTENTION, default_window=4096) == AttentionSpan(9)
     assert layer_span(HFConfig({}), SLIDING_ATTENTION, default_window=4096) == AttentionSpan(4096)
     assert layer_span(HFConfig({"sliding_window": None}), SLIDING_ATTENTION, default_window=4096) == FULL_CONTEXT
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_family_with_one_kind_of_layers_accepts_a_list_of_that_kind(window):
+    kind, other = (FULL_ATTENTION, SLIDING_ATTENTION) if window is None else (SLIDING_ATTENTION, FULL_ATTENTION)
+    for values in ({}, {"layer_types": [kind] * 3}):
+        config = HFConfig(values)
+        assert uniform_span(config, window) == AttentionSpan(window)
+        assert config.unread_keys() == []
+    with pytest.raises(ConfigError, match=f"layer_types in .* has '{other}', expected '{kind}' of all layers"):
+        uniform_span(HFConfig({"layer_types": [kind, other]}), window)
+
+
+@pytest.mark.parametrize("types", [5, "full_attention", {"0": "full_attention"}])
+def test_layer_types_that_are_no_list_are_refused(types):
+    config = HFConfig({"layer_types": types})
+    for read in (lambda: uniform_span(config, None), lambda: layer_type(config, 0, full_every=4)):
+        with pytest.raises(ConfigError, match=r"layer_types=.*expected a list"):
+            read()

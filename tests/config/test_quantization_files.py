@@ -38,7 +38,7 @@ def test_a_config_alone_is_as_it_is(tmp_path):
         (
             "quant_config",
             AWQ,
-            {"quant_method": "awq", "zero_point": True, "group_size": 128, "bits": 4, "version": "GEMM"},
+            {"quant_method": "awq", "zero_point": True, "group_size": 128, "bits": 4, "version": "gemm"},
         ),
     ],
 )
@@ -52,6 +52,11 @@ def test_a_file_beside_config_json_is_its_quantization_config(tmp_path, name, co
 def test_a_file_that_quantizes_only_the_cache_says_nothing_of_weights(tmp_path):
     only_cache = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     assert read_config(write(tmp_path, config={}, hf_quant_config=only_cache)) == {}
+
+
+@pytest.mark.parametrize("name", ["quantize_config", "quant_config"])
+def test_a_file_of_another_tool_by_the_same_name_says_nothing(tmp_path, name):
+    assert read_config(write(tmp_path, config={}, **{name: {"codebook": "e8p", "resid_scale": -1}})) == {}
 
 
 def test_what_config_json_says_itself_goes_first_and_lacks_nothing(tmp_path):

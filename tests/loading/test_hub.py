@@ -77,7 +77,7 @@ def test_folder_with_a_revision_or_a_file_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="revision='main' applies to a Hub id"):
         resolve_model(tmp_path, revision="main")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is a file: give the folder"):
+    with pytest.raises(CheckpointError, match="is a file: give a GGUF file, or the folder"):
         resolve_model(tmp_path / "model.safetensors")
 
 
@@ -190,3 +190,73 @@ def test_full_disk_says_where_else_to_download_to(monkeypatch):
         CheckpointError, match="disk is full while downloading org/model: free space, or give cache_dir"
     ):
         resolve_model("org/model")
+
+
+GGUF = {
+    "model-Q4_K_M.gguf": b"GGUF 4",
+    "model-Q4_K_S.gguf": b"GGUF s",
+    "UD-Q2/model-UD-Q2_K_XL-00001-of-00002.gguf": b"GGUF one",
+    "UD-Q2/model-UD-Q2_K_XL-00002-of-00002.gguf": b"GGUF two",
+    "mmproj-model-f16.gguf": b"GGUF vision",
+    "model.imatrix.gguf": b"GGUF statistics",
+    "README.md": b"a card",
+    "config.json": b"{}",
+}
+
+
+@pytest.fixture
+def gguf_hub(hub):
+    hub.repositories["org/quants"] = {"main": {name: data for name, data in GGUF.items() if name != "config.json"}}
+    hub.repositories["org/one"] = {"main": {"model.Q8_0.gguf": b"GGUF 8", "mmproj.gguf": b"GGUF v"}}
+    hub.repositories["org/none"] = {"main": {"README.md": b"a card"}}
+    hub.requests.clear()
+    return hub
+
+
+def downloaded(path):
+    root = next(parent for parent in path.parents if parent.parent.name == "snapshots")
+    return {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
+
+
+def test_the_gguf_file_of_a_quantization_and_nothing_else_is_downloaded(gguf_hub, client):
+    path = Path(client.resolve("org/quants:q4_k_m")["folder"])
+    assert path.read_bytes() == b"GGUF 4"
+    assert downloaded(path) == {"model-Q4_K_M.gguf"}
+    assert path == Path(client.resolve("org/quants/model-Q4_K_M.gguf")["folder"])
+
+
+def test_all_shards_of_a_quantization_are_downloaded(gguf_hub, client):
+    path = Path(client.resolve("org/quants:Q2_K_XL")["folder"])
+    assert path.read_bytes() == b"GGUF one"
+    assert path.with_name("model-UD-Q2_K_XL-00002-of-00002.gguf").read_bytes() == b"GGUF two"
+    shard = "org/quants/UD-Q2/model-UD-Q2_K_XL-00002-of-00002.gguf"
+    assert Path(client.resolve(shard)["folder"]) == path
+
+
+def test_a_repository_with_one_gguf_model_needs_no_choice(gguf_hub, client):
+    assert Path(client.resolve("org/one")["folder"]).read_bytes() == b"GGUF 8"
+
+
+def test_a_quantization_that_is_cached_needs_no_hub(gguf_hub, client):
+    path = client.resolve("org/quants:Q4_K_S")["folder"]
+    gguf_hub.requests.clear()
+    assert client.resolve("org/quants:Q4_K_S", local_files_only=True)["folder"] == path
+    assert not gguf_hub.requests
+    assert "has no GGUF file Q4_K_XL" in error_of(client.resolve("org/quants:Q4_K_XL", local_files_only=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("org/quants:Q9", "org/quants has no GGUF file Q9; it has UD-Q2_K_XL, Q4_K_M, Q4_K_S"),
+        ("org/quants:Q4_K", "org/quants has no GGUF file Q4_K; it has UD-Q2_K_XL, Q4_K_M, Q4_K_S"),
+        ("org/quants/other.gguf", "org/quants has no GGUF file other.gguf; it has"),
+        ("org/quants", "has 3 GGUF models: give one, as org/quants:UD-Q2_K_XL (it has UD-Q2_K_XL, Q4_K_M, Q4_K_S)"),
+        ("org/quants:model", "org/quants has 3 models model: give the path of one, as org/quants/UD-Q2/model-UD-Q2"),
+        ("org/none", "org/none has neither safetensors weights nor GGUF files"),
+        ("org/missing:Q4_K_M", "no repository of that id"),
+        ("org/a/b/c:Q4", "there is no folder or file 'org/a/b/c:Q4'"),
+    ],
+)
+def test_a_gguf_file_that_cannot_be_chosen_is_explained(model, message, gguf_hub, client):
+    assert message in error_of(client.resolve(model))

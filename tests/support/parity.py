@@ -365,7 +365,11 @@ def whole_run(
     family: Family, lengths: tuple[int, ...] = PROMPT_LENGTHS, dtype: Any = jnp.float32
 ) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
     """As `reference_run`, for prompts of these lengths in one flat batch without a cache."""
-    model = loaded_model(family, dtype)
+    return run_model(loaded_model(family, dtype), lengths)
+
+
+def run_model(model: nnx.Module, lengths: tuple[int, ...]) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
+    """`whole_run` of a model that has been loaded."""
     model.model.aux_hidden_state_layers = tuple(range(len(model.model.layers)))
     graph, state = nnx.split(model)
     model.model.aux_hidden_state_layers = ()

@@ -27,7 +27,7 @@ def load_pair(family_folder):
     def pair(family):
         if family not in made:
             folder = family_folder(family)
-            made[family] = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+            made[family] = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
         return made[family]
 
     return pair

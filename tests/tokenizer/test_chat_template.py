@@ -251,7 +251,7 @@ def _write_templates(folder, source, inline=None, default_file=None, named_files
 @pytest.mark.parametrize("kwargs", [{}, {"tools": TOOLS}, {"tools": []}, {"chat_template": "rag"}], ids=str)
 def test_the_template_is_chosen_as_in_transformers(tmp_path, family_folder, inline, default_file, named_files, kwargs):
     _write_templates(tmp_path, family_folder("qwen3"), inline, default_file, named_files)
-    ours, theirs = Tokenizer.from_folder(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours, theirs = Tokenizer.from_path(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     chat = CHATS["one question"]
     assert ours.has_chat_template
     assert ours.apply_chat_template(chat, **kwargs) == theirs.apply_chat_template(chat, tokenize=False, **kwargs)
@@ -263,7 +263,7 @@ def test_without_a_usable_template_the_error_says_what_to_pass(tmp_path, pair, f
         pair[0].apply_chat_template(CHATS["one question"])
     _write_templates(tmp_path, family_folder("qwen3"), named_files=("rag", "tool_use"))
     with pytest.raises(RequestError, match=r"choose chat_template from \['rag', 'tool_use'\]"):
-        Tokenizer.from_folder(tmp_path).apply_chat_template(CHATS["one question"])
+        Tokenizer.from_path(tmp_path).apply_chat_template(CHATS["one question"])
 
 
 ESCAPES = [

@@ -121,7 +121,7 @@ _X = {"content": "<x>", "lstrip": True, "normalized": False, "rstrip": True, "si
 )
 def test_configured_special_tokens_take_effect_as_in_transformers(tmp_path, tokenizer_config, special_tokens_map):
     _write_minimal(tmp_path, tokenizer_config, special_tokens_map)
-    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours, theirs = Tokenizer.from_path(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
     text = "ab</s>a <x> b<pad><img><y>a"
     assert ours.encode(text) == theirs.encode(text)
     assert ours.special_tokens == dict(theirs.special_tokens_map)
@@ -139,7 +139,7 @@ def test_spaces_before_punctuation_are_cleaned_up_as_in_transformers(tmp_path):
     token_ids = [1, 2, 3, 4, 7, 8, 10, 11, 5, 6, 5, 9]
     expected = theirs.decode(token_ids)
     assert expected.startswith("don't it's.")
-    assert Tokenizer.from_folder(tmp_path).decode(token_ids) == expected
+    assert Tokenizer.from_path(tmp_path).decode(token_ids) == expected
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path, family_folder):
@@ -148,19 +148,19 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path, family_folder):
     backend.enable_padding(length=64)
     backend.save(str(tmp_path / "tokenizer.json"))
     text = "the cat reads this model and more"
-    assert Tokenizer.from_folder(tmp_path).encode(text) == Tokenizer.from_folder(family_folder("qwen3")).encode(text)
+    assert Tokenizer.from_path(tmp_path).encode(text) == Tokenizer.from_path(family_folder("qwen3")).encode(text)
 
 
 def test_folder_without_tokenizer_gives_none(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    assert Tokenizer.from_folder(tmp_path) is None
+    assert Tokenizer.from_path(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
 def test_other_formats_name_the_way_to_a_tokenizer_json(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x00")
     with pytest.raises(CheckpointError, match=rf"has {name} but no tokenizer.json.*save_pretrained"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.from_path(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
@@ -169,7 +169,7 @@ def test_broken_files_are_named_in_one_line(tmp_path, name, content):
     _write_minimal(tmp_path, {} if name != "tokenizer_config.json" else None)
     (tmp_path / name).write_text(content)
     with pytest.raises(CheckpointError, match=r"fetch the file|files again") as error:
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.from_path(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -179,7 +179,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(tmp_path):
     backend.decoder = tokenizers.decoders.CTC()
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="has the decoder CTC; supported: ByteFallback, ByteLevel"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.from_path(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_importing_and_using_it_loads_neither_torch_nor_transformers_nor_jax(fam
     script = (
         "import os, sys\n"
         "from jaxis.tokenizer import Tokenizer\n"
-        f"tokenizer = Tokenizer.from_folder({str(family_folder('qwen3'))!r})\n"
+        f"tokenizer = Tokenizer.from_path({str(family_folder('qwen3'))!r})\n"
         "print(tokenizer.decode(tokenizer.encode('the cat')))\n"
         "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)\n"
         "sys.stdout.flush()\n"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jaxis.llm import LLM
     from jaxis.sampling_params import SamplingParams
 
-_HUB_ID_OR_PATH = re.compile(r"~?[\w./\\-]*[/\\][\w./\\-]*")
+_HUB_ID_OR_PATH = re.compile(r"~?[\w./\\-]*[/\\][\w./\\-]*(:[\w.-]+)?|\S+\.gguf")
 
 
 @expand_options
@@ -166,7 +166,7 @@ def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _names_a_model(word: str) -> bool:
-    """Whether a lone word is a checkpoint's folder or shaped like a path or a Hub id, rather than a prompt."""
+    """Whether a lone word is a checkpoint or shaped like a path or a Hub id, rather than a prompt."""
     # For a prompt that is too long for a file name, os.path reports that there is no such file.
     config = os.path.join(os.path.expanduser(word), "config.json")
     return os.path.isfile(config) or _HUB_ID_OR_PATH.fullmatch(word) is not None

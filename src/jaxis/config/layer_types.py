@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
@@ -42,7 +44,7 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
     Raises:
       ConfigError: The list is too short, or has another type there.
     """
-    types = config.get("layer_types")
+    types = _layer_types(config)
     if types is None:
         return None
     kind = types[layer_index] if layer_index < len(types) else None
@@ -52,6 +54,13 @@ def listed_layer_type(config: HFConfig, layer_index: int, *known: str) -> str | 
             f"expected {' or '.join(map(repr, known))}"
         )
     return kind
+
+
+def _layer_types(config: HFConfig) -> list[Any] | None:
+    types = config.get("layer_types")
+    if types is not None and not isinstance(types, list):
+        raise ConfigError(f"{config.source} has layer_types={types!r}, expected a list: correct the file")
+    return types
 
 
 def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
@@ -65,7 +74,7 @@ def uniform_span(config: HFConfig, window: int | None) -> AttentionSpan:
       ConfigError: `layer_types`, which such a family does not need, says otherwise of a layer.
     """
     expected = FULL_ATTENTION if window is None else SLIDING_ATTENTION
-    for kind in config.get("layer_types", ()):
+    for kind in _layer_types(config) or ():
         if kind != expected:
             raise ConfigError(
                 f"layer_types in {config.source} has {kind!r}, expected {expected!r} of all layers, since the family "

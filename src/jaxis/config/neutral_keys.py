@@ -58,7 +58,7 @@ NEUTRAL_WORDS = frozenset(
     {
         # Training only.
         *("dropout", "pdrop", "init", "initializer", "loss", "checkpointing", "reentrant", "train", "training"),
-        *("grad", "gradient", "optimizer", "lr", "learning", "warmup", "decay", "epoch", "epochs", "batch"),
+        *("grad", "gradient", "lr"),
         # How the same result is computed.
         *("flash", "fused", "liger", "impl", "implementation"),
     }

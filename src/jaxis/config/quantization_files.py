@@ -87,14 +87,17 @@ def _modelopt(values: dict[str, Any], path: Path) -> dict[str, Any] | None:
 
 
 def _gptq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
-    """The file of AutoGPTQ and its successors: the object that config.json has today."""
-    return {"quant_method": "gptq", **values}
+    """The file of AutoGPTQ and its successors: the object that config.json has today. None if it is another tool's."""
+    return {"quant_method": "gptq", **values} if {"bits", "quant_method"} & values.keys() else None
 
 
 def _awq(values: dict[str, Any], _path: Path) -> dict[str, Any] | None:
-    """AutoAWQ's file, which has two keys under older names."""
+    """AutoAWQ's file, which has two keys under older names. None if it is another tool's."""
     names = {"w_bit": "bits", "q_group_size": "group_size"}
-    return {"quant_method": "awq", **{names.get(key, key): value for key, value in values.items()}}
+    described = {"quant_method": "awq", **{names.get(key, key): value for key, value in values.items()}}
+    if isinstance(version := described.get("version"), str):
+        described["version"] = version.lower()
+    return described if "bits" in described else None
 
 
 QUANTIZATION_FILES: Mapping[str, Callable[[dict[str, Any], Path], dict[str, Any] | None]] = {

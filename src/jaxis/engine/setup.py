@@ -20,7 +20,7 @@ from jaxis.config import (
     VllmConfig,
 )
 from jaxis.config.dtype import checkpoint_dtype
-from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.engine.arguments import EngineArgs
@@ -31,6 +31,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.hub import resolve_model
+from jaxis.loading.open_checkpoint import read_config_values, read_generation_defaults
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
@@ -71,21 +72,22 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
     enable_disk_cache()
     quantization = requested_config(args.requested_quantization)
     if args.model is None:
-        folder = EMBEDDED_MODEL
+        path = EMBEDDED_MODEL
     else:
-        folder = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
-    hf_config = HFConfig.from_folder(folder, args.hf_overrides or {})
+        path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    config = read_config_values(path)
+    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
     _check_quant_method(quant_method, hf_config)
-    generation = load_generation_defaults(folder)
+    generation = read_generation_defaults(path)
     num_heads = hf_config.get_text_config()["num_attention_heads"]
     if num_heads % args.tensor_parallel_size:
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
         )
     mesh = make_mesh(args.tensor_parallel_size)
-    vllm_config = _vllm_config(args, folder, hf_config, mesh.devices.flat[0].platform, quantization)
-    default_sampling_params = _default_sampling_params(generation, folder)
-    tokenizer = Tokenizer.from_folder(folder)
+    vllm_config = _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform, quantization)
+    default_sampling_params = _default_sampling_params(generation, path)
+    tokenizer = Tokenizer.from_path(path)
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
         model = load_model(vllm_config, mesh, on_progress)
 
@@ -93,6 +95,8 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
         what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
         return progress.compiling(what)
 
+    if config.assumptions:
+        progress.note(f"assumed, since {path.name} does not say it: {', '.join(config.assumptions)}")
     if ignored := hf_config.ignored_keys():
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
     if hf_config.get_text_config() is not hf_config:
@@ -123,14 +127,14 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
 
 def _vllm_config(
     args: EngineArgs,
-    folder: Path,
+    path: Path,
     hf_config: HFConfig,
     platform: str,
     quantization: RuleQuantizationConfig | Dequantize | None,
 ) -> VllmConfig:
     return VllmConfig(
         model_config=ModelConfig(
-            model=str(folder),
+            model=str(path),
             hf_config=hf_config,
             dtype=_dtype(args.dtype, hf_config, platform),
             max_model_len=_max_model_len(args.max_model_len, hf_config),
@@ -235,7 +239,12 @@ def _short_context_len(hf_config: HFConfig) -> int | None:
 
 
 def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`."""
+    """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`.
+
+    A GGUF file has them all in its tokenizer.
+    """
+    if tokenizer is not None and tokenizer.stop_token_ids:
+        return tokenizer.stop_token_ids
     eos = generation.get("eos_token_id", hf_config.get("eos_token_id", hf_config.get_text_config().get("eos_token_id")))
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
@@ -244,7 +253,7 @@ def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: T
     return frozenset(eos if isinstance(eos, list) else [eos])
 
 
-def _default_sampling_params(generation: dict[str, Any], folder: Path) -> SamplingParams:
+def _default_sampling_params(generation: dict[str, Any], path: Path) -> SamplingParams:
     names = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
     names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
     settings: dict[str, Any] = {"max_tokens": None}
@@ -254,4 +263,5 @@ def _default_sampling_params(generation: dict[str, Any], folder: Path) -> Sampli
     try:
         return SamplingParams(**settings)
     except RequestError as error:
-        raise ConfigError(f"{folder / 'generation_config.json'}: {error}") from None
+        source = path / "generation_config.json" if path.is_dir() else path
+        raise ConfigError(f"{source}: {error}") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxis.config.quantization import QuantizationConfig, QuantMethod
 from jaxis.kernels.weights import PackedWeight, Weight
 from jaxis.layers.module import Initializer
 from jaxis.layers.partial_weight import WeightLoader
-from jaxis.layers.weight_format import WeightSlot
+from jaxis.layers.weight_format import WeightFormat, WeightSlot
 from jaxis.layers.weight_recipe import WeightRecipe
 
 
@@ -37,32 +37,46 @@ class WeightedLayer(Protocol):
 
 @dataclass(frozen=True)
 class WeightMethod(WeightRecipe):
-    """A QuantMethod whose parameters build their weights by a recipe, each as soon as its tensors have arrived."""
+    """A QuantMethod whose parameters build their weights by a recipe, each as soon as its tensors have arrived.
+
+    Attributes:
+      formats: The formats of slots, by name, that are not all stored in `format`.
+    """
+
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict, compare=False)
 
     def create_weights(self, layer: WeightedLayer, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         """Sets the parameters named by the layer's `weight_slots`."""
         slots = layer.weight_slots
-        recipe = dataclasses.replace(
-            self, packs=self.packs and layer.can_be_packed and self._packs_stacks(slots, dtype)
-        )
+        packs = self.packs and layer.can_be_packed and self._packs_stacks(slots, dtype)
         for slot in slots:
+            recipe = dataclasses.replace(self, format=self._format(slot), packs=packs)
             loader = WeightLoader(recipe, slot, np.dtype(dtype))
             setattr(layer, slot.name, loader.make_parameter(rngs, layer.kernel_init))
 
     def process_weights_after_loading(self, layer: WeightedLayer) -> None:
         """Does nothing: a weight is complete when its last tensor has arrived."""
 
+    def _format(self, slot: WeightSlot) -> WeightFormat:
+        return self.formats.get(slot.name, self.format)
+
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
         """Whether the kernels take every stack: the kernel runs a whole layer of experts or nothing."""
-        return self.dequantizes or all(
-            isinstance(self._example(slot, dtype), PackedWeight) for slot in slots if slot.num_experts is not None
-        )
+        stacks = [slot for slot in slots if slot.num_experts is not None]
+        if self.dequantizes or not stacks:
+            return True
+        examples = [self._example(slot, dtype) for slot in stacks]
+        packed = [example for example in examples if isinstance(example, PackedWeight)]
+        # The kernel multiplies by gate and up at once, so they have one format.
+        return len(packed) == len(examples) and packed[0].format == packed[1].format
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
         """A one-row weight, otherwise like the slot's."""
         shape = (1, slot.shape[1])
-        tensors = {name: spec.example() for name, spec in self.format.tensors(shape).items()}
-        return self.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
+        weight_format = self._format(slot)
+        tensors = {name: spec.example() for name, spec in weight_format.tensors(shape).items()}
+        recipe = dataclasses.replace(self, format=weight_format)
+        return recipe.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))
 
 
 def create_weights(

@@ -1,13 +1,20 @@
-"""Resolves the user's model argument to a local folder: an existing folder, or a download from the Hub."""
+"""Resolves the user's model argument to a local folder or GGUF file: one that exists, or a download from the Hub."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from jaxis.config.quantization_files import QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
+from jaxis.loading.gguf.shards import find_shards, gguf_file
+from jaxis.loading.hub_gguf import HubName, choose_gguf, parse_hub_name
+
+Result = TypeVar("Result")
 
 # fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
@@ -36,54 +43,129 @@ def resolve_model(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool | None = None,
 ) -> Path:
-    """Returns the local folder of a model, downloading it if need be.
+    """Returns the local folder of a model, or the first file of one in GGUF, downloading it if need be.
 
     Downloads go to huggingface_hub's cache: cached files are not downloaded again, and are used if the Hub cannot be
     reached. HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and its other variables apply.
 
     Args:
-      model: A folder, or a Hub id such as `Qwen/Qwen3-0.6B`.
+      model: A folder, a GGUF file, or a Hub id such as `Qwen/Qwen3-0.6B`. One of several GGUF files of a repository is
+        chosen by its quantization, `org/name:Q4_K_M`, or by its path, `org/name/file.gguf`.
       revision: Branch, tag or commit of the repository; None means its main branch.
       token: Access token; None means the one that `hf auth login` or HF_TOKEN set.
       cache_dir: Folder of the cache; None means huggingface_hub's own.
       local_files_only: Use only what is in the cache; None asks HF_HUB_OFFLINE.
 
     Raises:
-      CheckpointError: If there is no such folder or repository, access is refused, or the download fails.
+      CheckpointError: If there is no such folder, file or repository, access is refused, or the download fails.
     """
     name = os.fspath(model)
     # os.path treats impossible names (too long, an unknown user's home) as missing files instead of raising.
     path = Path(os.path.expanduser(name))
-    if name and os.path.isdir(path):
-        if revision is not None:
-            raise CheckpointError(f"revision={revision!r} applies to a Hub id, but {model} is a local folder: drop it")
-        return path
     if name and os.path.exists(path):
-        raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the weights")
-    if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
+        if revision is not None:
+            raise CheckpointError(f"revision={revision!r} applies to a Hub id, but {model} is a local path: drop it")
+        return _local_model(path)
+    wanted = parse_hub_name(name)
+    if wanted is None or name.startswith((".", "~")) or path.is_absolute() or "\\" in name:
         raise CheckpointError(
-            f"there is no folder {name!r}: give an existing folder or a Hub id such as Qwen/Qwen3-0.6B"
+            f"there is no folder or file {name!r}: give one that exists or a Hub id such as Qwen/Qwen3-0.6B"
+        )
+    download = _Download(wanted.repository, revision, token, cache_dir, local_files_only)
+    if wanted.chooses_file:
+        return download.gguf(wanted)
+    folder = download.snapshot(_ALLOW, _IGNORE)
+    has_weights = any(folder.glob("*.safetensors")) or (folder / "config.json").exists()
+    return folder if has_weights else download.gguf(wanted)
+
+
+def _local_model(path: Path) -> Path:
+    """The folder itself, or the first GGUF file of the model that is there.
+
+    Raises:
+      CheckpointError: It is a file of another kind, or a shard is missing.
+    """
+    if (file := gguf_file(path)) is not None:
+        return find_shards(file)[0]
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path} is a file: give a GGUF file, or the folder that holds config.json and the weights"
+        )
+    return path
+
+
+class _Download:
+    """Downloads from a repository, with errors of one line."""
+
+    def __init__(
+        self,
+        repository: str,
+        revision: str | None,
+        token: str | None,
+        cache_dir: str | os.PathLike[str] | None,
+        local_files_only: bool | None,
+    ) -> None:
+        # Imported here because it takes a good part of a second, and local folders do not need it.
+        from huggingface_hub import constants
+
+        self._repository, self._token = repository, token
+        self._revision = revision or constants.DEFAULT_REVISION
+        self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
+        self._offline = constants.HF_HUB_OFFLINE if local_files_only is None else local_files_only
+
+    def snapshot(self, allow: list[str], ignore: list[str]) -> Path:
+        """The local folder with the files that match the patterns."""
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            self._checked(
+                lambda: snapshot_download(
+                    self._repository,
+                    revision=self._revision,
+                    token=self._token,
+                    cache_dir=self._cache_dir,
+                    local_files_only=self._offline,
+                    allow_patterns=allow,
+                    ignore_patterns=ignore,
+                    library_name="jaxis",
+                )
+            )
         )
 
-    # Imported here because it takes a good part of a second, and local folders do not need it.
-    from huggingface_hub import constants, snapshot_download
+    def gguf(self, wanted: HubName) -> Path:
+        """The first of the GGUF files that the user means; downloads them all, and nothing else."""
+        if self._offline:
+            return self._cached_gguf(wanted)
+        try:
+            names = self._file_names()
+        except CheckpointError:
+            with contextlib.suppress(CheckpointError):
+                return self._cached_gguf(wanted)
+            raise
+        files = choose_gguf(wanted, names)
+        return find_shards(self.snapshot(files, []) / files[0])[0]
 
-    offline = constants.HF_HUB_OFFLINE if local_files_only is None else local_files_only
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            token=token,
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
-            local_files_only=offline,
-            allow_patterns=_ALLOW,
-            ignore_patterns=_IGNORE,
-            library_name="jaxis",
+    def _cached_gguf(self, wanted: HubName) -> Path:
+        # No pattern: what matters is not whether all files of the repository are there.
+        folder = self.snapshot([], [])
+        files = choose_gguf(wanted, [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")])
+        return find_shards(folder / files[0])[0]
+
+    def _file_names(self) -> list[str]:
+        from huggingface_hub import HfApi
+
+        return self._checked(
+            lambda: HfApi(library_name="jaxis").list_repo_files(
+                self._repository, revision=self._revision, token=self._token
+            )
         )
-    except Exception as error:  # errors of its HTTP client and transfer library share no base class
-        reason = explain_error(error, name, revision or constants.DEFAULT_REVISION, offline=offline)
-        raise CheckpointError(reason) from error
-    return Path(folder)
+
+    def _checked(self, download: Callable[[], Result]) -> Result:
+        try:
+            return download()
+        except Exception as error:  # errors of its HTTP client and transfer library share no base class
+            reason = explain_error(error, self._repository, self._revision, offline=self._offline)
+            raise CheckpointError(reason) from error
 
 
 def explain_error(error: Exception, model: str, revision: str, *, offline: bool) -> str:

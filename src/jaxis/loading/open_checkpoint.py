@@ -1,14 +1,74 @@
-"""Opens the weights of a checkpoint folder, in whichever format they are."""
+"""Opens a checkpoint, in whichever format it is: its weights, its config, its generation settings."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
+from jaxis.config.hf_config import HFConfig, load_generation_defaults
+from jaxis.errors import CheckpointError
+from jaxis.host.json_object import read_json_object
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.gguf.generation import gguf_generation_defaults
+from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint, is_orbax_checkpoint
 
+OpenCheckpoint: TypeAlias = Checkpoint | OrbaxCheckpoint | GGUFCheckpoint
 
-def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint | OrbaxCheckpoint:
-    """Opens a folder's safetensors files, or its Orbax checkpoint. Raises CheckpointError as both do."""
-    return OrbaxCheckpoint(folder) if is_orbax_checkpoint(Path(folder)) else Checkpoint(folder)
+
+@dataclass(frozen=True)
+class ConfigValues:
+    """What a checkpoint's config says.
+
+    Attributes:
+      values: config.json, or what a GGUF file has in its place.
+      source: What it was read from, for errors.
+      assumptions: What a GGUF file does not say and the values therefore assume.
+    """
+
+    values: dict[str, Any]
+    source: str
+    assumptions: tuple[str, ...] = ()
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
+    """Opens a GGUF file, or a folder's safetensors files, Orbax checkpoint or GGUF files.
+
+    Raises:
+      CheckpointError, ConfigError: See the three classes.
+    """
+    if (file := gguf_file(path)) is not None:
+        return GGUFCheckpoint(file)
+    return OrbaxCheckpoint(path) if is_orbax_checkpoint(Path(path)) else Checkpoint(path)
+
+
+def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
+    """Reads a checkpoint's config.
+
+    Raises:
+      CheckpointError: There is none, or it cannot be read.
+      ConfigError: A GGUF file whose keys are not supported.
+    """
+    if (file := gguf_file(path)) is not None:
+        with GGUFCheckpoint(file) as checkpoint:
+            return ConfigValues(checkpoint.config, str(checkpoint.path), checkpoint.assumptions)
+    config = Path(path) / "config.json"
+    if not config.exists():
+        raise CheckpointError(f"{path} has no config.json: give the folder of a checkpoint in Hugging Face format")
+    return ConfigValues(read_json_object(config), str(config))
+
+
+def read_hf_config(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
+    """Reads a checkpoint's config as models read it; see `read_config_values` and `HFConfig`."""
+    config = read_config_values(path)
+    return HFConfig(config.values, overrides, source=config.source)
+
+
+def read_generation_defaults(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The sampling settings that a checkpoint's makers recommend; see `load_generation_defaults`."""
+    file = gguf_file(path)
+    return load_generation_defaults(path) if file is None else gguf_generation_defaults(file)

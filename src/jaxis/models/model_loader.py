@@ -20,9 +20,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
-from jaxis.loading.checkpoint import Checkpoint
-from jaxis.loading.open_checkpoint import open_checkpoint
-from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
 from jaxis.models.registry import model_class_of
 
 MAX_NAMES_SHOWN = 5
@@ -169,7 +167,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
 
 
 def _tensors(
-    checkpoint: Checkpoint | OrbaxCheckpoint, on_progress: Callable[[int, int], None] | None
+    checkpoint: OpenCheckpoint, on_progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
     for name, tensor in checkpoint.iterate():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import ConfigError
+from jaxis.loading.gguf.gguf_checkpoint import QUANT_METHOD as GGUF
 from jaxis.quantization.compressed_tensors import RULES_KEY, CompressedTensorsConfig
 from jaxis.quantization.formats.fp8_blocks import FP8_BLOCKS
 from jaxis.quantization.formats.fp8_tensor import FP8_TENSOR
 from jaxis.quantization.formats.mxfp4 import MXFP4
+from jaxis.quantization.gguf import GGUFQuantizationConfig
 from jaxis.quantization.published import PublishedFormat, PublishedQuantizationConfig
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig, QuantizedActivationsConfig
@@ -57,6 +59,8 @@ def quantization_of_checkpoint(
         if choice is None and hint is not None:
             choice = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
         return CompressedTensorsConfig(stored, choice)
+    if method == GGUF:
+        return _as_chosen(GGUFQuantizationConfig(stored), "GGUF", choice)
     if method not in _FORMATS:
         raise ConfigError(
             f"the checkpoint is quantized by {method or 'an unknown method'}, which is not supported: use one "

@@ -32,6 +32,7 @@ class TokenizerConfig:
       chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.
       clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
       split_special_tokens: Whether special tokens in a string are encoded as ordinary text.
+      stop_token_ids: Tokens that end an answer, where the tokenizer's own file tells them.
     """
 
     special_tokens: dict[str, AddedToken] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class TokenizerConfig:
     chat_templates: dict[str, str] = field(default_factory=dict)
     clean_up_tokenization_spaces: bool = False
     split_special_tokens: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
 
     @classmethod
     def from_folder(cls, folder: Path) -> TokenizerConfig:

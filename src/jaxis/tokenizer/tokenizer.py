@@ -20,8 +20,11 @@ from typing import Any
 import tokenizers
 
 from jaxis.errors import CheckpointError, RequestError
+from jaxis.loading.gguf.container import read_gguf_metadata
+from jaxis.tokenizer.byte_level import BYTE_OF_CHARACTER
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
+from jaxis.tokenizer.gguf import gguf_tokenizer
 
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "vocab.txt")
 # With each of these, a token adds the same text everywhere except at the start.
@@ -36,6 +39,7 @@ class Tokenizer:
     Attributes:
       special_tokens: Name, such as "bos_token" -> the token's text.
       special_token_ids: Ids that `skip_special_tokens` leaves out.
+      stop_token_ids: Ids that end an answer, where the tokenizer's own file tells them, as GGUF does.
       chat_templates: Name -> Jinja source.
     """
 
@@ -51,6 +55,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self.stop_token_ids = config.stop_token_ids
         self.chat_templates = config.chat_templates
         decoders = set(_decoder_types(backend))
         if unknown := decoders - _DECODERS:
@@ -63,13 +68,19 @@ class Tokenizer:
         self._context_id = next(reversed(backend.encode("a", add_special_tokens=False).ids), None)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer | None:
-        """Reads the tokenizer of a checkpoint folder in Hugging Face's format; None if the folder has none.
+    def from_path(cls, path: str | Path) -> Tokenizer | None:
+        """Reads the tokenizer of a checkpoint, a folder or a GGUF file; None if it has none.
 
         Raises:
           CheckpointError: A broken file, or a tokenizer in another format only.
         """
-        folder = Path(folder)
+        path = Path(path)
+        if path.is_file():
+            return cls(*gguf_tokenizer(read_gguf_metadata(path), str(path)))
+        return cls._from_folder(path)
+
+    @classmethod
+    def _from_folder(cls, folder: Path) -> Tokenizer | None:
         path = folder / "tokenizer.json"
         if not path.is_file():
             for name in _OTHER_FORMATS:
@@ -235,7 +246,7 @@ class Tokenizer:
             return b""
         if self._byte_level:
             try:
-                return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+                return bytes(BYTE_OF_CHARACTER[character] for character in token)
             except KeyError:  # an added token, written in plain characters
                 return token.encode("utf-8")
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
@@ -287,16 +298,6 @@ def _clean_up_spaces(text: str) -> str:
     for spaced in (" n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced[1:])
     return text
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE's alphabet (GPT-2): printable Latin-1 bytes stand for themselves, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

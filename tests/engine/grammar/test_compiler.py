@@ -19,7 +19,7 @@ PADDED_VOCAB_SIZE = 515  # of tiny checkpoints, and three more, so that it ends 
 
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint):
-    return Tokenizer.from_folder(checkpoint())
+    return Tokenizer.from_path(checkpoint())
 
 
 @pytest.fixture(scope="module")

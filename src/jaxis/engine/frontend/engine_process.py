@@ -78,7 +78,7 @@ class EngineProcess(EngineClient):
             self._process.stdin.close()
             self._frames = wire.FrameReader()
             self.info = self._wait_until_ready()
-            self.tokenizer = Tokenizer.from_folder(Path(self.info.model_folder))
+            self.tokenizer = Tokenizer.from_path(Path(self.info.model_folder))
         except BaseException:
             self._process.kill()
             self._process.wait()

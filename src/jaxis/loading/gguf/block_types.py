@@ -1,0 +1,118 @@
+"""How GGUF tensors store their elements: plain floats, or blocks of neighbouring elements of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """How elements are stored.
+
+    Attributes:
+      name: As ggml calls it.
+      elements: Elements of a block, which are neighbours in a row.
+      nbytes: Bytes of a block.
+      dtype: Type of an element that is stored as it is; None in blocks of more.
+    """
+
+    name: str
+    elements: int
+    nbytes: int
+    dtype: np.dtype | None = None
+
+
+# Id in the file -> type.
+BLOCK_TYPES = {
+    0: BlockType("F32", 1, 4, np.dtype("<f4")),
+    1: BlockType("F16", 1, 2, np.dtype("<f2")),
+    30: BlockType("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
+    39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
+}
+
+# Types that are not read, whose names help: with codebooks or ternary, for intermediate results, and plain integers.
+_UNSUPPORTED = {
+    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
+    **{34: "TQ1_0", 35: "TQ2_0", 41: "Q1_0", 42: "Q2_0", 9: "Q8_1", 15: "Q8_K"},
+    **{24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+}
+_REMOVED = {
+    **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+}
+# Types that only ik_llama.cpp has, a fork; all from 97 on are its own.
+_OF_IK_LLAMA = {
+    **{
+        133: "Q6_0",
+        134: "IQ1_BN",
+        135: "IQ2_BN",
+        137: "IQ2_K",
+        138: "IQ3_K",
+        139: "IQ4_K",
+        140: "IQ5_K",
+        141: "IQ6_K",
+        144: "IQ4_KS",
+        145: "IQ2_KS",
+    },
+    **{
+        146: "IQ4_KSS",
+        152: "IQ5_KS",
+        153: "IQ2_KT",
+        154: "IQ3_KT",
+        155: "IQ4_KT",
+        156: "IQ3_KS",
+        157: "IQ2_KL",
+        158: "IQ1_KT",
+    },
+}
+_FIRST_OF_IK_LLAMA, _LAST_OF_IK_LLAMA = 97, 400
+
+
+def find_block_type(type_id: int, what: str) -> BlockType:
+    """The type of this id.
+
+    Args:
+      type_id: The id in the file.
+      what: The tensor, for the error's first words.
+
+    Raises:
+      CheckpointError: The type is not supported.
+    """
+    if type_id in BLOCK_TYPES:
+        return BLOCK_TYPES[type_id]
+    if type_id in _REMOVED:
+        raise CheckpointError(
+            f"{what} is of the type {_REMOVED[type_id]}, made for an old llama.cpp: use a newer file of the model"
+        )
+    if type_id in _UNSUPPORTED:
+        raise CheckpointError(
+            f"{what} is of the type {_UNSUPPORTED[type_id]}, which is not supported: use a file in another "
+            "quantization, such as Q4_K_M"
+        )
+    if _FIRST_OF_IK_LLAMA <= type_id <= _LAST_OF_IK_LLAMA:
+        name = f"the type {_OF_IK_LLAMA[type_id]} of" if type_id in _OF_IK_LLAMA else "a type of"
+        number = "" if type_id in _OF_IK_LLAMA else f" ({type_id})"
+        raise CheckpointError(
+            f"{what} is of {name} ik_llama.cpp{number}: use a file made with llama.cpp, such as Q4_K_M"
+        )
+    raise CheckpointError(
+        f"{what} is of the unknown type {type_id}: use a file in another quantization, such as Q4_K_M"
+    )

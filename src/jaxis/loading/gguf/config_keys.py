@@ -1,0 +1,133 @@
+"""The keys of a GGUF file that describe its model, read so that none can be overlooked.
+
+Source: llama.cpp's `gguf-py/gguf/constants.py` and `src/llama-model.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.loading.gguf.container import GGUFTensor
+
+# Keys of an architecture that cannot change a model's logits. The number of rows of the embeddings is `vocab_size`.
+NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+
+
+class Keys:
+    """The keys below `{architecture}.`, each marked as read when it is read.
+
+    Args:
+      metadata: All keys of the file.
+      tensors: Its tensors.
+      source: The file, for errors.
+
+    Attributes:
+      architecture: `general.architecture`.
+      assumptions: See `GGUFCheckpoint`.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], source: str) -> None:
+        self.architecture: str = metadata["general.architecture"]
+        self.tensors = tensors
+        self.source = source
+        self.assumptions: list[str] = []
+        prefix = f"{self.architecture}."
+        self._values = {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key's value, or the default; one number where an array has the same for every layer.
+
+        Raises:
+          ConfigError: The layers differ.
+        """
+        self._read.add(key)
+        value = self._values.get(key)
+        if isinstance(value, np.ndarray):
+            if len({*value.tolist()}) != 1:
+                raise ConfigError(
+                    f"{self.source} has {self.architecture}.{key} = {value.tolist()}: layers that differ in it are "
+                    "not supported"
+                )
+            value = value.tolist()[0]
+        if isinstance(value, float):
+            # Numbers are float32 in the file. The shortest number that is the same float32 is what config.json has.
+            value = float(str(np.float32(value)))
+        return default if value is None else value
+
+    def require(self, key: str) -> Any:
+        """A key's value. Raises ConfigError if the file lacks it."""
+        value = self.get(key)
+        if value is None:
+            raise ConfigError(f"{self.source} lacks the key {self.architecture}.{key}: use another file of the model")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer. Raises ConfigError if it is something else, or absent without a default."""
+        value = self.require(key) if default is None else self.get(key, default)
+        if type(value) is not int or value < 0:
+            raise ConfigError(f"{self.source} has {self.architecture}.{key} = {value!r}, expected a number above 0")
+        return value
+
+    def assume(self, name: str, value: Any) -> Any:
+        """The value, of the family, that the file does not have; reported as such."""
+        self.assumptions.append(f"{name}={value}")
+        return value
+
+    def for_layers(self, key: str, num_layers: int) -> list[Any] | None:
+        """A key's value for each layer; None if it is absent or one number for all.
+
+        Raises:
+          ConfigError: There are fewer values than layers.
+        """
+        self._read.add(key)
+        value = self._values.get(key)
+        if not isinstance(value, np.ndarray):
+            return None
+        if len(value) < num_layers:
+            raise ConfigError(f"{self.source} has {len(value)} values of {self.architecture}.{key}, not {num_layers}")
+        return value.tolist()[:num_layers]
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Reads a key whose other values are not supported; it may be absent.
+
+        Raises:
+          ConfigError: It has another value.
+        """
+        value = self.get(key, expected[0])
+        if value not in expected:
+            wanted = " or ".join(map(str, expected))
+            raise ConfigError(
+                f"{self.source} has {self.architecture}.{key} = {value!r}, of which only {wanted} is supported"
+            )
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the model, or its first layer, has a tensor of this name."""
+        return name in self.tensors or f"blk.0.{name}" in self.tensors
+
+    def check_all_read(self) -> None:
+        """Raises ConfigError if a key was not read that could change the model's logits."""
+        unread = [
+            f"{self.architecture}.{key}"
+            for key, value in self._values.items()
+            if key not in self._read and not _is_neutral(key, value)
+        ]
+        if unread:
+            raise ConfigError(
+                f"{self.source} has keys that jaxis does not know: {', '.join(sorted(unread))}. They may change the "
+                "model: use a file without them, or the original checkpoint"
+            )
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    """Whether the key cannot change logits, or is 0 or false, which for all of llama.cpp's keys means not used."""
+    if key in NEUTRAL_KEYS:
+        return True
+    return not isinstance(value, np.ndarray | list | str) and not value

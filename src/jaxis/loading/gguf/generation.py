@@ -1,0 +1,32 @@
+"""The sampling settings that a GGUF file recommends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.loading.gguf.container import read_gguf_metadata
+from jaxis.loading.gguf.shards import find_shards
+
+# Key in the file -> key in generation_config.json, and its type.
+_SETTINGS = {
+    "general.sampling.temp": ("temperature", float),
+    "general.sampling.top_k": ("top_k", int),
+    "general.sampling.top_p": ("top_p", float),
+    "general.sampling.min_p": ("min_p", float),
+    "general.sampling.penalty_repeat": ("repetition_penalty", float),
+}
+
+
+def gguf_generation_defaults(path: Path) -> dict[str, Any]:
+    """What generation_config.json would say, of the settings that both have; empty if the file recommends nothing.
+
+    Raises:
+      CheckpointError: The file cannot be read.
+    """
+    metadata = read_gguf_metadata(find_shards(path)[0])
+    found = {name: metadata[key] for key, (name, kind) in _SETTINGS.items() if type(metadata.get(key)) is kind}
+    # The shortest number that is the same float32.
+    return {name: float(str(np.float32(value))) if type(value) is float else value for name, value in found.items()}

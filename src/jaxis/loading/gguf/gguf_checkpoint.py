@@ -1,0 +1,160 @@
+"""A GGUF model read as if it were a Hugging Face checkpoint: its tensors under their Hugging Face names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.loading.gguf.config import read_config
+from jaxis.loading.gguf.model_files import GGUFModelFiles
+from jaxis.loading.gguf.names import NAMES, Part, Sizes, parts_of
+from jaxis.loading.safetensors import TensorInfo
+
+QUANT_METHOD = "gguf"
+
+_OF_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(\w+)")
+_EXPERT_STACKS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+class GGUFCheckpoint:
+    """The weights of a GGUF model. A context manager; see `Checkpoint`.
+
+    A tensor of floats is an array of them. A quantized one, [out, in], is an array uint8 [out, bytes of a row] of the
+    blocks as they are in the file; `config["quantization_config"]` says of which type.
+
+    Args:
+      path: Any of the model's files.
+
+    Attributes:
+      path: The first file.
+      config: What a config.json would be.
+      assumptions: What the config has although the file does not say it, one sentence each.
+      total_bytes: Bytes of all tensors together.
+
+    Raises:
+      CheckpointError: On opening, if the file is broken, or a tensor is not one of its architecture.
+      ConfigError: The architecture, or a key in the file, is not supported.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._files = GGUFModelFiles(path)
+        self.path = self._files.path
+        try:
+            config = read_config(self._files.metadata, self._files.tensors, self._floats, str(self.path))
+            self._parts = self._find_parts(config.architecture, config.sizes)
+        except (CheckpointError, ConfigError):
+            self._files.close()
+            raise
+        self.assumptions = config.assumptions
+        self.config: dict[str, Any] = config.values
+        if block_types := self._block_types():
+            self.config["quantization_config"] = {
+                "quant_method": QUANT_METHOD,
+                "block_types": block_types,
+                "scaled": sorted({_stack_name(name[:-6]) for name in self._parts if name.endswith(".scale")}),
+            }
+        self.total_bytes = sum(self.info(name).nbytes for name in self._parts)
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name, in the order in which `iterate` yields them."""
+        return tuple(self._parts)
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
+        stored, part = self._find(name)
+        view = self._view(stored, part)
+        dtype = np.dtype(np.float32) if part.has_one_added else view.dtype
+        return TensorInfo(dtype, view.shape, view.nbytes, self._files.tensors[stored].offset)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor, as a read-only view of the mapped file if it is there as it is.
+
+        Raises:
+          CheckpointError: There is none of that name.
+        """
+        stored, part = self._find(name)
+        try:
+            return part.made_of(self._files.file_of(stored).tensor(stored))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: tensor {stored!r} {error}") from None
+
+    def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields every tensor once, in the files' own order; for the memory that this takes, see `Checkpoint`."""
+        previous: str | None = None
+        for name in self._parts:
+            yield name, self.tensor(name)
+            if previous is not None:
+                self._release(previous)
+            previous = name
+        if previous is not None:
+            self._release(previous)
+
+    def close(self) -> None:
+        """Closes every file; arrays that still view one stay valid."""
+        self._files.close()
+
+    def __enter__(self) -> GGUFCheckpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def _floats(self, stored: str) -> np.ndarray | None:
+        """A one-dimensional tensor that the config is made of; None if the file does not have it."""
+        return self._files.file_of(stored).tensor(stored).copy() if stored in self._files.tensors else None
+
+    def _find(self, name: str) -> tuple[str, Part]:
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise CheckpointError(f"{self.path} has no tensor {name!r} in its weights") from None
+
+    def _view(self, stored: str, part: Part) -> np.ndarray:
+        return self._files.file_of(stored).tensor(stored)[(*part.index, ...)]
+
+    def _release(self, name: str) -> None:
+        stored, part = self._parts[name]
+        self._files.file_of(stored).release(self._view(stored, part))
+
+    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, tuple[str, Part]]:
+        """Hugging Face name -> the tensor in the file, and what to do with it."""
+        found: dict[str, tuple[str, Part]] = {}
+        for stored, tensor in self._files.tensors.items():
+            try:
+                parts = parts_of(tensor, NAMES[architecture], sizes)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self.path}: {error}") from None
+            for part in parts:
+                if part.name in found:
+                    raise CheckpointError(
+                        f"{self.path}: tensors {found[part.name][0]!r} and {stored!r} are the same one ({part.name}): "
+                        "use another file of the model"
+                    )
+                found[part.name] = stored, part
+        return found
+
+    def _block_types(self) -> dict[str, str]:
+        """Module, or stack of experts, -> the type of its blocks; those whose weights are plain floats are left out."""
+        types: dict[str, str] = {}
+        for name, (stored, _) in self._parts.items():
+            block_type = self._files.tensors[stored].block_type
+            module, _, leaf = name.rpartition(".")
+            if leaf in ("k_b", "v_b"):
+                types[name] = block_type.name
+            elif leaf == "weight" and block_type.dtype is None:
+                types[_stack_name(module)] = block_type.name
+        return types
+
+
+def _stack_name(module: str) -> str:
+    """`model.layers.0.mlp.experts.3.up_proj` -> `model.layers.0.mlp.experts.up_proj`; other names stay."""
+    match = _OF_EXPERT.fullmatch(module)
+    return module if match is None else f"{match[1]}.{_EXPERT_STACKS.get(match[2], match[2])}"

@@ -1,0 +1,66 @@
+"""Which GGUF files make up a model: one file, or the shards `NAME-00001-of-00003.gguf`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from jaxis.errors import CheckpointError
+
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+# Files of a model's repository that are not the model: its vision part, and statistics for quantizing.
+_OTHER_FILE = re.compile(r"(?:.*[-_.])?(?:mmproj|imatrix)(?:[-_.].*)?\.gguf", re.IGNORECASE)
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file with this name can be a model or a shard of one."""
+    return name.endswith(".gguf") and not _OTHER_FILE.fullmatch(name)
+
+
+def model_name(name: str) -> str:
+    """The name that the shards of a model share: that of the file without `.gguf` and the shard's number."""
+    match = _SHARD.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(".gguf")
+
+
+def gguf_file(path: str | os.PathLike[str]) -> Path | None:
+    """The GGUF file that a path means: itself, or the only model, by its first shard, of a folder without safetensors.
+
+    Returns None for a folder with another kind of checkpoint.
+
+    Raises:
+      CheckpointError: The folder has several models.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path if path.suffix == ".gguf" else None
+    if (path / "config.json").exists() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
+    models = {model_name(file.name): file for file in reversed(files)}
+    if len(models) > 1:
+        names = ", ".join(sorted(file.name for file in models.values()))
+        raise CheckpointError(f"{path} has {len(models)} models: give the path of one of its files ({names})")
+    return next(iter(models.values()), None)
+
+
+def find_shards(path: Path) -> list[Path]:
+    """All files of the model that this one belongs to, the first shard first.
+
+    Raises:
+      CheckpointError: A shard is missing.
+    """
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        raise CheckpointError(f"{path} has a number that its shards cannot have: download it again")
+    shards = [path.with_name(f"{match['stem']}-{number:05}-of-{match['count']}.gguf") for number in range(1, count + 1)]
+    if missing := [shard.name for shard in shards if not shard.exists()]:
+        raise CheckpointError(
+            f"{path.parent} lacks {len(missing)} of the {count} files of {match['stem']} "
+            f"({missing[0]}{', ...' if len(missing) > 1 else ''}): download them too"
+        )
+    return shards

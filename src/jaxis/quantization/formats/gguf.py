@@ -1,0 +1,163 @@
+"""GGUF's block types: `weight` uint8 [out, bytes of a row], which stays as narrow as it is in the file.
+
+Q8_0 and Q4_0 become integers, MXFP4 what MXFP4 is here, all others codes. Source: see `gguf_blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, Weight, dequantize
+from jaxis.layers.weight_format import TensorSpec
+from jaxis.loading.gguf.block_types import BlockType
+from jaxis.quantization.formats.finite import check_finite
+from jaxis.quantization.formats.gguf_blocks import LAYOUTS, Arrays, float16_of, nibble_pairs
+
+_BYTES_AT_ONCE = 4 << 20
+_BYTE = (np.dtype(np.uint8),)
+_FLOAT32 = (np.dtype(np.float32),)
+
+
+@dataclass(frozen=True)
+class GGUFFormat:
+    """`weight`, and for NVFP4 in some files `scale`, one float that multiplies it.
+
+    Attributes:
+      block_type: Of the weight; not one of plain floats.
+      has_scale: Whether there is a `scale`.
+    """
+
+    block_type: BlockType
+    has_scale: bool = False
+
+    def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        specs = {"weight": TensorSpec(stored_shape(self.block_type, shape), _BYTE)}
+        return specs | {"scale": TensorSpec((), _FLOAT32, other_shapes=((1,),))} if self.has_scale else specs
+
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Weight:
+        scale = float(tensors["scale"].reshape(())) if self.has_scale else None
+        return read_blocks(self.block_type, tensors["weight"], shape, scale)
+
+
+@dataclass(frozen=True)
+class LatentHeadsFormat:
+    """The projection of latents to keys and values, in two tensors, as files for absorbed attention have it.
+
+    `k_b` [H, L, N] and `v_b` [H, V, L] are what `kv_b_proj` [H * (N + V), L] has below each other for each head, the
+    first transposed. Blocks lie along the last axis, so the two have no common narrow form: the weight is float32.
+
+    Attributes:
+      key_type, value_type: The types of `k_b` and `v_b`.
+      num_heads: H.
+      key_dim: N.
+    """
+
+    key_type: BlockType
+    value_type: BlockType
+    num_heads: int
+    key_dim: int
+
+    def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        return {
+            "k_b": self._spec(self.key_type, (shape[1], self.key_dim)),
+            "v_b": self._spec(self.value_type, (self._value_dim(shape), shape[1])),
+        }
+
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        keys = self._dequantize(self.key_type, tensors["k_b"], (shape[1], self.key_dim)).swapaxes(1, 2)
+        values = self._dequantize(self.value_type, tensors["v_b"], (self._value_dim(shape), shape[1]))
+        return np.concatenate([keys, values], axis=1).reshape(shape)
+
+    def _value_dim(self, shape: tuple[int, ...]) -> int:
+        return shape[0] // self.num_heads - self.key_dim
+
+    def _spec(self, block_type: BlockType, shape: tuple[int, int]) -> TensorSpec:
+        dtypes = _BYTE if block_type.dtype is None else (block_type.dtype,)
+        return TensorSpec((self.num_heads, *stored_shape(block_type, shape)), dtypes)
+
+    def _dequantize(self, block_type: BlockType, tensor: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        """The weights of all heads, float32 [H, *shape]."""
+        if block_type.dtype is not None:
+            return tensor.astype(np.float32)
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        weight = read_blocks(block_type, rows, (len(rows), shape[1]))
+        return np.asarray(dequantize(weight)).reshape(self.num_heads, *shape)
+
+
+def stored_shape(block_type: BlockType, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a weight in the file. Raises ValueError if blocks do not divide its columns."""
+    if shape[-1] % block_type.elements:
+        raise ValueError(
+            f"has {shape[-1]} features, which blocks of {block_type.elements} ({block_type.name}) do not divide"
+        )
+    if block_type.dtype is not None:
+        return shape
+    return (*shape[:-1], shape[-1] // block_type.elements * block_type.nbytes)
+
+
+def read_blocks(
+    block_type: BlockType, rows: np.ndarray, shape: tuple[int, ...], tensor_scale: float | None = None
+) -> Weight:
+    """A weight [out, in] of host arrays.
+
+    Args:
+      block_type: Not one of plain floats.
+      rows: uint8 [out, bytes of a row].
+      shape: (out, in).
+      tensor_scale: Multiplies the weight; NVFP4 only.
+
+    Raises:
+      ValueError: Scales are not finite; the message follows "a weight".
+    """
+    blocks = rows.reshape(shape[0], -1, block_type.nbytes)
+    weight: Weight
+    if block_type.name == "Q8_0":
+        arrays = _in_chunks(_q8_0, blocks)
+        weight = QuantizedWeight(arrays["qvalue"], arrays["scale"])
+    elif block_type.name == "Q4_0":
+        arrays = _in_chunks(_q4_0, blocks)
+        weight = QuantizedWeight(arrays["qvalue"], arrays["scale"])
+    elif block_type.name == "MXFP4":
+        arrays = _in_chunks(_mxfp4, blocks)
+        weight = BlockScaledWeight(arrays["value"], arrays["scale"], (1, block_type.elements))
+        check_finite(weight)
+    else:
+        layout = LAYOUTS[block_type.name]
+        arrays = _in_chunks(layout.take_apart, blocks)
+        if tensor_scale is not None:
+            arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)
+        weight = CodedWeight(**arrays, bits=layout.bits, offset=layout.offset, levels=layout.levels)
+    for name in ("scale", "minimum", "super_scale", "super_minimum"):
+        array = arrays.get(name)
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError("whose scales are not all finite")
+    return weight
+
+
+def _in_chunks(take_apart: Callable[[np.ndarray], Arrays], blocks: np.ndarray) -> Arrays:
+    """The arrays of all rows, made of some rows at a time so that what is made in between stays small."""
+    step = max(1, _BYTES_AT_ONCE // max(1, blocks[:1].nbytes))
+    whole: Arrays = {}
+    for first in range(0, len(blocks), step):
+        for name, part in take_apart(blocks[first : first + step]).items():
+            if name not in whole:
+                whole[name] = np.empty((len(blocks), *part.shape[1:]), part.dtype)
+            whole[name][first : first + step] = part
+    return whole
+
+
+def _q8_0(blocks: np.ndarray) -> Arrays:
+    return {"qvalue": blocks[..., 2:].reshape(len(blocks), -1).view(np.int8), "scale": float16_of(blocks, 0)}
+
+
+def _q4_0(blocks: np.ndarray) -> Arrays:
+    return {"qvalue": nibble_pairs(blocks[..., 2:]).reshape(len(blocks), -1), "scale": float16_of(blocks, 0)}
+
+
+def _mxfp4(blocks: np.ndarray) -> Arrays:
+    scale = np.ascontiguousarray(blocks[..., 0]).view(ml_dtypes.float8_e8m0fnu)
+    return {"value": nibble_pairs(blocks[..., 1:]).reshape(len(blocks), -1), "scale": scale}

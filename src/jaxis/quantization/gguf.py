@@ -1,0 +1,65 @@
+"""GGUF files: the weight of each module is stored as blocks of a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxis.errors import ConfigError
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.latent_projection import LatentUpProjection
+from jaxis.layers.weight_format import PLAIN, WeightFormat
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
+from jaxis.loading.gguf.block_types import BLOCK_TYPES
+from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
+
+_TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
+
+
+class GGUFQuantizationConfig:
+    """What `GGUFCheckpoint.config` says of its types. A QuantizationConfig.
+
+    Args:
+      config: Its `quantization_config`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._block_types: Mapping[str, str] = config["block_types"]
+        self._scaled = frozenset(config.get("scaled", ()))
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
+        """See `QuantizationConfig`.
+
+        Raises:
+          ConfigError: The layer's sizes do not fit its type.
+        """
+        if isinstance(layer, LatentUpProjection) and f"{prefix}.k_b" in self._block_types:
+            formats: dict[str, WeightFormat] = {"weight": self._latent_heads(layer, prefix)}
+        else:
+            names = {slot.name: prefix for slot in layer.weight_slots}
+            if isinstance(layer, JaxExperts):
+                names = {name: f"{prefix}.{name}" for name in names}
+            formats = {slot: self._format(name) for slot, name in names.items()}
+        if all(each is PLAIN for each in formats.values()):
+            return None
+        for slot in layer.weight_slots:
+            try:
+                formats[slot.name].tensors(slot.shape)
+            except ValueError as error:
+                raise ConfigError(f"the GGUF file does not fit the model: {prefix} {error}") from None
+        return WeightMethod(formats=formats)
+
+    def check_all_used(self) -> None:
+        """See `QuantizationConfig`; loading finds tensors that are for no module."""
+
+    def _format(self, name: str) -> WeightFormat:
+        if name not in self._block_types:
+            return PLAIN
+        block_type, has_scale = _TYPES[self._block_types[name]], name in self._scaled
+        if has_scale and block_type.name != "NVFP4":
+            raise ConfigError(f"the GGUF file has a scale for {name}, which is of the type {block_type.name}")
+        return GGUFFormat(block_type, has_scale)
+
+    def _latent_heads(self, layer: LatentUpProjection, prefix: str) -> LatentHeadsFormat:
+        key_type, value_type = (_TYPES[self._block_types[f"{prefix}.{name}"]] for name in ("k_b", "v_b"))
+        return LatentHeadsFormat(key_type, value_type, layer.num_heads, layer.key_dim)

@@ -1,0 +1,293 @@
+"""The tokenizer of a GGUF file, from its metadata: a `tokenizers` backend and what a tokenizer_config.json would say.
+
+The keys are llama.cpp's (src/llama-vocab.cpp, gguf-py/gguf/constants.py). A row of `tokenizer.ggml.tokens` is a row of
+the embedding, so every row keeps its id, also where two have one text or one is not valid UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from jaxis.errors import CheckpointError
+from jaxis.tokenizer.byte_level import byte_level_backend
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
+from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES, adds_bos_by_default
+from jaxis.tokenizer.sentencepiece_bpe import WORD_START, Piece, PieceType, sentencepiece_bpe_backend
+
+_INSTEAD = "take the tokenizer.json of the model that the file was made from: give its folder as the tokenizer"
+_SPECIAL_TOKEN_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # llama.cpp's spelling
+    "mask_token": "mask_token_id",
+}
+# What llama.cpp assumes of a SentencePiece vocabulary that does not say.
+_SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+_END_OF_TURN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# The end-of-sequence token of a chat model's file is often its base model's; these end an answer wherever they exist.
+_END_OF_TURN_TOKENS = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot|>",
+        "<|return|>",
+        "<|call|>",
+        "</s>",
+        "[EOS]",
+    }
+)
+# In the harmony format an answer is several messages: <|end|> ends one, <|return|> and <|call|> end the answer.
+_HARMONY_TOKENS = frozenset({"<|return|>", "<|call|>", "<|end|>"})
+_PHI3_PLAIN_TOKENS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
+    """Builds the tokenizer that a GGUF file describes.
+
+    Args:
+      metadata: The file's keys and values; strings may hold surrogate escapes for bytes that are not UTF-8.
+      source: The file, for errors.
+
+    Raises:
+      CheckpointError: A tokenizer that is not supported, or metadata that is missing, broken or contradictory.
+    """
+    values = _Values(metadata, source)
+    model = values.get("model", str)
+    if model not in ("llama", "gpt2"):
+        raise CheckpointError(
+            f"{source} has no tokenizer"
+            if model in (None, "none", "no_vocab")
+            else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE) and 'gpt2' "
+            f"(byte-level BPE); {_INSTEAD}"
+        )
+    pieces = _pieces(values)
+    ids = _special_token_ids(values, len(pieces), model)
+    if whole := values.get("huggingface.json", str, prefix="tokenizer."):
+        backend = _whole_tokenizer(whole, source)
+    elif model == "llama":
+        backend = _sentencepiece_backend(values, pieces)
+        _add_sequence_ends(backend, values, ids, pieces, adds_bos=True)
+    else:
+        backend = _gpt2_backend(values, pieces)
+        adds_bos = "bos_token_id" in ids and adds_bos_by_default(values.get("pre", str) or "")
+        _add_sequence_ends(backend, values, ids, pieces, adds_bos=adds_bos)
+    return backend, _config(values, pieces, ids)
+
+
+class _Values:
+    """Typed access to the tokenizer's keys."""
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self._metadata = metadata
+        self.source = source
+
+    def get(self, name: str, kind: type, *, prefix: str = "tokenizer.ggml.") -> Any:
+        """A key's value, None if it is absent.
+
+        Raises:
+          CheckpointError: It is of another type.
+        """
+        value = self._metadata.get(prefix + name)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise self.fault(f"{prefix}{name} is of type {type(value).__name__}, not {kind.__name__}")
+        return value
+
+    def array(self, name: str, kinds: type | tuple[type, ...], length: int | None = None) -> list[Any] | None:
+        """An array's elements, None if it is absent.
+
+        Raises:
+          CheckpointError: It is no array, an element is of another type, or there are fewer than `length`.
+        """
+        value = self._metadata.get("tokenizer.ggml." + name)
+        if value is None:
+            return None
+        if hasattr(value, "tolist"):  # a NumPy array
+            value = value.tolist()
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self.fault(f"tokenizer.ggml.{name} is not an array")
+        if not all(isinstance(element, kinds) for element in value):
+            raise self.fault(f"tokenizer.ggml.{name} has elements of the wrong type")
+        if length is not None and len(value) < length:
+            raise self.fault(f"tokenizer.ggml.{name} has {len(value)} elements for {length} tokens")
+        return list(value)
+
+    def templates(self) -> dict[str, str]:
+        prefix = "tokenizer.chat_template"
+        names = [name for name in self._metadata if name.startswith(prefix + ".")]
+        templates = {name.removeprefix(prefix + "."): self.get(name, str, prefix="") for name in names}
+        if default := self.get("chat_template", str, prefix="tokenizer."):
+            templates[DEFAULT_TEMPLATE] = default
+        return templates
+
+    @property
+    def architecture(self) -> str | None:
+        return self.get("general.architecture", str, prefix="")
+
+    def fault(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {what}; fetch the file again")
+
+
+def _pieces(values: _Values) -> list[Piece]:
+    """The vocabulary, with texts that are valid and distinct."""
+    tokens = values.array("tokens", str)
+    if not tokens:
+        raise values.fault("tokenizer.ggml.tokens is missing or empty")
+    scores = values.array("scores", (int, float), len(tokens)) or [0.0] * len(tokens)
+    if any(score != score for score in scores):
+        raise values.fault("tokenizer.ggml.scores has elements that are not numbers")
+    types = values.array("token_type", int, len(tokens)) or [PieceType.NORMAL] * len(tokens)
+    last_with_text = {token: i for i, token in enumerate(tokens)}
+    pieces = []
+    for i, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=False)):
+        if token and last_with_text[token] == i and _is_valid(token):
+            pieces.append(Piece(token, score, kind))
+        else:  # no text becomes this token
+            pieces.append(Piece(f"<jaxis-unused-{i}>", score, PieceType.UNUSED))
+    return pieces
+
+
+def _is_valid(token: str) -> bool:
+    try:
+        token.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str, int]:
+    """Key -> id, of the tokens that have a role."""
+    ids = {}
+    for name in dict.fromkeys([*_SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
+        token_id = values.get(name, int)
+        if token_id is None and model == "llama":
+            token_id = _SENTENCEPIECE_IDS.get(name)
+        if token_id is None:
+            continue
+        if not 0 <= token_id < num_tokens:
+            raise values.fault(f"tokenizer.ggml.{name} is {token_id}, but there are {num_tokens} tokens")
+        ids[name] = token_id
+    return ids
+
+
+def _sentencepiece_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:
+    add_space_prefix = values.get("add_space_prefix", bool)
+    backend = sentencepiece_bpe_backend(
+        [_with_word_starts(piece) for piece in pieces],
+        add_space_prefix=add_space_prefix is None or add_space_prefix,
+        source=values.source,
+    )
+    if values.architecture == "phi3":
+        backend.add_tokens(
+            [
+                AddedToken(token.content, special=token.special, normalized=False, rstrip=True)
+                for token in backend.get_added_tokens_decoder().values()
+                if token.content not in _PHI3_PLAIN_TOKENS
+            ]
+        )
+    return backend
+
+
+def _with_word_starts(piece: Piece) -> Piece:
+    """A user-defined run of spaces as SentencePiece spells it; the file has it as the text has it."""
+    if piece.type == PieceType.USER_DEFINED and not piece.text.strip(" "):
+        return Piece(WORD_START * len(piece.text), piece.score, piece.type)
+    return piece
+
+
+def _gpt2_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:
+    pre = values.get("pre", str)
+    if pre not in SPLIT_RULES:
+        what = "does not say how its text is split" if pre in (None, "", "default") else f"splits text as {pre!r}"
+        raise CheckpointError(
+            f"{values.source} {what} (tokenizer.ggml.pre); a guess would give wrong tokens; {_INSTEAD}"
+        )
+    merges = values.array("merges", str)
+    if merges is None:
+        raise values.fault("tokenizer.ggml.merges is missing")
+    pairs = []
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise values.fault(f"tokenizer.ggml.merges has {merge!a}, which is not two tokens")
+        pairs.append((left, right))
+    vocab = {piece.text: i for i, piece in enumerate(pieces)}
+    backend = byte_level_backend(vocab, pairs, SPLIT_RULES[pre], values.source)
+    backend.add_tokens(
+        [
+            AddedToken(piece.text, special=piece.type != PieceType.USER_DEFINED, normalized=False)
+            for piece in pieces
+            if piece.type in (PieceType.CONTROL, PieceType.UNKNOWN, PieceType.USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises a plain Exception for any fault in the text
+        raise CheckpointError(
+            f"{source}: tokenizer.huggingface.json is not a valid tokenizer ({' '.join(str(error).split())}); "
+            "fetch the file again"
+        ) from error
+
+
+def _add_sequence_ends(
+    backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], pieces: list[Piece], *, adds_bos: bool
+) -> None:
+    """Sets what encoding adds before and after a text."""
+    ends = {}
+    for end, default in (("bos", adds_bos), ("eos", False)):
+        wanted = values.get(f"add_{end}_token", bool)
+        if not (default if wanted is None else wanted):
+            continue
+        token_id = ids.get(f"{end}_token_id")
+        if token_id is None:
+            raise values.fault(f"tokenizer.ggml.add_{end}_token is true, but there is no {end}_token_id")
+        ends[end] = (pieces[token_id].text, token_id)
+    if not ends:
+        return
+    before = [f"{ends['bos'][0]}:0"] if "bos" in ends else []
+    after = [f"{ends['eos'][0]}:0"] if "eos" in ends else []
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A:0", *after],
+        pair=[*before, "$A:0", *after, *before, "$B:0", *after],
+        special_tokens=sorted(set(ends.values())),
+    )
+
+
+def _config(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> TokenizerConfig:
+    special_tokens = {
+        name: AddedToken(pieces[ids[key]].text, special=True, normalized=False)
+        for name, key in _SPECIAL_TOKEN_KEYS.items()
+        if key in ids and _has_role(name, pieces[ids[key]])
+    }
+    return TokenizerConfig(
+        special_tokens=special_tokens,
+        chat_templates=values.templates(),
+        stop_token_ids=_stop_token_ids(pieces, ids),
+    )
+
+
+def _has_role(name: str, piece: Piece) -> bool:
+    """Whether a token with a special role can be special; a word named for padding stays a word."""
+    return name in ("bos_token", "eos_token") or piece.type not in (PieceType.NORMAL, PieceType.BYTE)
+
+
+def _stop_token_ids(pieces: list[Piece], ids: dict[str, int]) -> frozenset[int]:
+    control = {piece.text: i for i, piece in enumerate(pieces) if piece.type == PieceType.CONTROL}
+    by_text = {control[text] for text in _END_OF_TURN_TOKENS & set(control)}
+    if set(control) >= _HARMONY_TOKENS:
+        by_text.discard(control["<|end|>"])
+    return frozenset(by_text | {ids[key] for key in _END_OF_TURN_KEYS if key in ids})

@@ -1,0 +1,160 @@
+"""Every family in GGUF: the file gives transformers' logits of the checkpoint that it was made of."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import gguf
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxis.bringup.verify.compare import GATES, relative_error
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.loading.open_checkpoint import read_hf_config
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.wrappers import Dequantize, PackingConfig
+from tests.support import parity
+from tests.support.gguf_blocks import random_rows
+from tests.support.gguf_models import write_gguf
+from tests.support.parity import FAMILIES, Family
+
+MAX_RELATIVE_ERROR = GATES["float32"].relative_error
+
+# Families whose test has settings that no GGUF file can have -> those of their published models.
+CHANGES = {
+    "Gemma 2": {"query_pre_attn_scalar": 32, "attention_bias": False, "sliding_window": 11},
+    "Gemma 3": {
+        **{"query_pre_attn_scalar": 32, "attention_bias": False, "sliding_window_pattern": 6},
+        "num_hidden_layers": 7,
+    },
+    "StarCoder2, window": {"sliding_window": None},
+    "Mixtral": {"sliding_window": None},
+    "GPT-OSS": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    "Llama 4": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "DeepSeek V2, biases": {"attention_bias": False, "mlp_bias": False},
+    "GLM-4.7 Flash": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
+    "Mistral, window": {"sliding_window": None},
+}
+LEFT_OUT = {
+    "Llama, dynamic rope": "llama.cpp's converter does not write it",
+    "Qwen2, window layers": "llama.cpp has no window in Qwen 2",
+    "Qwen3 MoE, dense layers between, biases": "llama.cpp has experts in every layer",
+    "Llama 4, dense layers between, no norms": "llama.cpp has norms and temperatures by the model's size",
+    "DeepSeek V3, half-split rope, biases": "llama.cpp has neither",
+}
+LLAMA_3_1 = Family(
+    "Llama 3.1 as published",
+    "LlamaConfig",
+    {
+        "max_position_embeddings": 16384,
+        **parity._rope(
+            "llama3",
+            500_000.0,
+            factor=32.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+    },
+)
+GGUF_FAMILIES = [
+    dataclasses.replace(family, config=family.config | CHANGES.get(family.name, {}))
+    for family in FAMILIES
+    if family.name not in LEFT_OUT
+] + [LLAMA_3_1]
+families = pytest.mark.parametrize("family", GGUF_FAMILIES, ids=lambda family: family.name)
+
+
+# The same settings, with rows that blocks of 32 divide.
+_OF_BLOCKS = {"qk_nope_head_dim": 32, "q_lora_rank": 32, "v_head_dim": 32, "moe_intermediate_size": 64}
+QUANTIZED = [
+    dataclasses.replace(
+        family, config=family.config | {key: n for key, n in _OF_BLOCKS.items() if key in family.config}
+    )
+    for family in GGUF_FAMILIES
+    if family.name
+    in ("Llama 2", "Qwen3, tied", "Phi-4", "Gemma 3", "Mixtral", "Qwen3 MoE", "GPT-OSS", "Llama 4", "DeepSeek V3")
+]
+BLOCK_TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "Q5_1", "Q4_1", "Q5_0", "MXFP4", "F16")]
+
+
+def load(path, quantization=None, packs=False) -> nnx.Module:
+    hf_config = read_hf_config(path)
+    model_config = ModelConfig(str(path), hf_config, dtype=jnp.float32, max_model_len=1024)
+    quant_config = quantization_of_checkpoint(hf_config, quantization)
+    config = VllmConfig(model_config, quant_config=PackingConfig(quant_config) if packs else quant_config)
+    return load_model(config, make_mesh())
+
+
+def logits(model, length=17):
+    return parity.run_model(model, (length,))[length][0]
+
+
+@families
+def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family, tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(Path(parity.checkpoint_folder(family)), path)
+    model, original = load(path), parity.loaded_model(family)
+    expected = dict(original.named_parameters())
+    assert {name for name, _ in model.named_parameters()} == expected.keys()
+    for name, parameter in model.named_parameters():
+        # Gemma's norms lose a bit when 1 is added and subtracted.
+        np.testing.assert_allclose(parameter[...], expected[name][...], rtol=0, atol=2e-7, err_msg=name)
+    assert relative_error(logits(model), parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("family", QUANTIZED, ids=lambda family: family.name)
+def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_path):
+    """Every tensor has another type than the one before; the reference is what gguf-py dequantizes them to."""
+    types = itertools.cycle(BLOCK_TYPES)
+    dequantized = {}
+
+    def quantize(name, tensor):
+        if "gate_inp" in name or name.endswith(".bias") or tensor.shape[-1] % 32:
+            return None
+        kind = next(types)
+        rows = gguf.quants.quantize(tensor, kind)
+        dequantized[name] = gguf.quants.dequantize(rows, kind)
+        return rows, kind
+
+    folder = Path(parity.checkpoint_folder(family))
+    write_gguf(folder, tmp_path / "blocks.gguf", quantize=quantize)
+    write_gguf(
+        folder,
+        tmp_path / "floats.gguf",
+        quantize=lambda name, _: (dequantized[name], gguf.GGMLQuantizationType.F32) if name in dequantized else None,
+    )
+    expected = logits(load(tmp_path / "floats.gguf"))
+    assert len(dequantized) >= 10
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", packs=packs)), expected) < 1e-5
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < 1e-5
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_blocks_of_256_and_other_types_that_gguf_py_only_reads(packs, tmp_path):
+    """Random bytes are valid blocks of them."""
+    family = Family("Llama", "LlamaConfig", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})
+    types = itertools.cycle(["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ4_NL", "NVFP4", "BF16"])
+    dequantized = {}
+
+    def quantize(name, tensor):
+        kind = next(types)
+        rows = random_rows(kind, *tensor.shape, scale=0.001) if kind != "BF16" else tensor.astype(ml_dtypes.bfloat16)
+        rows = rows.view(np.uint8)
+        dequantized[name] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+        return rows, gguf.GGMLQuantizationType[kind]
+
+    folder = Path(parity.checkpoint_folder(family))
+    write_gguf(folder, tmp_path / "blocks.gguf", quantize=quantize)
+    floats = tmp_path / "floats.gguf"
+    write_gguf(folder, floats, quantize=lambda name, _: (dequantized[name], gguf.GGMLQuantizationType.F32))
+    expected = logits(load(floats))
+    assert np.isfinite(expected).all()
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", packs=packs)), expected) < 1e-5
+    assert relative_error(logits(load(tmp_path / "blocks.gguf", Dequantize(), packs)), expected) < 1e-5

@@ -1,0 +1,420 @@
+"""Writes a checkpoint in Hugging Face format as llama.cpp's converters would write it in GGUF.
+
+Keys, names and changes of tensors follow llama.cpp's `conversion/*.py`, through gguf-py's writer and name map: nothing
+here is shared with how jaxis reads a GGUF file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+Tensors = dict[str, np.ndarray]
+
+# `architectures` -> llama.cpp's name of it.
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "GraniteForCausalLM": "granite",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Phi3ForCausalLM": "phi3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "GptOssForCausalLM": "gpt-oss",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Llama4ForCausalLM": "llama4",
+}
+QuantizedRows = tuple[np.ndarray, gguf.GGMLQuantizationType]
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    quantize: Callable[[str, np.ndarray], QuantizedRows | None] = lambda *_: None,
+    keys: Mapping[str, Any] | None = None,
+    separate_latent_heads: bool = True,
+    split_max_tensors: int = 0,
+) -> dict[str, Any]:
+    """Writes a GGUF file of float32, or of what `quantize` makes of a tensor.
+
+    Args:
+      folder: A checkpoint with one safetensors file.
+      path: The file to write.
+      quantize: (name in the file, float32 tensor) -> rows of blocks [..., bytes] and their type; None leaves it.
+      keys: Further integer keys, or those to leave out (None), below the architecture.
+      separate_latent_heads: Whether latent attention has `attn_k_b` and `attn_v_b`, as newer files have.
+      split_max_tensors: Tensors of a shard; 0 writes one file.
+
+    Returns:
+      The keys below the architecture.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    architecture = ARCHITECTURES[config["architectures"][0]]
+    values = _keys(config, architecture, separate_latent_heads) | dict(keys or {})
+    values = {key: value for key, value in values.items() if value is not None}
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
+    for key, value in values.items():
+        _add(writer, f"{architecture}.{key}", value)
+    tensors = _tensors(config, architecture, load_file(folder / "model.safetensors"), separate_latent_heads)
+    for name, tensor in tensors.items():
+        tensor = np.ascontiguousarray(tensor.astype(np.float32))
+        rows = quantize(name, tensor) if tensor.ndim > 1 else None
+        if rows is None:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, rows[0], raw_dtype=rows[1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _keys(config: dict[str, Any], architecture: str, separate_latent_heads: bool) -> dict[str, Any]:
+    """What `set_gguf_parameters` writes."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    rope = config.get("rope_parameters") or {}
+    full_rope = rope.get("full_attention", rope)
+    values = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": hidden,
+        "feed_forward_length": config.get("intermediate_size"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_key_value_heads"),
+        "rope.freq_base": float(full_rope["rope_theta"]),
+        "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
+        "expert_count": config.get("num_local_experts", config.get("num_experts", config.get("n_routed_experts"))),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
+    }
+    if full_rope["rope_type"] == "linear":
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full_rope["factor"])}
+    if full_rope["rope_type"] == "yarn":
+        values |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(full_rope["factor"]),
+            "rope.scaling.original_context_length": full_rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": full_rope.get("beta_fast"),
+            "rope.scaling.yarn_beta_slow": full_rope.get("beta_slow"),
+        }
+    if full_rope["rope_type"] == "longrope":
+        values |= {"rope.scaling.type": "longrope"}
+    head_dim = config.get("head_dim") or hidden // heads
+    return values | _SPECIAL_KEYS[architecture](config, head_dim, full_rope, separate_latent_heads)
+
+
+def _llama_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
+
+
+def _granite_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_llama_keys(config, head_dim),
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
+def _qwen3moe_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {"expert_feed_forward_length": config["moe_intermediate_size"]}
+
+
+def _phi3_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    original = rope.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+    values = {
+        "rope.scaling.original_context_length": original,
+        "rope.dimension_count": int(rope.get("partial_rotary_factor", 1.0) * head_dim),
+        "attention.sliding_window": config.get("sliding_window") or 0,
+        "rope.scaling.type": None,
+        "attention.key_length": None,
+        "attention.value_length": None,
+    }
+    if rope["rope_type"] == "longrope":
+        scale = config["max_position_embeddings"] / original
+        values["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+    return values
+
+
+def _olmo2_keys(config: dict, *_: Any) -> dict[str, Any]:
+    if "sliding_window" not in config:
+        return {}
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": pattern}
+
+
+def _gpt_oss_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    }
+
+
+def _glm4_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {"rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 0.5))}
+
+
+def _glm4moe_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_glm4_keys(config, head_dim, rope),
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_gating_func": 2,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+    }
+
+
+def _gemma2_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "attn_logit_softcapping": config["attn_logit_softcapping"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "attention.sliding_window": config["sliding_window"],
+        "rope.freq_base": None,
+    }
+
+
+def _gemma3_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
+def _cohere_keys(config: dict, *_: Any) -> dict[str, Any]:
+    return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
+
+
+def _cohere2_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_cohere_keys(config),
+        "attention.sliding_window": config["sliding_window"],
+        "vocab_size": config["vocab_size"],
+        "rope.dimension_count": head_dim,
+    }
+
+
+def _deepseek2_keys(config: dict, _: int, rope: dict, separate_latent_heads: bool) -> dict[str, Any]:
+    nope, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    sizes = {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "attention.key_length": nope + rotary,
+        "attention.value_length": value,
+    }
+    if separate_latent_heads:
+        sizes = {
+            "attention.head_count_kv": 1,
+            "attention.key_length": config["kv_lora_rank"] + rotary,
+            "attention.value_length": config["kv_lora_rank"],
+            "attention.key_length_mla": nope + rotary,
+            "attention.value_length_mla": value,
+        }
+    mscale = rope.get("mscale_all_dim")
+    is_v2 = config["architectures"] == ["DeepseekV2ForCausalLM"]
+    return {
+        **sizes,
+        "vocab_size": config["vocab_size"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "attention.q_lora_rank": config.get("q_lora_rank"),
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": True if config.get("norm_topk_prob") else None,
+        "expert_gating_func": None if is_v2 else 2,
+        "rope.dimension_count": rotary,
+        "rope.scaling.yarn_log_multiplier": None if mscale is None else 0.1 * mscale,
+    }
+
+
+def _llama4_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
+    return {
+        **_llama_keys(config, head_dim),
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+    }
+
+
+def _no_keys(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+_SPECIAL_KEYS = {
+    "llama": _llama_keys,
+    "granite": _granite_keys,
+    "qwen2": _no_keys,
+    "qwen3": _no_keys,
+    "qwen3moe": _qwen3moe_keys,
+    "phi3": _phi3_keys,
+    "olmo2": _olmo2_keys,
+    "gpt-oss": _gpt_oss_keys,
+    "starcoder2": _no_keys,
+    "glm4": _glm4_keys,
+    "glm4moe": _glm4moe_keys,
+    "gemma2": _gemma2_keys,
+    "gemma3": _gemma3_keys,
+    "command-r": _cohere_keys,
+    "cohere2": _cohere2_keys,
+    "deepseek2": _deepseek2_keys,
+    "llama4": _llama4_keys,
+}
+
+
+def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_heads: bool) -> Tensors:
+    """Tensors as `modify_tensors` changes them, by their names in the file."""
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
+    if config.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    if architecture in ("llama", "granite"):
+        for name in tensors:
+            if re.search(r"\.[qk]_proj\.(weight|bias)$", name):
+                tensors[name] = _permute(tensors[name], kv_heads if ".k_proj" in name else heads)
+    if architecture.startswith("gemma"):
+        tensors = {name: t + 1 if name.endswith("norm.weight") else t for name, t in tensors.items()}
+    if architecture == "deepseek2" and separate_latent_heads:
+        tensors = _separate_latent_heads(config, tensors)
+    names = gguf.get_tensor_name_map(_architecture_id(architecture), config["num_hidden_layers"])
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = f"{name}.weight" if name.endswith("sinks") else name
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert mapped is not None, name
+        found[mapped] = tensor
+    return found | _rope_tensors(config)
+
+
+def _architecture_id(architecture: str) -> gguf.MODEL_ARCH:
+    return next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+
+
+def _permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Row i of a head's first half and row i of its second become neighbours."""
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(rows.shape)
+
+
+def _split_fused_experts(tensors: Tensors, architecture: str) -> Tensors:
+    """Stacks of experts [X, in, out] with gate and up in one -> [X, out, in] each; GPT-OSS interleaves the two."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".experts.gate_up_proj" in name:
+            outputs_last = tensor if name.endswith("_bias") else tensor.swapaxes(-1, -2)
+            axis = outputs_last.ndim - 1 if name.endswith("_bias") else 1
+            if architecture == "gpt-oss":
+                gate, up = (np.take(outputs_last, np.arange(i, outputs_last.shape[axis], 2), axis) for i in (0, 1))
+            else:
+                gate, up = np.split(outputs_last, 2, axis)
+            suffix = "bias" if name.endswith("_bias") else "weight"
+            base = name.split(".gate_up_proj")[0]
+            found |= {f"{base}.gate_proj.{suffix}": gate, f"{base}.up_proj.{suffix}": up}
+        elif name.endswith(".experts.down_proj"):
+            found[f"{name}.weight"] = tensor.swapaxes(-1, -2)
+        elif name.endswith(".experts.down_proj_bias"):
+            found[name.replace("_bias", ".bias")] = tensor
+        else:
+            found[name] = tensor
+    return found
+
+
+def _stacked_experts(tensors: Tensors) -> Tensors:
+    """One tensor an expert -> one of all experts."""
+    found: Tensors = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
+            stacks.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = tensor
+        else:
+            found[name] = tensor
+    for name, stack in stacks.items():
+        name = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", name)
+        found[name] = np.stack([stack[i] for i in range(len(stack))])
+    return found
+
+
+def _separate_latent_heads(config: dict, tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    nope = config["qk_nope_head_dim"]
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        heads = tensor.reshape(config["num_attention_heads"], -1, tensor.shape[1])
+        found[name.replace("kv_b", "k_b")] = heads[:, :nope].transpose(0, 2, 1)
+        found[name.replace("kv_b", "v_b")] = heads[:, nope:]
+    return found
+
+
+def _rope_tensors(config: dict) -> Tensors:
+    """The divisors of frequencies that llama.cpp keeps as tensors."""
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if rope.get("rope_type") == "longrope":
+        return {
+            "rope_factors_long.weight": np.asarray(rope["long_factor"]),
+            "rope_factors_short.weight": np.asarray(rope["short_factor"]),
+        }
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+    original, low, high = (
+        rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    divisors = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            divisors.append(1.0)
+        elif wavelength > original / low:
+            divisors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return {"rope_freqs.weight": np.asarray(divisors)}
