@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import parse_json_object
+from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64  # numpy's limit
@@ -160,8 +161,7 @@ class SafetensorsFile:
         """Returns the parsed header and the offset of the tensors' buffer."""
         if len(prefix) < 8:
             raise self._fault(f"it has {len(prefix)} bytes, fewer than the 8 of the header's length")
-        if prefix == b"version ":
-            raise CheckpointError(f"{self.path} is a Git LFS pointer, not the weights: run `git lfs pull` there")
+        check_not_lfs_pointer(self.path, prefix)
         header_bytes = int.from_bytes(prefix, "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise self._fault(f"its header claims {header_bytes} bytes, more than the {MAX_HEADER_BYTES} allowed")

@@ -2,8 +2,8 @@
 
 Files and their precedence are those of transformers 5: `chat_template.jinja` and `additional_chat_templates/*.jinja`
 come before the templates in `tokenizer_config.json`; `special_tokens_map.json` counts only where
-`tokenizer_config.json` has no `added_tokens_decoder`. `add_bos_token` and `add_eos_token` have no effect next
-to a tokenizer.json, whose post-processor decides.
+`tokenizer_config.json` has no `added_tokens_decoder`. Next to a tokenizer.json, which has text rules of its own,
+`tokenizer_class`, `add_bos_token`, `add_eos_token`, `add_prefix_space` and `legacy` have no effect.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
+from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 DEFAULT_TEMPLATE = "default"
-_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,29 @@ class TokenizerConfig:
     Attributes:
       special_tokens: Name, such as "bos_token" -> the token; chat templates see the strings under these names.
       extra_special_tokens: Special tokens without a name.
-      added_tokens: Tokens of `added_tokens_decoder` in the order of their ids; their flags override tokenizer.json's.
+      added_tokens: Id -> token of `added_tokens_decoder`, by rising ids; their flags override tokenizer.json's.
       chat_templates: Name -> Jinja source; "default" is the one used unless another is asked for.
       clean_up_tokenization_spaces: Whether decoding removes spaces before punctuation (never done for BPE).
       split_special_tokens: Whether special tokens in a string are encoded as ordinary text.
+      tokenizer_class: The class of transformers, without a "Fast" at the end; None if there is none.
+      add_bos_token: Whether a text begins with the beginning-of-sequence token; None if the class decides.
+      add_eos_token: Whether it ends with the end-of-sequence token; None if the class decides.
+      add_prefix_space: Whether a text begins with a space that it does not have; None if the class decides.
+      legacy: Whether it also does after a special token; None if the class decides.
       stop_token_ids: Tokens that end an answer, where the tokenizer's own file tells them.
     """
 
     special_tokens: dict[str, AddedToken] = field(default_factory=dict)
     extra_special_tokens: list[AddedToken] = field(default_factory=list)
-    added_tokens: list[AddedToken] = field(default_factory=list)
+    added_tokens: dict[int, AddedToken] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
     clean_up_tokenization_spaces: bool = False
     split_special_tokens: bool = False
+    tokenizer_class: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
     stop_token_ids: frozenset[int] = frozenset()
 
     @classmethod
@@ -65,14 +76,19 @@ class TokenizerConfig:
             if isinstance(extra, dict):
                 special_tokens |= {name: _special_token(value) for name, value in extra.items()}
                 extra = []
-            added = sorted(values.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+            added = {int(token_id): token for token_id, token in values.get("added_tokens_decoder", {}).items()}
             return cls(
                 special_tokens=special_tokens,
                 extra_special_tokens=[_special_token(value) for value in extra],
-                added_tokens=[_added_token(value) for _, value in added],
+                added_tokens={token_id: _added_token(added[token_id]) for token_id in sorted(added)},
                 chat_templates=_file_templates(folder) or _inline_templates(values.get("chat_template")),
                 clean_up_tokenization_spaces=bool(values.get("clean_up_tokenization_spaces", False)),
                 split_special_tokens=bool(values.get("split_special_tokens", False)),
+                tokenizer_class=(values.get("tokenizer_class") or "").removesuffix("Fast") or None,
+                add_bos_token=_flag(values, "add_bos_token"),
+                add_eos_token=_flag(values, "add_eos_token"),
+                add_prefix_space=_flag(values, "add_prefix_space"),
+                legacy=_flag(values, "legacy"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -89,6 +105,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
+    check_not_lfs_pointer(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -98,6 +115,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def _flag(values: dict[str, Any], name: str) -> bool | None:
+    return None if values.get(name) is None else bool(values[name])
+
+
 def _special_token(value: str | dict[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
@@ -105,7 +126,7 @@ def _special_token(value: str | dict[str, Any]) -> AddedToken:
 
 
 def _added_token(value: dict[str, Any]) -> AddedToken:
-    return AddedToken(value["content"], **{name: value[name] for name in _ADDED_TOKEN_FLAGS if name in value})
+    return AddedToken(value["content"], **{name: value[name] for name in ADDED_TOKEN_FLAGS if name in value})
 
 
 def _file_templates(folder: Path) -> dict[str, str]:

@@ -10,15 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
 from jaxis.tokenizer.byte_level import byte_level_backend
 from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
 from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES, adds_bos_by_default
-from jaxis.tokenizer.sentencepiece_bpe import WORD_START, Piece, PieceType, sentencepiece_bpe_backend
+from jaxis.tokenizer.sentencepiece_backend import (
+    WORD_START,
+    SpacePrefix,
+    sentencepiece_bpe_backend,
+    writes_spaces_after_special_tokens,
+)
+from jaxis.tokenizer.sentencepiece_model import Piece, PieceType
+from jaxis.tokenizer.sequence_ends import add_sequence_ends
+from jaxis.tokenizer.vocabulary import distinct_texts
 
-_INSTEAD = "take the tokenizer.json of the model that the file was made from: give its folder as the tokenizer"
+_INSTEAD = "use a file made with a newer llama.cpp, or the model's safetensors"
 _SPECIAL_TOKEN_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -77,11 +85,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
         backend = _whole_tokenizer(whole, source)
     elif model == "llama":
         backend = _sentencepiece_backend(values, pieces)
-        _add_sequence_ends(backend, values, ids, pieces, adds_bos=True)
+        _add_ends(backend, values, ids, adds_bos=True)
     else:
         backend = _gpt2_backend(values, pieces)
         adds_bos = "bos_token_id" in ids and adds_bos_by_default(values.get("pre", str) or "")
-        _add_sequence_ends(backend, values, ids, pieces, adds_bos=adds_bos)
+        _add_ends(backend, values, ids, adds_bos=adds_bos)
     return backend, _config(values, pieces, ids)
 
 
@@ -147,22 +155,11 @@ def _pieces(values: _Values) -> list[Piece]:
     if any(score != score for score in scores):
         raise values.fault("tokenizer.ggml.scores has elements that are not numbers")
     types = values.array("token_type", int, len(tokens)) or [PieceType.NORMAL] * len(tokens)
-    last_with_text = {token: i for i, token in enumerate(tokens)}
-    pieces = []
-    for i, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=False)):
-        if token and last_with_text[token] == i and _is_valid(token):
-            pieces.append(Piece(token, score, kind))
-        else:  # no text becomes this token
-            pieces.append(Piece(f"<jaxis-unused-{i}>", score, PieceType.UNUSED))
-    return pieces
-
-
-def _is_valid(token: str) -> bool:
-    try:
-        token.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    texts = distinct_texts(tokens)
+    return [
+        Piece(text, score, kind if text == token else PieceType.UNUSED)
+        for text, token, score, kind in zip(texts, tokens, scores, types, strict=False)
+    ]
 
 
 def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str, int]:
@@ -181,12 +178,12 @@ def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str
 
 
 def _sentencepiece_backend(values: _Values, pieces: list[Piece]) -> tokenizers.Tokenizer:
-    add_space_prefix = values.get("add_space_prefix", bool)
-    backend = sentencepiece_bpe_backend(
-        [_with_word_starts(piece) for piece in pieces],
-        add_space_prefix=add_space_prefix is None or add_space_prefix,
-        source=values.source,
-    )
+    prefix: SpacePrefix = "each"
+    if values.get("add_space_prefix", bool) is False:
+        prefix = "never"
+    elif writes_spaces_after_special_tokens(pieces):
+        prefix = "first"
+    backend = sentencepiece_bpe_backend([_with_word_starts(piece) for piece in pieces], prefix, values.source)
     if values.architecture == "phi3":
         backend.add_tokens(
             [
@@ -243,28 +240,16 @@ def _whole_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
         ) from error
 
 
-def _add_sequence_ends(
-    backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], pieces: list[Piece], *, adds_bos: bool
-) -> None:
+def _add_ends(backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int], *, adds_bos: bool) -> None:
     """Sets what encoding adds before and after a text."""
-    ends = {}
+    ends: dict[str, int | None] = {"bos": None, "eos": None}
     for end, default in (("bos", adds_bos), ("eos", False)):
         wanted = values.get(f"add_{end}_token", bool)
-        if not (default if wanted is None else wanted):
-            continue
-        token_id = ids.get(f"{end}_token_id")
-        if token_id is None:
-            raise values.fault(f"tokenizer.ggml.add_{end}_token is true, but there is no {end}_token_id")
-        ends[end] = (pieces[token_id].text, token_id)
-    if not ends:
-        return
-    before = [f"{ends['bos'][0]}:0"] if "bos" in ends else []
-    after = [f"{ends['eos'][0]}:0"] if "eos" in ends else []
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A:0", *after],
-        pair=[*before, "$A:0", *after, *before, "$B:0", *after],
-        special_tokens=sorted(set(ends.values())),
-    )
+        if default if wanted is None else wanted:
+            ends[end] = ids.get(f"{end}_token_id")
+            if ends[end] is None:
+                raise values.fault(f"tokenizer.ggml.add_{end}_token is true, but there is no {end}_token_id")
+    add_sequence_ends(backend, ends["bos"], ends["eos"])
 
 
 def _config(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> TokenizerConfig:

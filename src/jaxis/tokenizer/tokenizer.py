@@ -1,11 +1,15 @@
-"""A checkpoint's tokenizer: the published tokenizer.json, run by the `tokenizers` library.
+"""A checkpoint's tokenizer, run by the `tokenizers` library.
 
-transformers is not needed: importing it takes seconds and loads torch. tokenizer.json is taken as it stands, for
+transformers is not needed: importing it takes seconds and loads torch. A tokenizer.json is taken as it stands, for
 every family. transformers 5 takes it so for PreTrainedTokenizerFast and for Mistral, but rebuilds LlamaTokenizer and
 Qwen2Tokenizer from vocabulary and merges with fixed text rules. For files with those same rules (all of
 Qwen2, 2.5 and 3, and any that transformers 5 saved) that makes no difference. For older Llama 2 files, it drops the
 word-start mark in two places where the model was trained with it: before a string that begins with a space, and after
 a special token inside the string.
+
+One flag is not taken as it stands: under a normalizer that prepends a word start, special tokens are not `normalized`.
+The oldest Llama 2 files say that they are, by which `<s>` inside a chat would be three tokens; here, as with
+LlamaTokenizer, it is one.
 """
 
 from __future__ import annotations
@@ -13,20 +17,20 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.decoders import Decoder
+from tokenizers.normalizers import Normalizer
 
 from jaxis.errors import CheckpointError, RequestError
-from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.tokenizer.byte_level import BYTE_OF_CHARACTER
 from jaxis.tokenizer.chat_template import render_chat_template
-from jaxis.tokenizer.config import DEFAULT_TEMPLATE, TokenizerConfig
-from jaxis.tokenizer.gguf import gguf_tokenizer
+from jaxis.tokenizer.checkpoint_tokenizer import read_checkpoint_tokenizer
+from jaxis.tokenizer.config import ADDED_TOKEN_FLAGS, DEFAULT_TEMPLATE, TokenizerConfig
 
-_OTHER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "vocab.txt")
 # With each of these, a token adds the same text everywhere except at the start.
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip", "WordPiece"}
 _REPLACE_EACH_BYTE = "jaxis-replace-each-byte"
@@ -57,7 +61,7 @@ class Tokenizer:
         )
         self.stop_token_ids = config.stop_token_ids
         self.chat_templates = config.chat_templates
-        decoders = set(_decoder_types(backend))
+        decoders = _component_types(backend.decoder)
         if unknown := decoders - _DECODERS:
             raise CheckpointError(
                 f"tokenizer.json has the decoder {min(unknown)}; supported: {', '.join(sorted(_DECODERS))}"
@@ -72,31 +76,10 @@ class Tokenizer:
         """Reads the tokenizer of a checkpoint, a folder or a GGUF file; None if it has none.
 
         Raises:
-          CheckpointError: A broken file, or a tokenizer in another format only.
+          CheckpointError: A broken file, or a tokenizer that is not supported.
         """
-        path = Path(path)
-        if path.is_file():
-            return cls(*gguf_tokenizer(read_gguf_metadata(path), str(path)))
-        return cls._from_folder(path)
-
-    @classmethod
-    def _from_folder(cls, folder: Path) -> Tokenizer | None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            for name in _OTHER_FORMATS:
-                if (folder / name).is_file():
-                    raise CheckpointError(
-                        f"{folder} has {name} but no tokenizer.json; write one with transformers and sentencepiece"
-                        " installed: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-                    )
-            return None
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises a plain Exception for any fault in the file
-            raise CheckpointError(
-                f"{path} is not a valid tokenizer file ({' '.join(str(error).split())}); fetch the file again"
-            ) from error
-        return cls(backend, TokenizerConfig.from_folder(folder))
+        found = read_checkpoint_tokenizer(Path(path))
+        return None if found is None else cls(*found)
 
     @property
     def vocab_size(self) -> int:
@@ -221,7 +204,10 @@ class Tokenizer:
         if asked is not None:
             return self.chat_templates.get(asked, asked)
         if not self.chat_templates:
-            raise RequestError("this checkpoint has no chat template; pass chat_template=..., or send a plain prompt")
+            raise RequestError(
+                "this checkpoint has no chat template; pass chat_template=..., or send a plain prompt (a tekken.json "
+                "brings none: put the model's chat_template.jinja beside it)"
+            )
         name = "tool_use" if tools is not None and "tool_use" in self.chat_templates else DEFAULT_TEMPLATE
         if name not in self.chat_templates:
             raise RequestError(
@@ -259,36 +245,38 @@ class Tokenizer:
 
 def _register_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     """Makes the configuration's special tokens special in the backend, with the configuration's flags."""
-    present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    present_by_id = backend.get_added_tokens_decoder()
+    present = {token.content: token for token in present_by_id.values()}
     named = {token.content for token in config.special_tokens.values()}
     wanted = {}
-    for token in config.added_tokens or present.values():
-        wanted[token.content] = _with_special(token, token.special or token.content in named)
+    for token in (config.added_tokens or present_by_id).values():
+        wanted[token.content] = _with_flags(token, special=token.special or token.content in named)
     for token in [*config.special_tokens.values(), *config.extra_special_tokens]:
         if token.content not in present:
             wanted.setdefault(token.content, token)
+    if "Prepend" in _component_types(backend.normalizer):
+        # Normalized, such a token would have the word start in front, and be found nowhere but after a space.
+        wanted = {
+            name: _with_flags(token, normalized=False) if token.special else token for name, token in wanted.items()
+        }
     backend.add_tokens([token for name, token in wanted.items() if repr(token) != repr(present.get(name))])
 
 
-def _with_special(token: tokenizers.AddedToken, special: bool) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=special,
-    )
+def _with_flags(token: tokenizers.AddedToken, **flags: bool) -> tokenizers.AddedToken:
+    kept = {name: getattr(token, name) for name in ADDED_TOKEN_FLAGS}
+    return tokenizers.AddedToken(token.content, **{**kept, **flags})
 
 
-def _decoder_types(backend: tokenizers.Tokenizer) -> Iterator[str]:
-    if backend.decoder is None:
-        return
-    stack = [json.loads(backend.decoder.__getstate__())]
+def _component_types(component: Normalizer | Decoder | None) -> set[str]:
+    """The types that a normalizer or decoder consists of."""
+    if component is None:
+        return set()
+    types, stack = set(), [json.loads(component.__getstate__())]
     while stack:
-        decoder = stack.pop()
-        yield decoder["type"]
-        stack.extend(decoder.get("decoders", []))
+        part = stack.pop()
+        types.add(part["type"])
+        stack.extend([*part.get("normalizers", ()), *part.get("decoders", ())])
+    return types
 
 
 def _clean_up_spaces(text: str) -> str:

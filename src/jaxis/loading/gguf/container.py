@@ -22,6 +22,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.block_types import BlockType, find_block_type
+from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 MAX_HEADER_BYTES = 100_000_000
 DEFAULT_ALIGNMENT = 32
@@ -301,8 +302,7 @@ class _HeaderReader:
             )
 
     def _check_prefix(self, prefix: bytes) -> None:
-        if prefix.startswith(b"version "):
-            raise CheckpointError(f"{self._path} is a Git LFS pointer, not the model: run `git lfs pull` there")
+        check_not_lfs_pointer(self._path, prefix)
         if prefix[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
             raise CheckpointError(f"{self._path} is from before GGUF (2023): use a newer file of the model")
         if prefix[:4] != _MAGIC:
