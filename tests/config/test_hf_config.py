@@ -250,3 +250,21 @@ def test_broken_generation_defaults_are_named(tmp_path, values):
     write(tmp_path, values, "generation_config.json")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapter_config.json", r"it is an adapter \(LoRA\), not a model: merge it .* with PEFT \(merge_and_unload\)"),
+        (
+            "params.json",
+            "it is a checkpoint in Mistral's or Meta's own format: give the folder of a checkpoint in Hugg",
+        ),
+        ("model_index.json", r"it is a pipeline for images \(diffusers\), not a language model"),
+        ("tokenizer.json", "has no config.json: give the folder of a checkpoint in Hugging Face format"),
+    ],
+)
+def test_a_folder_without_config_says_what_it_is(tmp_path, name, message):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=message):
+        HFConfig.from_folder(tmp_path)

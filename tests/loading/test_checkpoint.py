@@ -97,9 +97,14 @@ def test_missing_folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model.bin", "pytorch_model.bin is not read.*save_pretrained"),
-        ("consolidated.00.pth", "consolidated.00.pth is not read.*save_pretrained"),
-        ("model-q4.gguf", "model-q4.gguf is not read: use the original checkpoint"),
+        ("pytorch_model.bin", r"pytorch_model.bin is not read: it is a pickle, which may run code .*save_pretrained"),
+        ("consolidated.00.pth", r"consolidated.00.pth is not read: it is weights in Meta's own format: use the checkp"),
+        ("model-q4.gguf", r"model-q4.gguf is not read: it is a model in one file: give the path of that file"),
+        ("model.onnx", r"model.onnx is not read: it is a graph for ONNX Runtime: use the original checkpoint"),
+        ("weights.mlmodel", r"weights.mlmodel is not read: it is a graph for Core ML: use the original checkpoint"),
+        ("flax_model.msgpack", r"flax_model.msgpack is not read: it is weights in Flax's format: convert it with"),
+        ("weights.npz", r"weights.npz is not read: .* early versions of MLX"),
+        ("adapter_model.safetensors", r"adapter_model.safetensors is not read: it is an adapter .*merge_and_unload"),
         ("config.json", "no .*safetensors files: download"),
     ],
 )

@@ -208,7 +208,7 @@ def test_fp8_as_the_formats_library_describes_it(untied, tmp_path, preset):
         config["config_groups"]["group_0"]["input_activations"] = None
         read = transformers_logits(variant(tmp_path / "no-activations", fp8, quantization_config=config))
         np.testing.assert_allclose(read, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    with pytest.raises(ConfigError, match="q_proj is stored in fp8 and cannot be quantized again"):
+    with pytest.raises(ConfigError, match=r"q_proj is stored in a format of .* and cannot be quantized again"):
         load(fp8, [HEAD_AND_EMBEDDINGS, {"module_path": ".*", "weight_qtype": "int8"}])
 
 
@@ -225,36 +225,43 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("quant_method",), "awq", "is quantized by awq, which is not supported"),
+        (("quant_method",), "aqlm", "is quantized by AQLM, which is not supported"),
         (("packing",), 1, "config.json has the key 'packing', which is not supported"),
         (("quantization_status",), "frozen", "quantization_status='frozen' is not supported"),
-        (("kv_cache_scheme",), {"num_bits": 8}, r"kv_cache_scheme=\{'num_bits': 8\} is not supported"),
-        (("sparsity_config",), {"format": "sparse-24"}, "sparsity_config=.* is not supported"),
-        (("transform_config",), {"config_groups": {"R1": 1}}, "transform_config=.* is not supported"),
+        (
+            ("sparsity_config",),
+            {"format": "sparse-24-bitmask"},
+            "sparsity_config has the format 'sparse-24-bitmask', and sparse weights are not supported: use a",
+        ),
+        (("transform_config",), {"config_groups": {"R1": 1}}, "transform_config: R1 is 1, expected an object"),
+        (
+            ("transform_config",),
+            {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["x"], "location": "input"}]}}},
+            "R4 transforms activations .location='input'., which is not supported: use a checkpoint of the same model",
+        ),
         (("config_groups",), {}, "has no config_groups"),
-        (("format",), "nvfp4-pack-quantized", "format='nvfp4-pack-quantized' is not supported; known: int-quantized"),
+        (("format",), "fakequant", "format='fakequant' is not supported; known: int-quantized"),
+        (("format",), "marlin-24", "format='marlin-24' is not supported: use a checkpoint .* that is not sparse"),
+        (("format",), "sparse-bitmask", "format='sparse-bitmask' is not supported: use a checkpoint"),
         (("format",), "float-quantized", "weights: type='int' is not supported; supported: 'float'"),
-        (("format",), "pack-quantized", "int8 weights as pack-quantized are not supported"),
+        (("format",), "nvfp4-pack-quantized", "weights: type='int' is not supported; supported: 'float'"),
+        (("format",), "mxfp8-quantized", "weights: type='int' is not supported; supported: 'float'"),
         (("config_groups", "group_0", "targets"), "Linear", "targets='Linear' must be a list of names"),
-        (("config_groups", "group_0", "output_activations"), {}, "output_activations={} is not supported"),
-        (("config_groups", "group_0", "weights"), None, "weights is None, expected an object"),
+        (("config_groups", "group_0", "targets"), ["re:("], r"targets has '\(', which is not a regular expression"),
+        (("ignore",), "lm_head", "ignore='lm_head' must be a list of names"),
+        (("config_groups", "group_0", "weights"), 8, "weights is 8, expected an object"),
         (("config_groups", "group_0", "weights", "type"), "float", "weights: type='float' is not supported"),
-        (("config_groups", "group_0", "weights", "num_bits"), 4, "int4 weights as int-quantized are not supported"),
-        (("config_groups", "group_0", "weights", "symmetric"), False, "asymmetric int8 weights as int-quantized"),
-        (("config_groups", "group_0", "weights", "strategy"), "tensor", "strategy='tensor' with group_size=None"),
+        (("config_groups", "group_0", "weights", "num_bits"), 16, "num_bits=16 is not supported; supported: 1 to 8"),
+        (("config_groups", "group_0", "weights", "strategy"), "block", "strategy='block' with group_size=None"),
         (("config_groups", "group_0", "weights", "strategy"), "group", "strategy='group' with group_size=None"),
         (("config_groups", "group_0", "weights", "dynamic"), True, "weights: dynamic=True is not supported"),
         (("config_groups", "group_0", "weights", "actorder"), "group", "weights: actorder='group' is not supported"),
+        (("config_groups", "group_0", "weights", "actorder"), "column", "weights: actorder='column' is not supported"),
         (("config_groups", "group_0", "weights", "new"), 1, "weights has the key 'new', which is not supported"),
         (
             ("config_groups", "group_0", "input_activations"),
-            {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True},
-            "input_activations: strategy='tensor' is not supported",
-        ),
-        (
-            ("config_groups", "group_0", "input_activations"),
-            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True},
-            "input_activations: type='float' is not supported",
+            {"num_bits": 8, "type": "int", "strategy": "channel", "dynamic": False, "symmetric": True},
+            "input_activations: strategy='channel' is not supported",
         ),
     ],
 )
@@ -279,7 +286,7 @@ def test_names_come_before_classes_and_ignored_modules_before_both():
     config["config_groups"]["group_1"] = int4
     config["ignore"] = ["lm_head", "re:.*gate"]
     found = {
-        name: method and method.format.scheme.weight_qtype
+        name: method and f"int{method.formats['weight'].integers.bits}"
         for name in ("a.q_proj", "a.down_proj", "model.x", "lm_head", "a.gate", "model.x.y")
         for method in [CompressedTensorsConfig(config).get_quant_method(Layer(), name)]
     }
@@ -301,5 +308,5 @@ def test_what_the_library_writes_today_is_understood():
     written = json.loads(json.dumps(written, default=str))
     hf_config = HFConfig({"quantization_config": written})
     method = quantization_of_checkpoint(hf_config, None).get_quant_method(Layer(), "a.q_proj")
-    assert method.format.scheme == WeightScheme("int8")
+    assert method.formats["weight"].integers.scheme == WeightScheme("int8")
     assert hf_config.unread_keys() == []

@@ -88,7 +88,7 @@ def test_experts_too(tmp_path, native):
     [
         ("weight_scale", lambda t: t.repeat(3), r"weight_scale' has shape \[3\] in the checkpoint, \[\] in the model"),
         ("weight_scale", lambda t: t * torch.nan, "q_proj has a weight whose values or scales are not all finite"),
-        ("input_scale", lambda t: None, "1 of the model's parameters are not in the checkpoint: .*q_proj.input_scale"),
+        ("weight_scale", lambda t: None, "1 of the model's parameters are not in the checkpoint: .*q_proj.weight_sc"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(source, tmp_path, name, change, message):

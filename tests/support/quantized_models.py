@@ -16,6 +16,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.kernels import native as kernels
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
+from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import parse_quantization
@@ -37,7 +38,7 @@ def load(
     if native and not kernels.usable():
         pytest.skip("needs the native kernels")
     hf_config = HFConfig.from_folder(folder)
-    quant_config = quantization_of_checkpoint(hf_config, parse_quantization(quantization))
+    quant_config = quantization_of_checkpoint(hf_config, parse_quantization(quantization), TensorListing(folder))
     config = VllmConfig(
         ModelConfig(str(folder), hf_config, dtype=dtype, max_model_len=64),
         load_config=LoadConfig(load_format),

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from jaxis.errors import CheckpointError
-from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer import IncrementalDetokenizer, Tokenizer
 from jaxis.tokenizer.gguf_split_rules import SPLIT_RULES
 from tests.support.gguf_tokenizers import train_sentencepiece
 from tests.support.tokenizer_families import TEXTS
@@ -179,6 +179,23 @@ def test_tekken_lists_special_tokens_of_its_own(tmp_path, byte_level, ranks):
     ours = Tokenizer.from_path(tmp_path)
     assert ours.encode("<s>[X]<SPECIAL_4>", add_special_tokens=False) == [1, 2, 4]
     assert ours.encode_chat([{"role": "user", "content": ""}]) == [1, 2]
+
+
+def test_text_streams_from_other_layouts(tmp_path, bpe, byte_level, ranks):
+    for name in ("sentencepiece", "tekken"):
+        (tmp_path / name).mkdir()
+    write_sentencepiece(tmp_path / "sentencepiece", bpe)
+    write_tekken(tmp_path / "tekken", byte_level, ranks)
+    for name in ("sentencepiece", "tekken"):
+        tokenizer = Tokenizer.from_path(tmp_path / name)
+        for text in PLAIN_TEXTS:
+            detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the"))
+            streamed = ""
+            for token_id in tokenizer.encode("the" + text)[len(tokenizer.encode("the")) :]:
+                detokenizer.update([token_id])
+                streamed += detokenizer.delta()
+            detokenizer.finish()
+            assert "the" + streamed + detokenizer.delta() == tokenizer.decode(tokenizer.encode("the" + text))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jaxis.cli.options import Debug
 def analyze(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="Folder, config.json, or Hub id.", show_default=False),
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the keys that change nothing too.")] = False,

@@ -32,7 +32,7 @@ def _load(help: str, **settings: Any) -> OptionInfo:
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
+    typer.Argument(metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False),
 ]
 Seed = Annotated[int, _load("Of the random prompts.", metavar="NUMBER")]
 JsonFile = Annotated[

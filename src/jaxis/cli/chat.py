@@ -31,7 +31,9 @@ from jaxis.host.extras import check_extra
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message.", rich_help_panel=PROMPT_PANEL)

@@ -42,7 +42,9 @@ def generate(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False
+        ),
     ] = None,
     prompt: Annotated[
         str | None,

@@ -31,7 +31,9 @@ _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False
+        ),
     ] = None,
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
@@ -139,7 +141,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
     api_keys = server.api_keys()
-    name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).is_dir() else model
+    name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).exists() else model
     return ServerConfig(
         served_model_names=tuple(server.served_model_name or [name]),
         api_keys=api_keys,

@@ -60,15 +60,29 @@ class QuantizationConfig(Protocol):
 
 
 @runtime_checkable
-class PackingQuantizationConfig(QuantizationConfig, Protocol):
-    """A QuantizationConfig that also decides for weights which nothing may quantize."""
+class KeepsFloats(QuantizationConfig, Protocol):
+    """A QuantizationConfig that also decides how layers load whose weights must not stay quantized."""
 
     @property
-    def unquantized(self) -> QuantizationConfig:
-        """Decides for them."""
+    def unquantized(self) -> QuantizationConfig | None:
+        """Decides for them; None loads their weights as they are."""
         ...
 
 
 def without_quantization(config: QuantizationConfig | None) -> QuantizationConfig | None:
-    """The configuration for layers that must never be quantized, such as routers."""
-    return config.unquantized if isinstance(config, PackingQuantizationConfig) else None
+    """The configuration for layers that must not be quantized, such as routers: a quantized file is dequantized."""
+    return config.unquantized if isinstance(config, KeepsFloats) else None
+
+
+@runtime_checkable
+class NamesTensors(QuantizationConfig, Protocol):
+    """A QuantizationConfig of checkpoints that name tensors in several ways, or have some that nothing here uses."""
+
+    def tensor_name(self, name: str) -> str | None:
+        """A tensor's name in the file -> the one by which a layer takes it; None if it is not used."""
+        ...
+
+
+def name_of_tensor(config: QuantizationConfig | None, name: str) -> str | None:
+    """See `NamesTensors.tensor_name`; other configurations leave names as they are."""
+    return config.tensor_name(name) if isinstance(config, NamesTensors) else name

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.missing_config import explain_missing_config
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 
@@ -30,7 +31,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     if not path.exists():
-        raise CheckpointError(f"{folder} has no {CONFIG}: give the folder of a checkpoint in Hugging Face format")
+        raise CheckpointError(explain_missing_config(Path(folder)))
     return with_quantization(read_json_object(path), Path(folder))
 
 

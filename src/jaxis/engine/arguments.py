@@ -48,7 +48,8 @@ class EngineArgs:
     """The arguments of `LLM`, checked.
 
     Attributes:
-      model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
+      model: Folder of a checkpoint in Hugging Face format, a GGUF file, or a Hub id (`org/name:Q4_K_M` is a GGUF file
+        there); None is the embedded demonstration model.
       dtype: Type of weights and activations; "auto" is the checkpoint's on GPU and TPU and float32 on CPU, where
         low-precision types are slower.
       max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. Shortened, with a

@@ -31,7 +31,7 @@ from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.hub import resolve_model
-from jaxis.loading.open_checkpoint import read_config_values, read_generation_defaults
+from jaxis.loading.open_checkpoint import TensorListing, read_config_values, read_generation_defaults
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
@@ -149,7 +149,7 @@ def _vllm_config(
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(args.tensor_parallel_size),
         load_config=LoadConfig(args.load_format),
-        quant_config=_quant_config(args, hf_config, quantization),
+        quant_config=_quant_config(args, path, hf_config, quantization),
     )
 
 
@@ -182,10 +182,10 @@ def _checkpoint_dtype(hf_config: HFConfig) -> str:
 
 
 def _quant_config(
-    args: EngineArgs, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
+    args: EngineArgs, path: Path, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
 ) -> QuantizationConfig | None:
     if args.load_format != "dummy":
-        config = quantization_of_checkpoint(hf_config, choice)
+        config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
     return PackingConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config

@@ -20,15 +20,15 @@ from jaxis.layers.partial_weight import WeightLoader, load_expert
 from jaxis.layers.weight_format import InvalidWeightError, WeightSlot
 from jaxis.layers.weight_method import create_weights
 
-# The projections' names in checkpoints; Mixtral's are w1, w3, w2.
-_PROJECTIONS = {
-    **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
-    **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
-}
+PROJECTION_NAMES = {"gate_proj": ("gate_proj", "w1"), "up_proj": ("up_proj", "w3"), "down_proj": ("down_proj", "w2")}
+"""Stack -> the names of an expert's projection in checkpoints; the second are Mixtral's."""
+_PROJECTIONS = {name: stack for stack, names in PROJECTION_NAMES.items() for name in names}
 # Logical axes of the (out, in) of each stack's weights.
 STACK_AXES = {"gate_proj": ("mlp", "embed"), "up_proj": ("mlp", "embed"), "down_proj": ("embed", "mlp")}
-_OF_ONE_EXPERT = re.compile(r"(\d+)\.(\w+)\.(\w+)")
+_OF_ONE_EXPERT = re.compile(r"(\d+)\.(\w+)\.([\w.]+)")
 _OF_ALL_EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)(_\w+)?")
+# As MLX names them; `StackLayout` does not apply.
+_STACKED = re.compile(r"(gate_proj|up_proj|down_proj)\.([\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StackLayout:
     """How a checkpoint lays out tensors that hold all experts (`gate_up_proj`, `down_proj`).
 
     Attributes:
-      transposed: Weights are [X, in, out], not [X, out, in]. Biases and the tensors of quantized weights never are.
+      transposed: Weights are [X, in, out], not [X, out, in]; scales of quantized weights are either way.
       interleaved: The outputs of `gate_up_proj` alternate between gate and up, instead of all gates coming first.
     """
 
@@ -131,8 +131,8 @@ class JaxExperts(JaxModule):
 
         Args:
           weights: (name, tensor) pairs, of one expert (`3.gate_proj.weight`, `3.w1.weight`) or of all
-            (`gate_up_proj`, `down_proj_bias`). Other suffixes name tensors of the weights' format:
-            `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
+            (`gate_up_proj`, `down_proj_bias`; `gate_proj.weight` as MLX names and lays them out). Other suffixes name
+            tensors of the weights' format: `3.gate_proj.weight_scale_inv`, `gate_up_proj_scales`.
 
         Returns:
           The names of the stacks that received a tensor.
@@ -175,23 +175,57 @@ class JaxExperts(JaxModule):
         if match := _OF_ONE_EXPERT.fullmatch(name):
             expert, projection, kind = match.groups()
             if projection in _PROJECTIONS:
-                yield _PROJECTIONS[projection] + ("" if kind == "weight" else f"_{kind}"), int(expert), tensor
+                yield _PROJECTIONS[projection] + _suffix(kind), int(expert), tensor
                 return
-        match = _OF_ALL_EXPERTS.fullmatch(name)
-        if match is None or self.stack_layout is None:
+        stacked, match = _STACKED.fullmatch(name), _OF_ALL_EXPERTS.fullmatch(name)
+        if stacked is None and (match is None or self.stack_layout is None):
             raise CheckpointError(f"is not one of the tensors of {type(self).__name__}")
-        projection, suffix = match[1], match[2] or ""
+        projection, suffix = (match[1], match[2] or "") if match is not None else ("", "")
+        if match is not None and suffix and tensor.size == 1 < self.num_experts:  # one scale for all
+            tensor = np.broadcast_to(tensor.reshape(1), (self.num_experts,))
         if len(tensor) != self.num_experts:
             raise CheckpointError(f"is for {len(tensor)} experts, but the model has {self.num_experts}")
-        for expert, part in enumerate(tensor):
-            if self.stack_layout.transposed and not suffix:
+        if stacked is not None:
+            for expert, part in enumerate(tensor):
+                yield stacked[1] + _suffix(stacked[2]), expert, part
+        else:
+            yield from self._laid_out_parts(projection, suffix, tensor)
+
+    def _laid_out_parts(
+        self, projection: str, suffix: str, tensor: np.ndarray
+    ) -> Iterator[tuple[str, int, np.ndarray]]:
+        """The parts of a tensor of all experts in the family's own layout."""
+        assert self.stack_layout is not None
+        for expert in range(self.num_experts):
+            part = tensor[expert] if tensor.ndim > 1 else tensor[expert : expert + 1]
+            if self.stack_layout.transposed and self._is_transposed(projection, suffix, part):
                 part = part.T
-            if projection != "gate_up_proj":
+            if projection == "gate_up_proj":
+                gate, up = self._gate_and_up(part, self.stack_layout)
+                yield f"gate_proj{suffix}", expert, gate
+                yield f"up_proj{suffix}", expert, up
+            else:
                 yield projection + suffix, expert, part
-                continue
-            if len(part) % 2:
-                raise CheckpointError("has an odd number of outputs, so they are not gate and up")
-            half = len(part) // 2
-            gate, up = (part[::2], part[1::2]) if self.stack_layout.interleaved else (part[:half], part[half:])
-            yield f"gate_proj{suffix}", expert, gate
-            yield f"up_proj{suffix}", expert, up
+
+    def _is_transposed(self, projection: str, suffix: str, part: np.ndarray) -> bool:
+        """Whether an expert's part of a tensor has its outputs along the second axis."""
+        if not suffix:
+            return True
+        sizes = {"gate_up_proj": 2 * self.intermediate_size, "down_proj": self.hidden_size}
+        num_outputs = sizes.get(projection, self.intermediate_size)
+        return part.ndim == 2 and part.shape[1] == num_outputs != part.shape[0]
+
+    @staticmethod
+    def _gate_and_up(part: np.ndarray, layout: StackLayout) -> tuple[np.ndarray, np.ndarray]:
+        """The two halves of an expert's part of `gate_up_proj`; one scale is for both."""
+        if part.size == 1:
+            return part, part
+        if len(part) % 2:
+            raise CheckpointError("has an odd number of outputs, so they are not gate and up")
+        half = len(part) // 2
+        return (part[::2], part[1::2]) if layout.interleaved else (part[:half], part[half:])
+
+
+def _suffix(tensor_name: str) -> str:
+    """What follows a stack's name for one of its weights' tensors."""
+    return "" if tensor_name == "weight" else f"_{tensor_name}"

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.head_matmul import cpu, head_matmul
-from jaxis.kernels.weights import PackedWeight
+from jaxis.kernels.weights import PackedWeight, ReorderedWeight, Weight
 from jaxis.layers.linear import JaxLinear
 
 
@@ -84,7 +84,7 @@ class LatentUpProjection(JaxLinear):
         if isinstance(self.weight.get_value(), jax.Array):
             return
         weight = self.product(jnp.eye(self.input_size), preferred_element_type=jnp.float32).T
-        if isinstance(self.weight.get_value(), PackedWeight):
+        if _is_packed(self.weight.get_value()):
             self._pack(np.asarray(weight))
         else:
             self.weight.set_value(weight.astype(self.dtype))
@@ -101,3 +101,7 @@ class LatentUpProjection(JaxLinear):
     def _of_heads(self) -> jax.Array:
         """The weight by heads, [H, N + V, L]."""
         return self.weight[...].reshape(self.num_heads, -1, self.input_size)
+
+
+def _is_packed(weight: Weight) -> bool:
+    return isinstance(weight.weight if isinstance(weight, ReorderedWeight) else weight, PackedWeight)

@@ -88,6 +88,8 @@ class WeightLoader:
         if name not in self._specs:
             raise unexpected_shard(name)
         self._check(str(name), tensor, "has shape {} in the checkpoint, {} in the model")
+        if name not in self._needed:
+            return
         value = param.get_value()
         partial = value if isinstance(value, PartialWeight) else PartialWeight(self._target)
         tensors = self._take(partial, 0, str(name), tensor)
@@ -116,6 +118,8 @@ class WeightLoader:
         if is_taken or (expert, name) in partial.waiting:
             raise CheckpointError(f"is a duplicate for expert {expert}")
         self._check(name, tensor, "has {} for an expert in the checkpoint, {} in the model")
+        if name not in self._needed:
+            return
         tensors = self._take(partial, expert, name, tensor)
         if tensors is not None:
             stack = None if reading_only_headers() else self._put(partial.stack, expert, tensors)
@@ -130,11 +134,11 @@ class WeightLoader:
     def missing(self, value: object) -> list[str]:
         """The tensors that a parameter with this value lacks, by the names that they have beside it in the file."""
         if not isinstance(value, PartialWeight):
-            return [self._file_name(name) for name in self._specs]
+            return [self._file_name(name) for name in self._needed]
         if self.slot.num_experts is None:
-            return [name for name in self._specs if (0, name) not in value.waiting]
+            return [name for name in self._needed if (0, name) not in value.waiting]
         missing: list[str] = []
-        for name in self._specs:
+        for name in self._needed:
             lack = [expert for expert in value.missing if (expert, name) not in value.waiting]
             if len(lack) == self.slot.num_experts:
                 missing.append(self._file_name(name))
@@ -151,6 +155,10 @@ class WeightLoader:
     def _specs(self) -> dict[str, TensorSpec]:
         return dict(self.recipe.format.tensors(self.slot.shape))
 
+    @property
+    def _needed(self) -> dict[str, TensorSpec]:
+        return {name: spec for name, spec in self._specs.items() if not spec.is_zero}
+
     def _file_name(self, tensor_name: str) -> str:
         if self.slot.num_experts is None:
             return tensor_name
@@ -158,18 +166,20 @@ class WeightLoader:
 
     def _check(self, name: str, tensor: np.ndarray, shapes_differ: str) -> None:
         spec = self._specs[name]
-        if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
+        if not spec.fits(tuple(tensor.shape)):
             raise CheckpointError(shapes_differ.format(list(tensor.shape), list(spec.shape)))
         if spec.dtypes and tensor.dtype not in spec.dtypes:
             expected = " or ".join(map(str, spec.dtypes))
             raise CheckpointError(f"is {tensor.dtype} in the checkpoint, but must be {expected} here")
+        if spec.is_zero and not reading_only_headers() and np.any(tensor):
+            raise CheckpointError("has no parameter in the model, and is not zero")
         if spec.content is not None and not reading_only_headers() and tensor.tolist() != list(spec.content):
             raise CheckpointError(f"is {tensor.tolist()} in the checkpoint, {list(spec.content)} in the model")
 
     def _take(self, partial: PartialWeight, expert: int, name: str, tensor: np.ndarray) -> dict[str, np.ndarray] | None:
         """Returns all of a weight's tensors if this is the last one; otherwise stores it and returns None."""
         partial.waiting[expert, name] = tensor
-        names = self._specs
+        names = self._needed
         if any((expert, each) not in partial.waiting for each in names):
             return None
         return {each: partial.waiting.pop((expert, each)) for each in names}
@@ -184,7 +194,8 @@ class WeightLoader:
 
     def _make_packed(self, tensors: dict[str, np.ndarray], allocate: Allocate) -> PackedWeight:
         weight = self._make(tensors, allocate)
-        assert isinstance(weight, PackedWeight)
+        if not isinstance(weight, PackedWeight):
+            raise InvalidWeightError(f"has a {self.slot.name} that is stored differently from what config.json says")
         return weight
 
     def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:

@@ -119,7 +119,9 @@ def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
 
 
 class JaxRouter(JaxLinear):
-    """Scores experts: `weight` [X, E], never quantized, and biases where the family has them.
+    """Scores experts: `weight` [X, E] and biases where the family has them.
+
+    The weight is never quantized in memory; from a checkpoint that quantizes it, it is dequantized.
 
     Args:
       hidden_size: E.

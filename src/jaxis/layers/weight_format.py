@@ -25,17 +25,28 @@ class TensorSpec:
       dtypes: The types it may have, the usual one first; empty means any.
       other_shapes: Other shapes that some publishers use.
       content: Its elements, if they are fixed.
+      sample: Elements that make a valid tensor, repeated as often as its shape needs, if zeros do not.
+      any_length: Whether a vector may have any length, like a text's bytes; `shape` is that of the sample.
+      is_zero: Whether the weight does without the tensor, which the file may lack, and which has zeros if not.
     """
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype, ...] = ()
     other_shapes: tuple[tuple[int, ...], ...] = ()
     content: tuple[int, ...] | None = None
+    sample: tuple[float, ...] | None = None
+    any_length: bool = False
+    is_zero: bool = False
 
     def example(self) -> np.ndarray:
-        """A valid tensor, zeros unless its content is fixed."""
+        """A valid tensor, zeros unless those are not."""
         dtype = self.dtypes[0] if self.dtypes else np.dtype(np.float32)
-        return np.zeros(self.shape, dtype) if self.content is None else np.asarray(self.content, dtype)
+        elements = self.sample if self.content is None else self.content
+        return np.zeros(self.shape, dtype) if elements is None else np.resize(np.asarray(elements, dtype), self.shape)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor may have this shape."""
+        return shape in (self.shape, *self.other_shapes) or (self.any_length and len(shape) == 1)
 
 
 class WeightFormat(Protocol):

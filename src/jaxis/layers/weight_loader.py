@@ -153,8 +153,8 @@ class JaxAutoWeightsLoader:
             for parts, full_name, tensor in group:
                 shard_id = parts[0] if key in self.fused_by_part and key not in children else None
                 target = self._fused_child(children, parts) if shard_id else child if len(parts) == 1 else None
-                if target is None and len(parts) == 1 and (made_of := _made_of(children, key)) is not None:
-                    target, shard_id = children[made_of], key
+                if target is None and (made_of := _made_of(children, ".".join(parts))) is not None:
+                    target, shard_id = children[made_of], ".".join(parts)
                 if not isinstance(target, nnx.Param):
                     where = type(self.model).__name__
                     raise CheckpointError(f"tensor {full_name!r} {list(tensor.shape)} has no parameter in {where}")
@@ -219,6 +219,7 @@ def fill_parameter(param: nnx.Param, name: str, tensor: np.ndarray, shard_id: st
     try:
         weight_loader(param, tensor, shard_id)
     except InvalidWeightError as error:
-        raise CheckpointError(f"{name.rpartition('.')[0]} {error}") from None
+        module = name.removesuffix(f".{shard_id}") if shard_id is not None else name.rpartition(".")[0]
+        raise CheckpointError(f"{module} {error}") from None
     except CheckpointError as error:
         raise CheckpointError(f"tensor {name!r} {error}") from None

@@ -40,7 +40,7 @@ class WeightMethod(WeightRecipe):
     """A QuantMethod whose parameters build their weights by a recipe, each as soon as its tensors have arrived.
 
     Attributes:
-      formats: The formats of slots, by name, that are not all stored in `format`.
+      formats: The formats of slots, by name, that are not stored as `format` says.
     """
 
     formats: Mapping[str, WeightFormat] = field(default_factory=dict, compare=False)
@@ -58,22 +58,24 @@ class WeightMethod(WeightRecipe):
         """Does nothing: a weight is complete when its last tensor has arrived."""
 
     def _format(self, slot: WeightSlot) -> WeightFormat:
+        """How the file stores a parameter's weights."""
         return self.formats.get(slot.name, self.format)
 
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
-        """Whether the kernels take every stack: the kernel runs a whole layer of experts or nothing."""
+        """Whether the kernels take every stack: the kernel runs a whole layer of experts or nothing.
+
+        It multiplies by gate and up together, which must have the same format.
+        """
         stacks = [slot for slot in slots if slot.num_experts is not None]
         if self.dequantizes or not stacks:
             return True
-        examples = [self._example(slot, dtype) for slot in stacks]
-        packed = [example for example in examples if isinstance(example, PackedWeight)]
-        # The kernel multiplies by gate and up at once, so they have one format.
-        return len(packed) == len(examples) and packed[0].format == packed[1].format
+        examples = {slot.name: self._example(slot, dtype) for slot in stacks}
+        formats = {name: each.format for name, each in examples.items() if isinstance(each, PackedWeight)}
+        return len(formats) == len(examples) and formats.get("gate_proj") == formats.get("up_proj")
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
         """A one-row weight, otherwise like the slot's."""
-        shape = (1, slot.shape[1])
-        weight_format = self._format(slot)
+        shape, weight_format = (1, slot.shape[1]), self._format(slot)
         tensors = {name: spec.example() for name, spec in weight_format.tensors(shape).items()}
         recipe = dataclasses.replace(self, format=weight_format)
         return recipe.make(tensors, shape, dtype, lambda panels: np.empty(panels, np.uint8))

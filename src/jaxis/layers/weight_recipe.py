@@ -14,6 +14,7 @@ from jaxis.kernels.weights import (
     Allocate,
     CodedWeight,
     QuantizedWeight,
+    ReorderedWeight,
     Weight,
     WeightScheme,
     dequantize,
@@ -68,13 +69,24 @@ class WeightRecipe:
             weight = self.format.assemble(tensors, shape)
         except ValueError as error:
             raise InvalidWeightError(str(error)) from None
-        if self.act_qtype is not None and isinstance(weight, QuantizedWeight | CodedWeight):
-            weight = dataclasses.replace(weight, act_qtype=self.act_qtype)
-        if self.dequantizes:
+        if self.act_qtype is not None:
+            weight = _with_quantized_input(weight, self.act_qtype)
+        if self.dequantizes and not isinstance(weight, np.ndarray):
             weight = _dequantize(weight, dtype)
         if self.packs:
             return pack(weight, dtype=dtype, scheme=self.scheme, allocate=allocate)
         return weight if self.scheme is None else quantize(np.asarray(weight), self.scheme)
+
+
+def _with_quantized_input(weight: Weight, act_qtype: str) -> Weight:
+    """The weight, with the input of its products quantized if it consists of integers or codes."""
+    if isinstance(weight, ReorderedWeight):
+        inner = weight.weight
+        if isinstance(inner, QuantizedWeight | CodedWeight):
+            return dataclasses.replace(weight, weight=dataclasses.replace(inner, act_qtype=act_qtype))
+    if isinstance(weight, QuantizedWeight | CodedWeight):
+        return dataclasses.replace(weight, act_qtype=act_qtype)
+    return weight
 
 
 _dequantize = jax.jit(dequantize, static_argnums=1)

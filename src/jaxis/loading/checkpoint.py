@@ -11,12 +11,13 @@ import numpy as np
 
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
+from jaxis.loading.mlx_names import hugging_face_name, is_mlx
+from jaxis.loading.other_formats import NOT_MODELS, explain_missing_weights
 from jaxis.loading.safetensors import SafetensorsFile, TensorInfo
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
-_OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf")
 
 
 class Checkpoint:
@@ -24,11 +25,12 @@ class Checkpoint:
 
     Reads the files that transformers would: `model.safetensors`; else the shards named in
     `model.safetensors.index.json`; else every `*.safetensors` file. Skips Mistral's `consolidated*.safetensors`, which
-    repeat the weights under other names.
+    repeat the weights under other names, and adapters.
 
     Attributes:
       folder: The folder.
       total_bytes: Bytes of all tensors together.
+      metadata: The free-form metadata of all files together.
 
     Raises:
       CheckpointError: On opening, if there are no such weights or a file is missing, broken or contradicts another.
@@ -48,7 +50,8 @@ class Checkpoint:
                 f"({missing[0]}{', ...' if len(missing) > 1 else ''}): download them again"
             )
         self._files: list[SafetensorsFile] = []
-        self._file_of: dict[str, SafetensorsFile] = {}
+        self._place_of: dict[str, tuple[SafetensorsFile, str]] = {}  # name -> the file, and the name there
+        self.metadata: dict[str, str] = {}
         try:
             for path in paths:
                 self._add(SafetensorsFile(path))
@@ -57,19 +60,21 @@ class Checkpoint:
         except CheckpointError:
             self.close()
             raise
-        self.total_bytes = sum(file.info(name).nbytes for name, file in self._file_of.items())
+        self.total_bytes = sum(self.info(name).nbytes for name in self._place_of)
 
     def names(self) -> tuple[str, ...]:
         """Every tensor's name, in the order in which `iterate` yields them."""
-        return tuple(self._file_of)
+        return tuple(self._place_of)
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and place of a tensor. Raises CheckpointError if there is none of that name."""
-        return self._file(name).info(name)
+        file, stored_name = self._place(name)
+        return file.info(stored_name)
 
     def tensor(self, name: str) -> np.ndarray:
         """A tensor as a read-only view of its mapped file. Raises CheckpointError if there is none of that name."""
-        return self._file(name).tensor(name)
+        file, stored_name = self._place(name)
+        return file.tensor(stored_name)
 
     def iterate(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields every tensor once, in the files' own order, so that reading is sequential.
@@ -79,12 +84,11 @@ class Checkpoint:
         A view that the caller keeps stays valid.
         """
         previous: tuple[SafetensorsFile, str] | None = None
-        for file in self._files:
-            for name in file:
-                yield name, file.tensor(name)
-                if previous is not None:
-                    previous[0].release(previous[1])
-                previous = file, name
+        for name, (file, stored_name) in self._place_of.items():
+            yield name, file.tensor(stored_name)
+            if previous is not None:
+                previous[0].release(previous[1])
+            previous = file, stored_name
         if previous is not None:
             previous[0].release(previous[1])
 
@@ -100,26 +104,28 @@ class Checkpoint:
         self.close()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._file_of
+        return name in self._place_of
 
-    def _file(self, name: str) -> SafetensorsFile:
+    def _place(self, name: str) -> tuple[SafetensorsFile, str]:
         try:
-            return self._file_of[name]
+            return self._place_of[name]
         except KeyError:
             raise CheckpointError(f"{self.folder} has no tensor {name!r} in its weights") from None
 
     def _add(self, file: SafetensorsFile) -> None:
         self._files.append(file)
-        for name in file:
-            if name in self._file_of:
+        self.metadata |= file.metadata
+        for stored_name in file:
+            name = hugging_face_name(stored_name) if is_mlx(file.metadata) else stored_name
+            if name in self._place_of:
                 raise CheckpointError(
-                    f"{self.folder}: tensor {name!r} is in both {self._file_of[name].path.name} and {file.path.name}: "
-                    "remove the file that does not belong"
+                    f"{self.folder}: tensor {name!r} is in both {self._place_of[name][0].path.name} and "
+                    f"{file.path.name}: remove the file that does not belong"
                 )
-            self._file_of[name] = file
+            self._place_of[name] = file, stored_name
 
     def _check_indexed(self, name: str, shard: str) -> None:
-        if name not in self._file_of or self._file_of[name].path.name != shard:
+        if not any(file.path.name == shard and name in file for file in self._files):
             raise CheckpointError(
                 f"{self.folder / _INDEX} places tensor {name!r} in {shard}, which does not hold it: "
                 "download the checkpoint again"
@@ -142,9 +148,9 @@ class Checkpoint:
     def _find_files(self) -> list[Path]:
         """The folder's safetensors files, if neither of the standard names exists."""
         found = sorted(self.folder.glob("*.safetensors"))
-        paths = [path for path in found if not path.name.startswith("consolidated")]
+        paths = [path for path in found if not path.name.startswith(NOT_MODELS)]
         if not paths:
-            raise CheckpointError(self._explain_none(found))
+            raise CheckpointError(explain_missing_weights(self.folder))
         for path in paths:
             if match := _SHARD_NAME.fullmatch(path.name):
                 stem, number, count = match.groups()
@@ -153,17 +159,3 @@ class Checkpoint:
                     if not (self.folder / expected).exists():
                         raise CheckpointError(f"{self.folder} has {path.name} but not {expected}: download it again")
         return paths
-
-    def _explain_none(self, consolidated: list[Path]) -> str:
-        others = sorted(path.name for pattern in _OTHER_FORMATS for path in self.folder.glob(pattern))
-        convert = "convert it with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
-        if consolidated:
-            return (
-                f"{self.folder} has its weights only in Mistral's own format ({consolidated[0].name}): "
-                "use the checkpoint in Hugging Face format (model*.safetensors)"
-            )
-        if others and others[0].endswith(".gguf"):
-            return f"{self.folder} has no *.safetensors files; {others[0]} is not read: use the original checkpoint"
-        if others:
-            return f"{self.folder} has no *.safetensors files; {others[0]} is not read: {convert}"
-        return f"{self.folder} has no *.safetensors files: download the weights, or give another folder"

@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 # fnmatch patterns: a `*` also crosses `/`, so subfolders (onnx/, original/, ...) must be excluded explicitly.
 _ALLOW = [
     "config.json",
+    "adapter_config.json",
     *QUANTIZATION_FILES,
     "generation_config.json",
     "tokenizer*",

@@ -7,7 +7,8 @@ from pathlib import Path
 from jaxis.config.quantization_files import CONFIG, QUANTIZATION_FILES
 from jaxis.errors import CheckpointError
 from jaxis.loading.hub import explain_error
-from jaxis.loading.safetensors import DTYPES, TensorInfo
+from jaxis.loading.mlx_names import hugging_face_name, is_mlx
+from jaxis.loading.safetensors import DTYPES, TensorInfo, TensorInfos
 
 
 def download_config(model: str, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -49,9 +50,7 @@ def _download(model: str, name: str, revision: str | None, token: str | None) ->
         raise _checkpoint_error(error, model, revision or constants.DEFAULT_REVISION) from error
 
 
-def hub_tensor_infos(
-    model: str, *, revision: str | None = None, token: str | None = None
-) -> dict[str, TensorInfo] | None:
+def hub_tensor_infos(model: str, *, revision: str | None = None, token: str | None = None) -> TensorInfos | None:
     """Type, shape and size of every tensor of a repository, from its files' headers alone, read concurrently.
 
     Returns:
@@ -75,9 +74,12 @@ def hub_tensor_infos(
     finally:
         if shown:
             enable_progress_bars()
-    infos: dict[str, TensorInfo] = {}
+    infos = TensorInfos({}, {})
     for file_name, file in sorted(metadata.files_metadata.items()):
-        for name, tensor in sorted(file.tensors.items(), key=lambda item: item[1].data_offsets):
+        metadata_of_file = file.metadata or {}
+        infos.metadata |= metadata_of_file
+        for stored_name, tensor in sorted(file.tensors.items(), key=lambda item: item[1].data_offsets):
+            name = hugging_face_name(stored_name) if is_mlx(metadata_of_file) else stored_name
             if tensor.dtype not in DTYPES:
                 raise CheckpointError(f"{model}: tensor {name!r} in {file_name} has the unknown dtype {tensor.dtype!r}")
             begin, end = tensor.data_offsets

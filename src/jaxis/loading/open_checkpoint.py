@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jaxis.config.hf_config import HFConfig, load_generation_defaults
-from jaxis.errors import CheckpointError
-from jaxis.host.json_object import read_json_object
+from jaxis.config.quantization_files import CONFIG, read_config
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.gguf.generation import gguf_generation_defaults
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint, is_orbax_checkpoint
+from jaxis.loading.safetensors import TensorInfo, TensorInfos
 
 OpenCheckpoint: TypeAlias = Checkpoint | OrbaxCheckpoint | GGUFCheckpoint
 
@@ -56,10 +57,7 @@ def read_config_values(path: str | os.PathLike[str]) -> ConfigValues:
     if (file := gguf_file(path)) is not None:
         with GGUFCheckpoint(file) as checkpoint:
             return ConfigValues(checkpoint.config, str(checkpoint.path), checkpoint.assumptions)
-    config = Path(path) / "config.json"
-    if not config.exists():
-        raise CheckpointError(f"{path} has no config.json: give the folder of a checkpoint in Hugging Face format")
-    return ConfigValues(read_json_object(config), str(config))
+    return ConfigValues(read_config(path), str(Path(path) / CONFIG))
 
 
 def read_hf_config(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> HFConfig:
@@ -72,3 +70,36 @@ def read_generation_defaults(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The sampling settings that a checkpoint's makers recommend; see `load_generation_defaults`."""
     file = gguf_file(path)
     return load_generation_defaults(path) if file is None else gguf_generation_defaults(file)
+
+
+def read_tensor_infos(folder: str | os.PathLike[str]) -> TensorInfos:
+    """Types and shapes of a checkpoint's tensors. Raises CheckpointError as `open_checkpoint` does."""
+    with open_checkpoint(folder) as checkpoint:
+        metadata = checkpoint.metadata if isinstance(checkpoint, Checkpoint) else {}
+        return TensorInfos({name: checkpoint.info(name) for name in checkpoint.names()}, metadata)
+
+
+class TensorListing(Mapping[str, TensorInfo]):
+    """Names, types and shapes of a checkpoint's tensors, which say how its modules are stored.
+
+    Args:
+      folder: What `open_checkpoint` takes. It is opened when the listing is first used, and may raise CheckpointError
+        then.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = folder
+
+    @functools.cached_property
+    def infos(self) -> TensorInfos:
+        """The listing itself."""
+        return read_tensor_infos(self._folder)
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self.infos[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)

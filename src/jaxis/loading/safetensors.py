@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
@@ -66,6 +66,18 @@ class TensorInfo:
     shape: tuple[int, ...]
     nbytes: int
     offset: int
+
+
+class TensorInfos(dict[str, TensorInfo]):
+    """Name -> info of a checkpoint's tensors.
+
+    Attributes:
+      metadata: The free-form metadata of its files.
+    """
+
+    def __init__(self, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
+        super().__init__(infos)
+        self.metadata = dict(metadata)
 
 
 class SafetensorsFile:

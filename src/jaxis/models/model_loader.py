@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxis.config import VllmConfig
-from jaxis.config.quantization import HasQuantMethod
+from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import missing_tensors
@@ -151,7 +151,7 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
     # In the older model development guide, load_weights(rng) finds the files itself.
     offered: dict[str, Any] = {"rng": jax.random.key(vllm_config.model_config.seed)}
     with open_checkpoint(folder) as checkpoint:
-        weights = _tensors(checkpoint, on_progress)
+        weights = _tensors(checkpoint, vllm_config.quant_config, on_progress)
         offered["weights"] = weights
         arguments = _arguments_named_by(load_weights, offered)
         try:
@@ -167,11 +167,14 @@ def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int,
 
 
 def _tensors(
-    checkpoint: OpenCheckpoint, on_progress: Callable[[int, int], None] | None
+    checkpoint: OpenCheckpoint,
+    quant_config: QuantizationConfig | None,
+    on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     bytes_read = 0
-    for name, tensor in checkpoint.iterate():
-        yield name, tensor
+    for name_in_file, tensor in checkpoint.iterate():
+        if (name := name_of_tensor(quant_config, name_in_file)) is not None:
+            yield name, tensor
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)

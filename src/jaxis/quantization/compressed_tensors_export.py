@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxis.kernels.weights import QuantizedWeight, WeightScheme
 from jaxis.loading.safetensors_writer import TensorHeader
-from jaxis.quantization.formats.int4_words import VALUES_PER_WORD, pack_rows, pack_words
+from jaxis.quantization.formats.word_packing import num_words, pack_nibble_pairs, pack_numbers
 
 _FORMATS = {"int8": "int-quantized", "int4": "pack-quantized"}
 VERSION = "0.10.2"
@@ -25,11 +25,10 @@ def tensor_specs(module: str, shape: tuple[int, int], scheme: WeightScheme) -> d
     scale = {f"{module}.weight_scale": TensorHeader(scale_dtype, (rows, groups))}
     if scheme.weight_qtype == "int8":
         return {f"{module}.weight": TensorHeader(np.dtype(np.int8), shape)} | scale
-    words = -(-columns // VALUES_PER_WORD)
-    specs = {f"{module}.weight_packed": TensorHeader(np.dtype("<i4"), (rows, words))} | scale
+    specs = {f"{module}.weight_packed": TensorHeader(np.dtype("<i4"), (rows, num_words(columns, 4)))} | scale
     specs[f"{module}.weight_shape"] = TensorHeader(np.dtype("<i8"), (2,))
     if scheme.weight_calibration_method == "minmax":
-        points = TensorHeader(np.dtype("<i4"), (-(-rows // VALUES_PER_WORD), groups))
+        points = TensorHeader(np.dtype("<i4"), (num_words(rows, 4), groups))
         specs[f"{module}.weight_zero_point"] = points
     return specs
 
@@ -39,10 +38,10 @@ def tensors(module: str, weight: QuantizedWeight) -> dict[str, np.ndarray]:
     qvalue, scale = np.asarray(weight.qvalue), {f"{module}.weight_scale": np.asarray(weight.scale)}
     if weight.qtype == "int8":
         return {f"{module}.weight": qvalue} | scale
-    found = {f"{module}.weight_packed": pack_words(qvalue)} | scale
+    found = {f"{module}.weight_packed": pack_nibble_pairs(qvalue)} | scale
     found[f"{module}.weight_shape"] = np.asarray(weight.shape, "<i8")
     if weight.zero_point is not None:
-        found[f"{module}.weight_zero_point"] = pack_rows(np.asarray(weight.zero_point))
+        found[f"{module}.weight_zero_point"] = pack_numbers(np.asarray(weight.zero_point), 4, axis=0)
     return found
 
 

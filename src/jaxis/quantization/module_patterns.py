@@ -1,15 +1,53 @@
-"""Reads which modules a checkpoint's `quantization_config` leaves unquantized, and checks its keys."""
+"""Which modules a checkpoint's `quantization_config` means by a name or a pattern, and which keys it may have."""
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jaxis.errors import ConfigError
+from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
 
 WHERE = "quantization_config in config.json"
 PATTERN_KEYS = ("modules_to_not_convert", "ignored_layers")
+FUSED_MODULES = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+"""Modules that engines fuse -> what they consist of in checkpoints. Lists of modules name the ones or the others."""
+
+_NAMES_SOME_EXPERTS = re.compile(r"experts\W{0,4}[\d\[(]")
+
+_Decision = TypeVar("_Decision")
+
+
+def names_of(value: object, key: str) -> tuple[str, ...]:
+    """A list of names in config.json; absent means empty.
+
+    Raises:
+      ConfigError: It is not a list of strings.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"{WHERE}: {key}={value!r} must be a list of names")
+    return tuple(value)
+
+
+def compiled(pattern: str, key: str) -> re.Pattern[str]:
+    """The regular expression.
+
+    Raises:
+      ConfigError: It is not one.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{WHERE}: {key} has {pattern!r}, which is not a regular expression: {error}") from None
 
 
 def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -23,15 +61,11 @@ def unconverted_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
         raise ConfigError(f"{WHERE} has both {' and '.join(PATTERN_KEYS)}: remove one")
     if not given:
         return ("lm_head",)
-    [(key, patterns)] = given.items()
-    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(f"{WHERE}: {key}={patterns!r} must be a list of names")
+    [(key, value)] = given.items()
+    patterns = names_of(value, key)
     for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"{WHERE}: {key} has {pattern!r}, which is not a regular expression: {error}") from None
-    return tuple(patterns)
+        compiled(pattern.removeprefix("re:"), key)
+    return patterns
 
 
 def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
@@ -39,8 +73,135 @@ def is_unconverted(name: str, patterns: Sequence[str]) -> bool:
 
     As in transformers' `should_convert_module`: "layers.1" is not "layers.11", "mlp.gate" is not "mlp.gate_proj".
     """
-    boundary = r"(?:(?<=\.)|(?=\.|$))"
-    return any(re.match(f"(?:{pattern}){boundary}", name) or name.endswith(pattern) for pattern in patterns)
+    for pattern in patterns:
+        pattern = pattern.removeprefix("re:")  # AutoFP8's mark
+        for each in _spellings(name, pattern):
+            if each.endswith(pattern) or _to_a_boundary(pattern).match(each):
+                return True
+    return False
+
+
+@functools.cache  # re's own cache is smaller than some published lists
+def _to_a_boundary(pattern: str) -> re.Pattern[str]:
+    """Matches a name from its start to the end of one of its parts."""
+    return re.compile(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))")
+
+
+def is_excluded(name: str, wildcards: Sequence[str]) -> bool:
+    """Whether a shell wildcard matches the name or that of a module around it, as ModelOpt excludes modules."""
+    for wildcard in wildcards:
+        for each in _spellings(name, wildcard):
+            parts = each.split(".")
+            enclosing = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+            if any(fnmatch.fnmatchcase(module, wildcard) for module in enclosing):
+                return True
+    return False
+
+
+def is_meant(name: str, matches: Callable[[str], bool]) -> bool:
+    """Whether a list of modules, which `matches` looks up, means this one: by its name or as part of a fused module.
+
+    Raises:
+      ConfigError: The list means some parts of this fused module only.
+    """
+    if matches(name):
+        return True
+    module, dot, last = name.rpartition(".")
+    if any(matches(f"{module}{dot}{fused}") for fused, parts in FUSED_MODULES.items() if last in parts):
+        return True
+    parts = FUSED_MODULES.get(last, ())
+    meant = [part for part in parts if matches(f"{module}{dot}{part}")]
+    if meant and len(meant) < len(parts):
+        raise ConfigError(
+            f"{WHERE} names {', '.join(meant)} of {name}, which has {', '.join(parts)} in one: name all of them or none"
+        )
+    return bool(meant)
+
+
+def _spellings(name: str, pattern: str) -> list[str]:
+    """The ways in which tools write a module's name; one where a pattern says what it does not match."""
+    bare = canonical(name)
+    if "(?!" in pattern:
+        return [name if "language_model" not in pattern or bare != name else f"language_model.{bare}"]
+    names = [name, bare]
+    if "language_model" in pattern:
+        names.append(f"language_model.{bare}")
+    if "language_model" in pattern and bare.startswith("model."):
+        names.append(f"model.language_model.{bare.removeprefix('model.')}")
+    return list(dict.fromkeys(names))
+
+
+def canonical(name: str) -> str:
+    """A module's name without `language_model`, which some tools and versions write and others do not."""
+    return ".".join(part for part in name.split(".") if part != "language_model")
+
+
+def decide_for_experts(
+    layer: JaxExperts,
+    prefix: str,
+    projection: str,
+    patterns: Iterable[str],
+    decide: Callable[[Sequence[str]], _Decision],
+) -> _Decision:
+    """What holds for a projection of all experts of a layer, each of which lists of modules may name.
+
+    Args:
+      layer: The layer.
+      prefix: Its name.
+      projection: "gate_proj", "up_proj" or "down_proj".
+      patterns: What `decide` looks names up in; it is asked for one expert only if they cannot tell experts apart.
+      decide: Takes the names of a projection of an expert, and of what it is part of.
+
+    Raises:
+      ConfigError: It differs between experts.
+    """
+    is_uniform = not any(_NAMES_SOME_EXPERTS.search(pattern) for pattern in patterns)
+    decisions = [
+        decide(
+            (
+                *(f"{prefix}.{expert}.{name}" for name in PROJECTION_NAMES[projection]),
+                *(f"{prefix}.{expert}", f"{prefix}.{projection}", prefix),
+            )
+        )
+        for expert in range(1 if is_uniform else layer.num_experts)
+    ]
+    if any(decision != decisions[0] for decision in decisions):
+        raise ConfigError(f"{WHERE}: experts of {prefix} are quantized in different ways, which is not supported")
+    return decisions[0]
+
+
+class ModuleList:
+    """Modules as compressed-tensors lists them: by name, or by a regular expression after `re:` from a name's start.
+
+    Args:
+      targets: The list; whatever else it has is taken for the names of classes.
+      key: Its key in config.json.
+
+    Raises:
+      ConfigError: A regular expression is not valid.
+    """
+
+    def __init__(self, targets: Iterable[str], key: str) -> None:
+        self.targets = tuple(targets)
+        self._names = frozenset(canonical(target) for target in self.targets if not target.startswith("re:"))
+        self._patterns = [compiled(target[3:], key) for target in self.targets if target.startswith("re:")]
+
+    def has_name(self, names: Sequence[str]) -> bool:
+        """Whether one of a module's names is listed as such."""
+        return any(is_meant(name, lambda each: canonical(each) in self._names) for name in names)
+
+    def has_match(self, names: Sequence[str]) -> bool:
+        """Whether a regular expression matches one of a module's names."""
+        return any(is_meant(name, self._matches) for name in names)
+
+    def has_class(self, classes: Iterable[str]) -> bool:
+        """Whether one of these classes is listed."""
+        return any(each in self.targets for each in classes)
+
+    def _matches(self, name: str) -> bool:
+        return any(
+            pattern.match(spelling) for pattern in self._patterns for spelling in _spellings(name, pattern.pattern)
+        )
 
 
 def check_keys(value: object, known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from jaxis.config.quantization import QuantizationConfig, QuantMethod
+from jaxis.config.quantization import QuantizationConfig, QuantMethod, name_of_tensor, without_quantization
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.quantization.rules import RuleQuantizationConfig
 
@@ -15,8 +15,28 @@ class Dequantize:
     """Implements `quantization="dequantize"`: a quantized checkpoint is dequantized to the model's data type."""
 
 
+class _Wrapper:
+    """Leaves to `inner` whatever a wrapper does not change."""
+
+    inner: QuantizationConfig | None
+
+    @property
+    def unquantized(self) -> QuantizationConfig | None:
+        """See `KeepsFloats`."""
+        return without_quantization(self.inner)
+
+    def tensor_name(self, name: str) -> str | None:
+        """See `NamesTensors`."""
+        return name_of_tensor(self.inner, name)
+
+    def check_all_used(self) -> None:
+        """See `QuantizationConfig`."""
+        if self.inner is not None:
+            self.inner.check_all_used()
+
+
 @dataclass(frozen=True)
-class DequantizingConfig:
+class DequantizingConfig(_Wrapper):
     """Dequantizes each weight that `inner` loads to the model's type. A QuantizationConfig."""
 
     inner: QuantizationConfig
@@ -26,13 +46,9 @@ class DequantizingConfig:
         method = self.inner.get_quant_method(layer, prefix)
         return dataclasses.replace(method, dequantizes=True) if isinstance(method, WeightMethod) else method
 
-    def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
-        self.inner.check_all_used()
-
 
 @dataclass(frozen=True)
-class QuantizedActivationsConfig:
+class QuantizedActivationsConfig(_Wrapper):
     """Leaves weights as `inner` loads them and quantizes the activations that rules name. A QuantizationConfig.
 
     Weights that are stored as floats keep the activations that they have: quantizing those would gain nothing.
@@ -50,20 +66,20 @@ class QuantizedActivationsConfig:
 
     def check_all_used(self) -> None:
         """See `QuantizationConfig`."""
-        self.inner.check_all_used()
+        super().check_all_used()
         self.rules.check_all_used()
 
 
 @dataclass(frozen=True)
-class PackingConfig:
+class PackingConfig(_Wrapper):
     """Packs every weight for the native CPU kernels, after `inner` has loaded or quantized it. A QuantizationConfig."""
 
     inner: QuantizationConfig | None = None
 
     @property
     def unquantized(self) -> PackingConfig:
-        """See `PackingQuantizationConfig`."""
-        return PackingConfig()
+        """See `KeepsFloats`."""
+        return PackingConfig(super().unquantized)
 
     def get_quant_method(self, layer: WeightedLayer, prefix: str) -> QuantMethod | None:
         """See `QuantizationConfig`; a method that is not jaxis' own is left alone."""
@@ -71,8 +87,3 @@ class PackingConfig:
         if method is None:
             return WeightMethod(packs=True)
         return dataclasses.replace(method, packs=True) if isinstance(method, WeightMethod) else method
-
-    def check_all_used(self) -> None:
-        """See `QuantizationConfig`."""
-        if self.inner is not None:
-            self.inner.check_all_used()

@@ -154,7 +154,7 @@ def analyze(
 
 def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype: str = "bfloat16") -> Analysis:
     """Like `analyze`, for a source that was already read; `memory` is (name, bytes)."""
-    construction = construct(source.config, source.config_path)
+    construction = construct(source.config, source.config_path, tensors=source.tensors)
     facts = tensor_problems = None
     plain = construction
     if construction.model is not None and construction.vllm_config is not None:
@@ -163,7 +163,8 @@ def analyze_source(source: ModelSource, memory: tuple[str, int], kv_cache_dtype:
             # For the figures: the model without quantization, and with parameters that stay empty.
             plain = construct(_unquantized(source.config), source.config_path)
         if source.tensors is not None and not construction.refusals:
-            tensor_problems = tuple(check_tensors(construction.model, source.tensors))
+            quant_config = construction.vllm_config.quant_config
+            tensor_problems = tuple(check_tensors(construction.model, source.tensors, quant_config))
     config = HFConfig(source.config, source=source.config_path)
     text_config = config.get("text_config")
     prefix = "text_config." if isinstance(text_config, HFConfig) else ""

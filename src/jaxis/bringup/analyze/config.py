@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxis.config.quantization import QuantizationConfig
 from jaxis.engine.setup import DEFAULT_DTYPE, DTYPES
 from jaxis.errors import ConfigError
 from jaxis.layers.module import JaxModule
+from jaxis.loading.safetensors import TensorInfo
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import supported_architectures
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
@@ -44,13 +46,19 @@ class Construction:
     is_known: bool = True
 
 
-def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig | None = None) -> Construction:
+def construct(
+    values: dict[str, Any],
+    source: str,
+    rules: RuleQuantizationConfig | None = None,
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> Construction:
     """Constructs the family abstractly; removes a refused key and tries again, to find all of them.
 
     Args:
       values: config.json, parsed.
       source: Where the values come from, for error messages.
       rules: How to quantize an unquantized checkpoint; None leaves it unquantized.
+      tensors: Name -> header of the checkpoint's tensors; None without weights.
     """
     config = HFConfig(values, source=source)
     try:
@@ -65,7 +73,7 @@ def construct(values: dict[str, Any], source: str, rules: RuleQuantizationConfig
     while True:
         config = HFConfig(values, refused, source=source)
         try:
-            model, vllm_config = _construct(config, source, rules, refusals, refused)
+            model, vllm_config = _construct(config, source, rules, tensors, refusals, refused)
         except ConfigError as error:
             if refused and isinstance(error, KeyError):  # lacks the keys that were removed
                 break
@@ -89,12 +97,13 @@ def _construct(
     config: HFConfig,
     source: str,
     rules: RuleQuantizationConfig | None,
+    tensors: Mapping[str, TensorInfo] | None,
     refusals: list[str],
     refused: dict[str, None],
 ) -> tuple[JaxModule, VllmConfig]:
     quant_config: QuantizationConfig | None = None
     try:
-        quant_config = quantization_of_checkpoint(config, rules)
+        quant_config = quantization_of_checkpoint(config, rules, tensors)
     except ConfigError as error:
         # Everything else about the model can still be reported.
         refusals.append(_one_line(error))

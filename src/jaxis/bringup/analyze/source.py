@@ -10,8 +10,10 @@ from typing import Any
 from jaxis.config.quantization_files import CONFIG, read_config, with_quantization
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import read_json_object
+from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.hub_headers import download_config, hub_tensor_infos
-from jaxis.loading.open_checkpoint import open_checkpoint
+from jaxis.loading.open_checkpoint import read_tensor_infos
 from jaxis.loading.orbax_checkpoint import is_orbax_checkpoint
 from jaxis.loading.safetensors import TensorInfo
 
@@ -36,10 +38,10 @@ class ModelSource:
 
 
 def open_source(model: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None) -> ModelSource:
-    """Reads config.json and the safetensors headers of a folder, a hub repository, or config.json alone.
+    """Reads config.json and the safetensors headers of a folder, a hub repository, a GGUF file, or config.json alone.
 
     Args:
-      model: A folder, a config.json, or a Hub id, of which nothing but config.json and headers is downloaded.
+      model: A folder, a GGUF file, a config.json, or a Hub id, of which only config.json and headers are downloaded.
       revision: Branch, tag or commit on the hub.
       token: Access token of the hub.
 
@@ -48,10 +50,14 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
     """
     name = os.fspath(model)
     path = Path(name).expanduser()
+    if path.exists() and (file := gguf_file(path)) is not None:
+        with GGUFCheckpoint(file) as checkpoint:
+            tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
+            return ModelSource(name, str(checkpoint.path), checkpoint.config, tensors)
     if path.is_file():
         if path.suffix != ".json":
             raise CheckpointError(
-                f"{name} is not a config.json: give one, a folder, or a Hub id such as Qwen/Qwen3-0.6B"
+                f"{name} is not a config.json: give one, a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B"
             )
         config = read_json_object(path)
         if path.name == CONFIG:
@@ -61,9 +67,7 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
         config_path, config = path / CONFIG, read_config(path)
         if not is_orbax_checkpoint(path) and not any(path.glob("*.safetensors*")):
             return ModelSource(name, str(config_path), config, None, "the folder has no *.safetensors files")
-        with open_checkpoint(path) as checkpoint:
-            tensors = {tensor: checkpoint.info(tensor) for tensor in checkpoint.names()}
-        return ModelSource(name, str(config_path), config, tensors)
+        return ModelSource(name, str(config_path), config, read_tensor_infos(path))
     if not name or name.startswith((".", "~")) or path.is_absolute() or "\\" in name or name.count("/") > 1:
         raise CheckpointError(
             f"there is no {name!r}: give a folder, a config.json, or a Hub id such as Qwen/Qwen3-0.6B"

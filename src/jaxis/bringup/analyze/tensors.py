@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxis.config.quantization import QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import JaxModule
 from jaxis.loading.headers import HeaderTensor, only_headers
@@ -34,12 +35,15 @@ class TensorProblem:
     reason: str
 
 
-def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[TensorProblem]:
+def check_tensors(
+    model: JaxModule, tensors: Mapping[str, TensorInfo], quant_config: QuantizationConfig | None
+) -> list[TensorProblem]:
     """Runs the model's `load_weights` on headers; collects everything that it refuses or leaves unfilled.
 
     Args:
       model: Constructed abstractly; its parameters are filled with headers.
       tensors: The checkpoint's.
+      quant_config: The model's; it knows the tensors that are not used.
 
     Returns:
       Every problem, similar ones merged; empty if the checkpoint would load.
@@ -48,7 +52,8 @@ def check_tensors(model: JaxModule, tensors: Mapping[str, TensorInfo]) -> list[T
       ConfigError: The model's class has no `load_weights`.
     """
     load_weights = loader_of(model).load_weights
-    stream = _Stream(tensors)
+    names = {name: name_of_tensor(quant_config, name) for name in tensors}
+    stream = _Stream({name: tensors[in_file] for in_file, name in names.items() if name is not None})
     refused: dict[str, str] = {}
     with only_headers():
         while True:

@@ -107,12 +107,13 @@ def convert_checkpoint(
 
 def _check_complete(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint) -> None:
     """Checks that the model takes every tensor and lacks none, from names and shapes alone."""
-    construction = construct(read_config(source), str(source / "config.json"))
+    tensors = {name: checkpoint.info(name) for name in checkpoint.names()}
+    construction = construct(read_config(source), str(source / "config.json"), tensors=tensors)
     if construction.model is None or construction.refusals:
         why = construction.refusals[0] if construction.refusals else "its architecture is not supported"
         raise ConfigError(f"{source} cannot be converted: {why}; jaxis analyze {source} says more")
-    tensors = {name: checkpoint.info(name) for name in checkpoint.names()}
-    problems = check_tensors(construction.model, tensors)
+    quant_config = None if construction.vllm_config is None else construction.vllm_config.quant_config
+    problems = check_tensors(construction.model, tensors, quant_config)
     if problems:
         first = problems[0]
         raise CheckpointError(

@@ -36,6 +36,10 @@ def find_source(model: str, *, revision: str | None = None) -> Source:
       CheckpointError: There is no such model.
     """
     path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise CheckpointError(
+            f"{path} is a GGUF file, whose weights transformers does not read as they are: convert it"
+        )
     if path.is_file():
         config = read_json_object(path)
         return Source(with_quantization(config, path.parent) if path.name == CONFIG else config, None)

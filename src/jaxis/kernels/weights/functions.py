@@ -90,7 +90,7 @@ def pack(
       allocate: See `packed.pack`.
 
     Returns:
-      A PackedWeight; or the (quantized) weight, unpacked, if the kernels do not take it.
+      A PackedWeight, a ReorderedWeight of one, or the (quantized) weight, unpacked, if the kernels do not take it.
 
     Raises:
       ValueError: See `quantize`.

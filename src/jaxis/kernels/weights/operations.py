@@ -12,9 +12,12 @@ import numpy as np
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
+from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
-Weight: TypeAlias = jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight | CodedWeight | PackedWeight
+Weight: TypeAlias = (
+    jax.Array | np.ndarray | QuantizedWeight | BlockScaledWeight | CodedWeight | PackedWeight | ReorderedWeight
+)
 
 
 class GatedUnit(Protocol):
@@ -68,7 +71,7 @@ class Operations:
       matmul: (x [..., in], weight, preferred_element_type) -> [..., out].
       lookup: (ids i32 [T], weight, dtype) -> rows [T, in]; ids out of range are clipped.
       dequantize: (weight, dtype) -> the weight as an array [..., out, in].
-      pack: (weight of host arrays, dtype, allocate) -> a PackedWeight; None if the native kernels do not take it.
+      pack: (weight of host arrays, dtype, allocate) -> the weight packed; None if the native kernels do not take it.
       experts: `functions.experts`, chosen by the type of the gates' stack.
       round_input: (x, weight) -> x as the product rounds it first, in x's type.
       fused_matmul: (x, weights) -> the products in one kernel; None if these weights cannot be fused.
@@ -78,7 +81,7 @@ class Operations:
     matmul: Callable[[jax.Array, Any, Any], jax.Array]
     lookup: Callable[[jax.Array, Any, Any], jax.Array]
     dequantize: Callable[[Any, Any], jax.Array]
-    pack: Callable[[Any, Any, Allocate | None], PackedWeight | None]
+    pack: Callable[[Any, Any, Allocate | None], PackedWeight | ReorderedWeight | None]
     experts: Experts
     round_input: Callable[[jax.Array, Any], jax.Array] = lambda x, _: x
     fused_matmul: Callable[[jax.Array, Sequence[Any]], list[jax.Array] | None] = lambda *_: None

@@ -6,6 +6,7 @@ on any platform. A kernel for another platform is another function in an entry.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -24,10 +25,12 @@ from jaxis.kernels.quantized_matmul.coded import (
     round_input_of_codes,
 )
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
+from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight, reorder, restore_order
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.quantized_matmul.xla import round_activations
+from jaxis.kernels.weights.functions import dequantize, lookup, matmul
 from jaxis.kernels.weights.grouped import experts_by_groups, experts_packed
-from jaxis.kernels.weights.operations import Operations, register
+from jaxis.kernels.weights.operations import Operations, operations_of, register
 
 
 def _matmul_array(x: jax.Array, weight: jax.Array, preferred_element_type: DTypeLike | None) -> jax.Array:
@@ -110,6 +113,23 @@ def _gated_matmul_packed(x: jax.Array, gate: PackedWeight, up: PackedWeight, act
     return y.astype(x.dtype)
 
 
+def _matmul_reordered(x: jax.Array, weight: ReorderedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    return matmul(reorder(x, weight), weight.weight, preferred_element_type=preferred_element_type)
+
+
+def _lookup_reordered(ids: jax.Array, weight: ReorderedWeight, dtype: DTypeLike) -> jax.Array:
+    return restore_order(lookup(ids, weight.weight, dtype), weight)
+
+
+def _dequantize_reordered(weight: ReorderedWeight, dtype: DTypeLike) -> jax.Array:
+    return restore_order(dequantize(weight.weight, dtype), weight)
+
+
+def _pack_reordered(weight: ReorderedWeight, dtype: DTypeLike, allocate: Allocate | None) -> ReorderedWeight | None:
+    inner = operations_of(weight.weight).pack(weight.weight, dtype, allocate)
+    return dataclasses.replace(weight, weight=inner) if isinstance(inner, PackedWeight) else None
+
+
 def _take_rows(array: jax.Array | np.ndarray, ids: jax.Array) -> jax.Array:
     return jnp.take(jnp.asarray(array), ids, axis=0, mode="clip")
 
@@ -156,6 +176,13 @@ TABLE: dict[type, Operations] = {
         experts=experts_packed,
         fused_matmul=_fused_matmul_packed,
         gated_matmul=_gated_matmul_packed,
+    ),
+    ReorderedWeight: Operations(
+        matmul=_matmul_reordered,
+        lookup=_lookup_reordered,
+        dequantize=_dequantize_reordered,
+        pack=_pack_reordered,
+        experts=experts_by_groups,
     ),
 }
 

@@ -233,7 +233,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
 
         Raises:
-          CheckpointError: A tensor differs from the one that it should duplicate.
+          CheckpointError: A tensor differs from the one that it should duplicate, or cannot be its duplicate.
         """
         embedding = None
         tied_head = None
@@ -244,6 +244,11 @@ class CausalLM(JaxModule, LoadableWithIterator):
             if self.lm_head is None and name == "lm_head.weight":
                 tied_head = tensor
                 continue
+            if self.lm_head is None and name.startswith("lm_head."):
+                raise CheckpointError(
+                    f"the checkpoint has {name!r}, of a quantized head, but config.json has tie_word_embeddings=true; "
+                    "set it to false to use the head of its own"
+                )
             if self.lm_head is None and name == "model.embed_tokens.weight":
                 embedding = tensor
             yield name, tensor

@@ -38,19 +38,31 @@ class Fp8BlocksFormat:
     Attributes:
       block_shape: (rows, columns) of a block; None means all columns.
       scale_name: The scales' name in the file.
+      has_unit_axes: Whether the scales are stored as [rows of blocks, 1, columns of blocks, 1].
+      has_exponents: Whether scales are powers of two, so that bytes are their exponents plus 127.
     """
 
     block_shape: tuple[int, int | None]
     scale_name: str = "weight_scale_inv"
+    has_unit_axes: bool = False
+    has_exponents: bool = False
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        rows, columns = scale_shape(shape, self._block_of(shape))
         return {
             "weight": TensorSpec(shape, (np.dtype(ml_dtypes.float8_e4m3fn),)),
-            self.scale_name: TensorSpec(scale_shape(shape, self._block_of(shape)), SCALE_DTYPES),
+            self.scale_name: TensorSpec(
+                (rows, columns),
+                (*SCALE_DTYPES, np.dtype(np.uint8)) if self.has_exponents else SCALE_DTYPES,
+                other_shapes=((rows, 1, columns, 1),) if self.has_unit_axes else (),
+            ),
         }
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> BlockScaledWeight:
-        weight = BlockScaledWeight(tensors["weight"], tensors[self.scale_name], self._block_of(shape))
+        scale = tensors[self.scale_name].reshape(scale_shape(shape, self._block_of(shape)))
+        if scale.dtype == np.uint8:
+            scale = scale.view(ml_dtypes.float8_e8m0fnu)
+        weight = BlockScaledWeight(tensors["weight"], scale, self._block_of(shape))
         check_finite(weight)
         return weight
 
@@ -63,7 +75,7 @@ def _read(config: Mapping[str, Any]) -> Fp8BlocksFormat:
     block = config.get("weight_block_size")
     if not isinstance(block, list | tuple) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
         raise ConfigError(f"{WHERE}: weight_block_size={block!r} is not supported; supported: [rows, columns]")
-    return Fp8BlocksFormat((block[0], block[1]))
+    return Fp8BlocksFormat((block[0], block[1]), has_exponents=config.get("scale_fmt") == "ue8m0")
 
 
 FP8_BLOCKS = PublishedFormat(

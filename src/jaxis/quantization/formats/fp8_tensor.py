@@ -1,17 +1,16 @@
-"""fp8 (e4m3) with one scale for a whole weight, as AutoFP8 and many of NVIDIA's and Meta's checkpoints are published.
+"""fp8 (e4m3) with one scale for a whole weight or for each of its rows.
 
-`weight` float8_e4m3fn [out, in] comes with `weight_scale`, one float of shape [] or [1] that multiplies it. With
-`activation_scheme` "static" there is also an `input_scale`, for engines that quantize a layer's input to fp8: it is
-read but not used, because here the input is not quantized, which is never less accurate. compressed-tensors'
-`float-quantized` with `strategy` "tensor" is the same.
-Source: vLLM's Fp8Config.
+`weight` float8_e4m3fn [out, in] comes with `weight_scale`, which multiplies it: one float of shape [] or [1], or one a
+row, of shape [out] or [out, 1]. AutoFP8, vLLM, transformers, FBGEMM, ModelOpt and compressed-tensors write checkpoints
+so. What they store for engines that quantize a layer's input to fp8 (`input_scale`) is not used, because here the input
+is not quantized, which is never less accurate.
+Source: vLLM's Fp8Config; transformers' FineGrainedFP8Config and FbgemmFp8Linear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,44 +23,50 @@ from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.module_patterns import PATTERN_KEYS
 from jaxis.quantization.published import PublishedFormat
 
-_ONE_FLOAT = TensorSpec(
-    (), tuple(np.dtype(dtype) for dtype in (np.float32, np.float16, ml_dtypes.bfloat16)), other_shapes=((1,),)
-)
+_SCALE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float32, np.float16, ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True)
 class Fp8TensorFormat:
-    """`weight` and its scale.
-
-    Attributes:
-      has_input_scale: Whether the file has an `input_scale`.
-    """
-
-    has_input_scale: bool = False
+    """`weight` and its scale, or those of its rows."""
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
-        specs = {"weight": TensorSpec(shape, (np.dtype(ml_dtypes.float8_e4m3fn),)), "weight_scale": _ONE_FLOAT}
-        return specs | {"input_scale": _ONE_FLOAT} if self.has_input_scale else specs
+        rows = shape[0]
+        return {
+            "weight": TensorSpec(shape, (np.dtype(ml_dtypes.float8_e4m3fn),)),
+            "weight_scale": TensorSpec((), _SCALE_DTYPES, other_shapes=((1,), (1, 1), (rows,), (rows, 1))),
+        }
 
     def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> BlockScaledWeight:
-        rows, columns = shape
-        weight = BlockScaledWeight(tensors["weight"], tensors["weight_scale"].reshape(1, 1), (rows, columns))
+        scale = tensors["weight_scale"].reshape(-1, 1)
+        rows = 1 if len(scale) == shape[0] else shape[0]
+        weight = BlockScaledWeight(tensors["weight"], scale, (rows, shape[1]))
         check_finite(weight)
         return weight
 
 
-def _read(config: Mapping[str, Any]) -> Fp8TensorFormat:
-    return Fp8TensorFormat(has_input_scale=config.get("activation_scheme") == "static")
-
-
 FP8_TENSOR = PublishedFormat(
-    read=_read,
+    read=lambda _: Fp8TensorFormat(),
     layers=(JaxLinear, JaxExperts),
     keys={
         **dict.fromkeys(("quant_method", *PATTERN_KEYS)),
         "activation_scheme": ("dynamic", "static"),
         "weight_block_size": (None,),
         "fmt": ("e4m3", None),
+        "modules_to_convert": (None, []),
+        "dequantize": (False,),
+        # Of a quantized KV cache, whose scales are not used.
+        **dict.fromkeys(("kv_cache_scheme", "kv_cache_quant_targets", "kv_cache_quant_layers")),
     },
     is_meant=lambda config: config.get("weight_block_size") is None,
+    # transformers' and Mistral's names.
+    renames={"weight_scale_inv": "weight_scale", "qscale_weight": "weight_scale"},
 )
+
+FBGEMM_FP8 = PublishedFormat(
+    read=lambda _: Fp8TensorFormat(),
+    layers=(JaxLinear, JaxExperts),
+    # An upper bound of activations' scales, for engines that quantize them.
+    keys=dict.fromkeys(("quant_method", "modules_to_not_convert", "activation_scale_ub")),
+)
+"""Meta's: a scale for each row; of Llama 4's experts, transposed stacks with scales [X, 1, out] or [X, out, 1]."""

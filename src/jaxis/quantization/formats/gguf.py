@@ -130,7 +130,17 @@ def read_blocks(
         arrays = _in_chunks(layout.take_apart, blocks)
         if tensor_scale is not None:
             arrays["super_scale"] = np.full((shape[0], 1), tensor_scale, np.float32)
-        weight = CodedWeight(**arrays, bits=layout.bits, offset=layout.offset, levels=layout.levels)
+        weight = CodedWeight(
+            arrays["codes"],
+            arrays["scale"],
+            high=arrays.get("high"),
+            minimum=arrays.get("minimum"),
+            super_scale=arrays.get("super_scale"),
+            super_minimum=arrays.get("super_minimum"),
+            bits=layout.bits,
+            offset=layout.offset,
+            levels=layout.levels,
+        )
     for name in ("scale", "minimum", "super_scale", "super_minimum"):
         array = arrays.get(name)
         if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -1,0 +1,66 @@
+"""Checkpoints whose tensors tell, by their names and headers, how each module is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxis.errors import ConfigError
+from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
+from jaxis.layers.weight_format import WeightFormat, WeightSlot
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
+from jaxis.quantization.module_patterns import WHERE
+from jaxis.quantization.wrappers import DequantizingConfig
+
+FormatOf = Callable[[str, tuple[int, ...]], WeightFormat | None]
+"""(Module's name in the file, (out, in) of its weight) -> how the file stores it; None if it is not quantized."""
+
+
+@dataclass(frozen=True)
+class FormatsByTensors:
+    """The format of each module, found by its tensors. A QuantizationConfig.
+
+    Attributes:
+      format_of: Finds the format of a linear layer, an embedding table, one expert's projection, or a projection of all
+        experts.
+    """
+
+    format_of: FormatOf
+
+    @property
+    def unquantized(self) -> DequantizingConfig:
+        """See `KeepsFloats`: what must not be quantized is dequantized if the file has it so."""
+        return DequantizingConfig(self)
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
+        """See `QuantizationConfig`."""
+        formats: dict[str, WeightFormat] = {}
+        for slot in layer.weight_slots:
+            try:
+                weight_format = self._format_of_slot(layer, slot, prefix)
+                if weight_format is not None:
+                    weight_format.tensors(slot.shape)
+                    formats[slot.name] = weight_format
+            except ValueError as error:
+                raise ConfigError(f"{WHERE}: {prefix} {error}") from None
+        return WeightMethod(formats=formats) if formats else None
+
+    def check_all_used(self) -> None:
+        """See `QuantizationConfig`; tensors of modules that the model does not have are found when they are loaded."""
+
+    def _format_of_slot(self, layer: WeightedLayer, slot: WeightSlot, prefix: str) -> WeightFormat | None:
+        """Raises ValueError if the experts of a layer are not all stored in the same way."""
+        if not isinstance(layer, JaxExperts):
+            return self.format_of(prefix, slot.shape)
+        of_all = self.format_of(f"{prefix}.{slot.name}", slot.shape)
+        if of_all is not None:
+            return of_all
+        first, *others = [self._format_of_expert(f"{prefix}.{expert}", slot) for expert in range(layer.num_experts)]
+        for expert, other in enumerate(others, 1):
+            if other != first:
+                raise ValueError(f"stores {slot.name} of expert {expert} differently from that of expert 0")
+        return first
+
+    def _format_of_expert(self, expert: str, slot: WeightSlot) -> WeightFormat | None:
+        formats = (self.format_of(f"{expert}.{name}", slot.shape) for name in PROJECTION_NAMES[slot.name])
+        return next((found for found in formats if found is not None), None)

@@ -1,0 +1,96 @@
+"""Integers of 2, 3, 4 or 8 bits in groups of columns, as weights in memory: those of GPTQ and AWQ checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.quantized_matmul.coded import LOW_BITS
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight
+from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
+
+BITS = (2, 3, 4, 8)
+SCALE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32))
+_MIN_GROUP_SIZE = 8
+
+
+def group_sizes(columns: int, group_size: int | None) -> list[int]:
+    """The columns in each group of `group_size` (None: all of them); the last may be smaller."""
+    if group_size is None:
+        return [columns]
+    return [min(group_size, columns - first) for first in range(0, columns, group_size)]
+
+
+def check_columns(columns: int) -> None:
+    """Raises ValueError if a row does not consist of whole bytes, whatever the bits of a number."""
+    if columns % 8:
+        raise ValueError(f"has {columns} features, which is not a multiple of 8")
+
+
+def in_equal_groups(
+    sizes: list[int], scale: np.ndarray, zero_point: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Splits groups of columns of these sizes until all are equally large, by repeating what each of them has.
+
+    Args:
+      sizes: Columns in each group; 0 for a group that is not used.
+      scale: [out, groups].
+      zero_point: The same; None stays None.
+
+    Returns:
+      Both as [out, equal groups].
+
+    Raises:
+      ValueError: Equal groups would be too small.
+    """
+    size = math.gcd(*sizes)
+    if size < _MIN_GROUP_SIZE:
+        raise ValueError(f"whose groups have from {min(sizes)} to {max(sizes)} columns, which is not supported")
+    repeats = np.asarray(sizes) // size
+    if np.all(repeats == 1):
+        return scale, zero_point
+    return np.repeat(scale, repeats, axis=1), None if zero_point is None else np.repeat(zero_point, repeats, axis=1)
+
+
+def planes_of(words: np.ndarray, bits: int, columns: int, order: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Words of numbers along the columns -> the arrays `codes` and `high` of a CodedWeight.
+
+    Args:
+      words: int32 [out, num_words(columns, bits)].
+      bits: Bits of a number.
+      columns: How many numbers a row has; a multiple of 8.
+      order: The columns in their new order; None leaves them as they are.
+    """
+    if order is None and bits == LOW_BITS[bits]:
+        return {"codes": np.ascontiguousarray(words).view(np.uint8)[:, : columns * bits // 8]}
+    numbers = unpack_numbers(words, bits, columns)
+    return code_planes(numbers if order is None else numbers[:, order], bits)
+
+
+def weight_of(
+    planes: Mapping[str, np.ndarray], bits: int, scale: np.ndarray, zero_point: np.ndarray | None
+) -> QuantizedWeight | CodedWeight:
+    """The weight `scale * (number - zero_point)`.
+
+    Args:
+      planes: The numbers, as `planes_of` returns them.
+      bits: Bits of a number.
+      scale: [out, groups]; every group has as many columns.
+      zero_point: uint8 [out, groups]; None means 2 ** (bits - 1).
+
+    Raises:
+      ValueError: A scale is not finite.
+    """
+    if not np.isfinite(scale.astype(np.float32)).all():
+        raise ValueError("whose scales are not all finite")
+    # Products with one group a row multiply by its scale at the end, in float32.
+    scale = scale.astype(np.float32) if scale.shape[1] == 1 else scale
+    if bits == 4:
+        return QuantizedWeight(planes["codes"], scale, zero_point)
+    if bits == 8 and zero_point is None:
+        return QuantizedWeight((planes["codes"] ^ np.uint8(0x80)).view(np.int8), scale)
+    offset = 1 << (bits - 1) if zero_point is None else 0
+    return CodedWeight(planes["codes"], scale, planes.get("high"), zero_point, bits=bits, offset=offset)

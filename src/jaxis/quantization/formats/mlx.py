@@ -1,0 +1,100 @@
+"""MLX's quantized weights, as mlx-community publishes them: integers with a scale and a bias for each group, or floats.
+
+`weight` uint32 [out, in * bits / 32] has the elements of a row without gaps, the earliest in the lowest bits. Modes:
+"affine" elements are `scales * q + biases`, with both [out, groups]; those of "mxfp4" and "nvfp4" are e2m1, of "mxfp8"
+e4m3, times `scales` uint8 [out, groups], which are the bits of e8m0 (mx) or e4m3 (nv).
+Source: MLX's `mlx.core.quantize` and `dequantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from jaxis.kernels.quantized_matmul.coded import LOW_BITS
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
+from jaxis.layers.weight_format import TensorSpec
+from jaxis.quantization.formats.finite import check_finite
+from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
+
+AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+AFFINE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32))
+E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# Mode of floats -> bits of an element, elements in a group, and what the scales are.
+FLOAT_MODES = {
+    "mxfp4": (4, 32, np.dtype(ml_dtypes.float8_e8m0fnu)),
+    "mxfp8": (8, 32, np.dtype(ml_dtypes.float8_e8m0fnu)),
+    "nvfp4": (4, 16, np.dtype(ml_dtypes.float8_e4m3fn)),
+}
+
+
+@dataclass(frozen=True)
+class MlxAffineFormat:
+    """`weight`, `scales` and `biases`.
+
+    Attributes:
+      bits: Bits of an element.
+      group_size: Elements that share a scale and a bias.
+    """
+
+    bits: int
+    group_size: int
+
+    def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        groups = TensorSpec((shape[0], _num_groups(shape, self.group_size)), AFFINE_DTYPES)
+        return {"weight": _words(shape, self.bits), "scales": groups, "biases": groups}
+
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> CodedWeight:
+        words, scales, biases = tensors["weight"], tensors["scales"], tensors["biases"]
+        if not all(np.isfinite(array.astype(np.float32)).all() for array in (scales, biases)):
+            raise ValueError("whose scales or biases are not all finite")
+        if self.bits == LOW_BITS[self.bits]:
+            return CodedWeight(_bytes_of(words), scales, minimum=biases, bits=self.bits)
+        planes = code_planes(unpack_numbers(words, self.bits, shape[1]), self.bits)
+        return CodedWeight(planes["codes"], scales, planes["high"], minimum=biases, bits=self.bits)
+
+
+@dataclass(frozen=True)
+class MlxFloatFormat:
+    """`weight` and `scales`.
+
+    Attributes:
+      mode: A key of FLOAT_MODES.
+    """
+
+    mode: str
+
+    def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
+        bits, group_size, _ = FLOAT_MODES[self.mode]
+        groups = (shape[0], _num_groups(shape, group_size))
+        return {"weight": _words(shape, bits), "scales": TensorSpec(groups, (np.dtype(np.uint8),))}
+
+    def assemble(self, tensors: Mapping[str, np.ndarray], _shape: tuple[int, ...]) -> BlockScaledWeight | CodedWeight:
+        bits, group_size, scale_dtype = FLOAT_MODES[self.mode]
+        elements, scale = _bytes_of(tensors["weight"]), tensors["scales"].view(scale_dtype)
+        if self.mode == "nvfp4":
+            if not np.isfinite(scale.astype(np.float32)).all():
+                raise ValueError("whose scales are not all finite")
+            return CodedWeight(elements, scale, levels=E2M1_LEVELS)
+        value = elements if bits == 4 else elements.view(ml_dtypes.float8_e4m3fn)
+        weight = BlockScaledWeight(value, scale, (1, group_size))
+        check_finite(weight)
+        return weight
+
+
+def _num_groups(shape: tuple[int, ...], group_size: int) -> int:
+    if shape[1] % group_size:
+        raise ValueError(f"has {shape[1]} features, which groups of {group_size} do not divide")
+    return shape[1] // group_size
+
+
+def _words(shape: tuple[int, ...], bits: int) -> TensorSpec:
+    return TensorSpec((shape[0], shape[1] * bits // 32), (np.dtype(np.uint32),))
+
+
+def _bytes_of(words: np.ndarray) -> np.ndarray:
+    """uint32 [out, n] -> uint8 [out, 4 n], the lowest byte of a word first."""
+    return np.ascontiguousarray(words.astype("<u4", copy=False)).view(np.uint8)

@@ -1,0 +1,86 @@
+"""Checkpoints quantized by MLX.
+
+config.json has an object `quantization` of `group_size`, `bits` and `mode`, and exceptions for single modules. All of
+it can be seen in the tensors: a module is quantized if it has `scales`, and shapes and types tell the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.layers.weight_format import WeightFormat
+from jaxis.loading.safetensors import TensorInfo
+from jaxis.quantization.by_tensors import FormatsByTensors
+from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
+
+KEY = "quantization"
+"""Key of config.json; newer files repeat the object as `quantization_config`."""
+_WORD_BITS = 32
+
+
+def is_mlx(config: Mapping[str, Any]) -> bool:
+    """Whether an object of config.json is MLX's."""
+    return "quant_method" not in config and "bits" in config and "group_size" in config
+
+
+def mlx_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> FormatsByTensors:
+    """How to load a checkpoint that MLX quantized.
+
+    Args:
+      config: The object in config.json.
+      tensors: Headers of the checkpoint's tensors; None means that config.json must tell.
+
+    Raises:
+      ConfigError: The mode or the number of bits is unknown; or, for a module, its tensors do not belong together.
+    """
+    if tensors is None:
+        return FormatsByTensors(lambda module, shape: _format_of_config(config.get(module, config), shape))
+    _format_of_config(config, (1, 0))
+    return FormatsByTensors(lambda module, shape: _format_of(module, shape, tensors))
+
+
+def _format_of_config(settings: Any, shape: tuple[int, ...]) -> WeightFormat | None:
+    """The format that these settings give a weight of this shape, which must consist of whole groups."""
+    if not isinstance(settings, Mapping):
+        return None
+    bits, group_size, mode = settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine")
+    if mode in FLOAT_MODES:
+        return MlxFloatFormat(mode) if shape[1] % FLOAT_MODES[mode][1] == 0 else None
+    if mode != "affine":
+        known = ", ".join(("affine", *FLOAT_MODES))
+        raise ConfigError(f"{KEY} in config.json: mode={mode!r} is not supported; known: {known}")
+    if bits not in AFFINE_BITS or type(group_size) is not int or group_size < 1:
+        raise ConfigError(f"{KEY} in config.json: bits={bits!r} with group_size={group_size!r} is not supported")
+    return MlxAffineFormat(bits, group_size) if shape[1] % group_size == 0 else None
+
+
+def _format_of(module: str, shape: tuple[int, ...], tensors: Mapping[str, TensorInfo]) -> WeightFormat | None:
+    """Raises ValueError if the module's tensors are of no known format."""
+    weight, scales = tensors.get(f"{module}.weight"), tensors.get(f"{module}.scales")
+    if scales is None or weight is None:
+        return None
+    if f"{module}.global_scale" in tensors:
+        raise ValueError("has a global_scale, which is not supported: use a checkpoint quantized without it")
+    bits, group_size = _sizes(shape[1], weight, scales)
+    if f"{module}.biases" in tensors:
+        if bits in AFFINE_BITS and group_size:
+            return MlxAffineFormat(bits, group_size)
+    elif scales.dtype == np.uint8:
+        for mode, (bits_of_mode, group_size_of_mode, _) in FLOAT_MODES.items():
+            if (bits, group_size) == (bits_of_mode, group_size_of_mode):
+                return MlxFloatFormat(mode)
+    raise ValueError(
+        f"has {shape[1]} features, which weight {list(weight.shape)} with {scales.dtype} scales {list(scales.shape)} "
+        "do not match in any of MLX's formats"
+    )
+
+
+def _sizes(columns: int, weight: TensorInfo, scales: TensorInfo) -> tuple[int, int]:
+    """(Bits of an element, elements of a group); 0 if the shapes do not say."""
+    words, groups = (tensor.shape[-1] if tensor.shape else 0 for tensor in (weight, scales))
+    bits = words * _WORD_BITS // columns if words * _WORD_BITS % columns == 0 else 0
+    return bits, columns // groups if groups and columns % groups == 0 else 0

@@ -1,0 +1,52 @@
+"""Names of a quantized checkpoint's tensors: those that some publishers give them, and those that nothing here uses."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+_logger = logging.getLogger(__name__)
+
+_OF_ACTIVATIONS = re.compile(
+    r"(.*_)?(input|output|activation)_((global_)?scale|zero_point)|(.*_)?input_scale_ub|qscale_act"
+)
+_OF_KV_CACHE = re.compile(r"[qkv]_(scale|zero_point)|kv_scale|prob_(output_)?scale")
+_OF_STACK = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)_(scale|scale_inv)")
+
+
+class TensorNames:
+    """Translates names. Says once of each kind of tensor that it is not used.
+
+    Args:
+      renames: Last part of a name in the file -> what layers call it.
+    """
+
+    def __init__(self, renames: Mapping[str, str] | None = None) -> None:
+        self._renames = dict(renames or {})
+        self._said: set[str] = set()
+
+    def translated(self, name: str) -> str | None:
+        """A tensor's name in the file -> the one by which a layer takes it; None if it is not used."""
+        module, dot, last = name.rpartition(".")
+        if _OF_ACTIVATIONS.fullmatch(last) or _OF_KV_CACHE.fullmatch(last):
+            return None
+        if match := _OF_STACK.fullmatch(last):
+            return f"{module}{dot}{match[1]}_{self._renames.get(f'weight_{match[2]}', f'weight_{match[2]}')}"
+        return f"{module}{dot}{self._renames.get(last, last)}"
+
+    def say_if_unused(self, name: str) -> None:
+        """Logs that tensors like this one are not used, if they are not and it is the first."""
+        module, _, last = name.rpartition(".")
+        if _OF_KV_CACHE.fullmatch(last) or (last.startswith("output_") and module.endswith(("k_proj", "v_proj"))):
+            self._say("the checkpoint's scales of a quantized KV cache are not used: the cache has its own type")
+        elif _OF_ACTIVATIONS.fullmatch(last):
+            self._say(
+                "the checkpoint's fixed scales of activations are not used: activations are quantized dynamically or "
+                "not at all, which is more accurate"
+            )
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _logger.warning(message)

@@ -1,0 +1,60 @@
+"""AWQ's tensors, packed by AutoAWQ's own steps, and the weights that they are in memory."""
+
+import numpy as np
+import pytest
+
+from jaxis.kernels.weights import QuantizedWeight, dequantize
+from jaxis.quantization.formats.awq import AwqGemmFormat, AwqGemvFormat
+from tests.support.packed_integers import awq_gemm_tensors, awq_gemv_tensors, quantize
+
+N, K = 64, 192
+WEIGHT = np.random.default_rng(0).standard_normal((N, K)).astype(np.float32)
+
+
+def assemble(weight_format, tensors):
+    specs = weight_format.tensors((N, K))
+    assert tensors.keys() == specs.keys()
+    for name, spec in specs.items():
+        assert spec.fits(tensors[name].shape), name
+        assert tensors[name].dtype in spec.dtypes
+    return weight_format.assemble(tensors, (N, K))
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+@pytest.mark.parametrize("version", ["gemm", "gemv"])
+def test_a_weight_is_the_one_that_was_packed(version, group_size):
+    integers = quantize(WEIGHT, 4, group_size, symmetric=False)
+    group = None if group_size == -1 else group_size
+    if version == "gemm":
+        weight = assemble(AwqGemmFormat(group), awq_gemm_tensors(integers))
+    else:
+        tensors = awq_gemv_tensors(integers)
+        weight = assemble(AwqGemvFormat(group, tensors["qzeros"].shape[1]), tensors)
+    assert isinstance(weight, QuantizedWeight)
+    np.testing.assert_array_equal(dequantize(weight), integers.wide)
+
+
+def test_without_zero_points_they_are_8():
+    integers = quantize(WEIGHT, 4, 64)
+    tensors = awq_gemm_tensors(integers)
+    assert np.all(integers.zeros == 8)
+    del tensors["qzeros"]
+    weight = assemble(AwqGemmFormat(64, has_zeros=False), tensors)
+    assert weight.zero_point is None
+    np.testing.assert_array_equal(dequantize(weight), integers.wide)
+
+
+def test_the_order_of_outputs_in_a_word():
+    # A word whose lowest number is 0, the next 1, ..., the highest 7.
+    tensors = {
+        "qweight": np.full((8, 1), 0x76543210, np.int32),
+        "qzeros": np.zeros((1, 1), np.int32),
+        "scales": np.ones((1, 8), np.float16),
+    }
+    weight = AwqGemmFormat(None).assemble(tensors, (8, 8))
+    np.testing.assert_array_equal(dequantize(weight)[:, 0], [0, 4, 1, 5, 2, 6, 3, 7])
+
+
+def test_too_few_zero_points_are_refused():
+    with pytest.raises(ValueError, match="has 0 words of zero points for a row of 3 groups"):
+        AwqGemvFormat(64, 0).tensors((N, K))
