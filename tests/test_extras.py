@@ -95,5 +95,5 @@ def test_every_distribution_of_an_extra_is_looked_for():
         assert wanted - {"uvloop", "pydantic"} <= found, extra
 
 
-def test_all_is_the_three_extras():
+def test_all_is_every_extra_of_the_list():
     assert PROJECT["optional-dependencies"]["all"] == [f"jaxis[{','.join(EXTRAS)}]"]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 
 from jaxis import LLM, SamplingParams
@@ -13,10 +14,20 @@ from tests.support.parity import FAMILIES
 LLAMA = next(family for family in FAMILIES if family.name == "Llama 3")
 
 
+def add_tokenizer(writer):
+    tokens = [chr(33 + i) if i < 94 else f"<{i}>" for i in range(130)] + ["ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * 131)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(Path(parity.checkpoint_folder(LLAMA)), path, split_max_tensors=12)
+    write_gguf(Path(parity.checkpoint_folder(LLAMA)), path, split_max_tensors=12, more=add_tokenizer)
     return path.with_name("tiny-00002-of-00002.gguf")
 
 

@@ -55,6 +55,7 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     separate_latent_heads: bool = True,
     split_max_tensors: int = 0,
+    more: Callable[[gguf.GGUFWriter], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Writes a GGUF file of float32, or of what `quantize` makes of a tensor.
 
@@ -65,6 +66,7 @@ def write_gguf(
       keys: Further integer keys, or those to leave out (None), below the architecture.
       separate_latent_heads: Whether latent attention has `attn_k_b` and `attn_v_b`, as newer files have.
       split_max_tensors: Tensors of a shard; 0 writes one file.
+      more: Adds other keys.
 
     Returns:
       The keys below the architecture.
@@ -76,6 +78,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     for key, value in values.items():
         _add(writer, f"{architecture}.{key}", value)
+    more(writer)
     tensors = _tensors(config, architecture, load_file(folder / "model.safetensors"), separate_latent_heads)
     for name, tensor in tensors.items():
         tensor = np.ascontiguousarray(tensor.astype(np.float32))

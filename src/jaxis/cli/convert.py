@@ -1,4 +1,4 @@
-"""`jaxis convert`: between Hugging Face's checkpoint format and Orbax's."""
+"""`jaxis convert`: between Hugging Face's checkpoint format, Orbax's and GGUF."""
 
 from __future__ import annotations
 
@@ -17,14 +17,36 @@ class Format(StrEnum):
 
     orbax = "orbax"
     hf = "hf"
+    gguf = "gguf"
+
+
+class OutType(StrEnum):
+    """Types of the weights in a GGUF file."""
+
+    auto = "auto"
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+    q8_0 = "q8_0"
+
+
+class DType(StrEnum):
+    """Types of the weights of a GGUF model in safetensors files."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Folder or Hub id of the checkpoint.", show_default=False)
+        str, typer.Argument(metavar="SOURCE", help="Folder, GGUF file or Hub id of the checkpoint.", show_default=False)
     ],
-    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="Folder to make.", show_default=False)],
-    to: Annotated[Format, typer.Option(help="Format to write: Orbax, or Hugging Face (safetensors).")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DESTINATION", help="Folder or GGUF file to make.", show_default=False)
+    ],
+    to: Annotated[Format, typer.Option(help="Format to write: Orbax, Hugging Face (safetensors) or GGUF.")],
     scanned: Annotated[
         bool | None,
         typer.Option(
@@ -34,38 +56,63 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    outtype: Annotated[
+        OutType | None,
+        typer.Option(
+            help="With --to gguf: type of the weights; auto (default) keeps that of the checkpoint.", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        DType | None,
+        typer.Option(
+            help="With --to hf, of a GGUF file: type of the weights; auto (default) loses nothing.", show_default=False
+        ),
+    ] = None,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Convert a checkpoint, every tensor bit for bit.
+    """Convert a checkpoint between formats.
 
-    An interrupted conversion goes on where it stopped when it is run again.
-    jaxis runs checkpoints of all three kinds as they are.
+    Between Hugging Face's and Orbax's every tensor is the same bit for bit.
+    An interrupted conversion to either goes on where it stopped when it is run again.
+    jaxis runs checkpoints of all formats as they are.
 
     \b
     [bold]Examples[/bold]
       jaxis convert Qwen/Qwen3-0.6B ./qwen3-orbax --to orbax
       jaxis convert ./Qwen3-0.6B ./qwen3-train --to orbax --scanned
       jaxis convert ./qwen3-train ./qwen3-tuned --to hf
+      jaxis convert ./qwen3-tuned ./qwen3-tuned.gguf --to gguf --outtype q8_0
+      jaxis convert ./gemma-3.gguf ./gemma-3 --to hf
     """
-    if scanned is not None and to is Format.hf:
-        raise typer.BadParameter(
-            "is for --to orbax: safetensors files always hold each tensor by itself", param_hint="--scanned"
-        )
+    if scanned is not None and to is not Format.orbax:
+        raise typer.BadParameter("is for --to orbax: other formats hold each tensor by itself", param_hint="--scanned")
+    if outtype is not None and to is not Format.gguf:
+        raise typer.BadParameter("is for --to gguf", param_hint="--outtype")
+    if dtype is not None and to is not Format.hf:
+        raise typer.BadParameter("is for --to hf, of a GGUF file", param_hint="--dtype")
     with report_errors(debug=debug):
-        from jaxis.bringup.convert.convert import convert_checkpoint
         from jaxis.host.progress import ProgressDisplay
+        from jaxis.loading.gguf.shards import gguf_file
         from jaxis.loading.hub import resolve_model
 
+        path = resolve_model(source, revision=revision)
         with ProgressDisplay().working(f"Converting {source}") as on_progress:
-            done = convert_checkpoint(
-                resolve_model(source, revision=revision),
-                destination,
-                to.value,
-                scanned=bool(scanned),
-                on_progress=on_progress,
-            )
+            if to is Format.gguf:
+                from jaxis.bringup.convert.to_gguf import convert_to_gguf
+
+                done = convert_to_gguf(path, destination, outtype or "auto", on_note=note, on_progress=on_progress)
+            elif to is Format.hf and gguf_file(path) is not None:
+                from jaxis.bringup.convert.from_gguf import convert_from_gguf
+
+                done = convert_from_gguf(path, destination, dtype or "auto", on_note=note, on_progress=on_progress)
+            else:
+                if dtype is not None:
+                    raise typer.BadParameter("is for GGUF files", param_hint="--dtype")
+                from jaxis.bringup.convert.convert import convert_checkpoint
+
+                done = convert_checkpoint(path, destination, to.value, scanned=bool(scanned), on_progress=on_progress)
         resumed = f", {done.resumed_bytes / 1e6:.1f} MB of them by an earlier run" if done.resumed_bytes else ""
         note(f"{destination}: {done.num_tensors} tensors, {done.total_bytes / 1e6:.1f} MB{resumed}")

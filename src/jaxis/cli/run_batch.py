@@ -24,11 +24,7 @@ def run_batch(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Folder, file or Hub id (default: the embedded model).",
-            show_default=False,
+            "--model", "-m", metavar="MODEL", help="Folder or Hub id (default: the embedded model).", show_default=False
         ),
     ] = None,
     served_model_name: Annotated[

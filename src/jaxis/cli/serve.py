@@ -31,9 +31,7 @@ _KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="Folder, file or Hub id (default: the embedded model).", show_default=False
-        ),
+        typer.Argument(metavar="MODEL", help="Folder, file or Hub id (default: embedded model).", show_default=False),
     ] = None,
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008

@@ -11,6 +11,7 @@ EXTRAS = {
     "server": ("aiohttp", "fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn"),
     "orbax": ("orbax.checkpoint", "tensorstore"),
     "chat": ("prompt_toolkit",),
+    "gguf": ("gguf",),
 }
 
 

@@ -44,7 +44,7 @@ def activation_function(name: str) -> Callable[[jax.Array], jax.Array]:
     Raises:
       ConfigError: The activation is unknown.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(f"hidden_act={name!r} in config.json is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 

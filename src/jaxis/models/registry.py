@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxis.config.architecture import architectures_of, check_model_type
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.sizes import check_sizes
 from jaxis.errors import ConfigError
 
 ENTRY_POINT_GROUP = "jaxis.models"
@@ -77,11 +78,13 @@ def model_class_of(hf_config: HFConfig) -> type[Any]:
     """The class for config.json's `architectures`; see `get_model_class`.
 
     Raises:
-      ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's.
+      ConfigError: As there; also, the model is a built-in one, and config.json's `model_type` is another's, or one of
+        its sizes cannot be one.
     """
     architecture, model = _find(architectures_of(hf_config))
     if model == _BUILT_IN.get(architecture):
         check_model_type(hf_config, architecture)
+        check_sizes(hf_config)
     return _import_class(architecture, model)
 
 

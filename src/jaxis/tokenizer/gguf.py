@@ -27,7 +27,7 @@ from jaxis.tokenizer.sequence_ends import add_sequence_ends
 from jaxis.tokenizer.vocabulary import distinct_texts
 
 _INSTEAD = "use a file made with a newer llama.cpp, or the model's safetensors"
-_SPECIAL_TOKEN_KEYS = {
+SPECIAL_TOKEN_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -39,7 +39,7 @@ _SPECIAL_TOKEN_KEYS = {
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 _END_OF_TURN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # The end-of-sequence token of a chat model's file is often its base model's; these end an answer wherever they exist.
-_END_OF_TURN_TOKENS = frozenset(
+END_OF_TURN_TOKENS = frozenset(
     {
         "<|im_end|>",
         "<|eot_id|>",
@@ -165,7 +165,7 @@ def _pieces(values: _Values) -> list[Piece]:
 def _special_token_ids(values: _Values, num_tokens: int, model: str) -> dict[str, int]:
     """Key -> id, of the tokens that have a role."""
     ids = {}
-    for name in dict.fromkeys([*_SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
+    for name in dict.fromkeys([*SPECIAL_TOKEN_KEYS.values(), *_END_OF_TURN_KEYS]):
         token_id = values.get(name, int)
         if token_id is None and model == "llama":
             token_id = _SENTENCEPIECE_IDS.get(name)
@@ -255,7 +255,7 @@ def _add_ends(backend: tokenizers.Tokenizer, values: _Values, ids: dict[str, int
 def _config(values: _Values, pieces: list[Piece], ids: dict[str, int]) -> TokenizerConfig:
     special_tokens = {
         name: AddedToken(pieces[ids[key]].text, special=True, normalized=False)
-        for name, key in _SPECIAL_TOKEN_KEYS.items()
+        for name, key in SPECIAL_TOKEN_KEYS.items()
         if key in ids and _has_role(name, pieces[ids[key]])
     }
     return TokenizerConfig(
@@ -272,7 +272,7 @@ def _has_role(name: str, piece: Piece) -> bool:
 
 def _stop_token_ids(pieces: list[Piece], ids: dict[str, int]) -> frozenset[int]:
     control = {piece.text: i for i, piece in enumerate(pieces) if piece.type == PieceType.CONTROL}
-    by_text = {control[text] for text in _END_OF_TURN_TOKENS & set(control)}
+    by_text = {control[text] for text in END_OF_TURN_TOKENS & set(control)}
     if set(control) >= _HARMONY_TOKENS:
         by_text.discard(control["<|end|>"])
     return frozenset(by_text | {ids[key] for key in _END_OF_TURN_KEYS if key in ids})

@@ -213,7 +213,8 @@ def test_a_required_key_that_is_missing_is_a_reason(tmp_path):
     [
         (lambda folder: folder / "nowhere", "there is no"),
         (lambda folder: folder, "has no config.json"),
-        (lambda folder: (folder / "model.gguf", (folder / "model.gguf").touch())[0], "is not a config.json"),
+        (lambda folder: (folder / "model.gguf", (folder / "model.gguf").touch())[0], "is not a GGUF file"),
+        (lambda folder: (folder / "model.txt", (folder / "model.txt").touch())[0], "is not a config.json"),
     ],
 )
 def test_what_is_no_model_is_one_error(tmp_path, make, message):

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxis import LLM, SamplingParams
-from jaxis.bringup.convert import convert, orbax_writer
+from jaxis.bringup.convert import convert, orbax_writer, partial_folder
 from jaxis.bringup.convert.convert import convert_checkpoint
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.loading.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ def assert_same_tensors(a: Path, b: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
     """Layers of two kinds with experts, in every type that published checkpoints have; of no family."""
-    monkeypatch.setattr(convert, "_check_complete", lambda *_: None)
+    monkeypatch.setattr(convert, "check_complete", lambda *_: None)
     rng = np.random.default_rng(0)
     tensors = {"head": rng.normal(size=(7, 5)).astype(np.float32), "scalar": np.float32(3).reshape(())}
     for i in range(12):
@@ -132,7 +132,7 @@ def test_an_interrupted_conversion_goes_on_where_it_stopped(folder: Path, tmp_pa
 
         return recording
 
-    owner = orbax_writer.OrbaxWriter if to == "orbax" else convert.SafetensorsWriter
+    owner = orbax_writer.OrbaxWriter if to == "orbax" else partial_folder.SafetensorsWriter
     original = owner.write
     options = {"to": to, "max_shard_bytes": 300}
     for stop_after in (5, 17):

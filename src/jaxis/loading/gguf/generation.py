@@ -11,7 +11,7 @@ from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.gguf.shards import find_shards
 
 # Key in the file -> key in generation_config.json, and its type.
-_SETTINGS = {
+SETTINGS = {
     "general.sampling.temp": ("temperature", float),
     "general.sampling.top_k": ("top_k", int),
     "general.sampling.top_p": ("top_p", float),
@@ -27,6 +27,6 @@ def gguf_generation_defaults(path: Path) -> dict[str, Any]:
       CheckpointError: The file cannot be read.
     """
     metadata = read_gguf_metadata(find_shards(path)[0])
-    found = {name: metadata[key] for key, (name, kind) in _SETTINGS.items() if type(metadata.get(key)) is kind}
+    found = {name: metadata[key] for key, (name, kind) in SETTINGS.items() if type(metadata.get(key)) is kind}
     # The shortest number that is the same float32.
     return {name: float(str(np.float32(value))) if type(value) is float else value for name, value in found.items()}

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.loading.gguf.block_types import BlockType
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.model_files import GGUFModelFiles
-from jaxis.loading.gguf.names import NAMES, Part, Sizes, parts_of
+from jaxis.loading.gguf.names import NAMES, Sizes, StoredPart, parts_of
 from jaxis.loading.safetensors import TensorInfo
 
 QUANT_METHOD = "gguf"
@@ -32,6 +33,7 @@ class GGUFCheckpoint:
 
     Attributes:
       path: The first file.
+      architecture: The entry of `names.NAMES`.
       config: What a config.json would be.
       assumptions: What the config has although the file does not say it, one sentence each.
       total_bytes: Bytes of all tensors together.
@@ -50,6 +52,7 @@ class GGUFCheckpoint:
         except (CheckpointError, ConfigError):
             self._files.close()
             raise
+        self.architecture = config.architecture
         self.assumptions = config.assumptions
         self.config: dict[str, Any] = config.values
         if block_types := self._block_types():
@@ -70,6 +73,10 @@ class GGUFCheckpoint:
         view = self._view(stored, part)
         dtype = np.dtype(np.float32) if part.has_one_added else view.dtype
         return TensorInfo(dtype, view.shape, view.nbytes, self._files.tensors[stored].offset)
+
+    def block_type(self, name: str) -> BlockType:
+        """How a tensor's elements are stored. Raises CheckpointError if there is none of that name."""
+        return self._files.tensors[self._find(name)[0]].block_type
 
     def tensor(self, name: str) -> np.ndarray:
         """A tensor, as a read-only view of the mapped file if it is there as it is.
@@ -111,22 +118,22 @@ class GGUFCheckpoint:
         """A one-dimensional tensor that the config is made of; None if the file does not have it."""
         return self._files.file_of(stored).tensor(stored).copy() if stored in self._files.tensors else None
 
-    def _find(self, name: str) -> tuple[str, Part]:
+    def _find(self, name: str) -> tuple[str, StoredPart]:
         try:
             return self._parts[name]
         except KeyError:
             raise CheckpointError(f"{self.path} has no tensor {name!r} in its weights") from None
 
-    def _view(self, stored: str, part: Part) -> np.ndarray:
+    def _view(self, stored: str, part: StoredPart) -> np.ndarray:
         return self._files.file_of(stored).tensor(stored)[(*part.index, ...)]
 
     def _release(self, name: str) -> None:
         stored, part = self._parts[name]
         self._files.file_of(stored).release(self._view(stored, part))
 
-    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, tuple[str, Part]]:
+    def _find_parts(self, architecture: str, sizes: Sizes) -> dict[str, tuple[str, StoredPart]]:
         """Hugging Face name -> the tensor in the file, and what to do with it."""
-        found: dict[str, tuple[str, Part]] = {}
+        found: dict[str, tuple[str, StoredPart]] = {}
         for stored, tensor in self._files.tensors.items():
             try:
                 parts = parts_of(tensor, NAMES[architecture], sizes)

@@ -45,7 +45,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredPart:
     """A tensor of the Hugging Face checkpoint, made of one in the file.
 
     Attributes:
@@ -202,18 +202,18 @@ NAMES: Mapping[str, TensorNames] = {
 }
 
 
-def parts_of(tensor: GGUFTensor, names: TensorNames, sizes: Sizes) -> list[Part]:
+def parts_of(tensor: GGUFTensor, names: TensorNames, sizes: Sizes) -> list[StoredPart]:
     """The Hugging Face tensors that one of the file becomes; empty if it is none that the model's logits need.
 
     Raises:
       CheckpointError: The architecture has no such tensor.
     """
     top_level = {
-        "token_embd.weight": Part("model.embed_tokens.weight"),
-        "output_norm.weight": Part("model.norm.weight", has_one_added=names.adds_one_to_norms),
-        "output_norm.bias": Part("model.norm.bias"),
-        "output.weight": Part("lm_head.weight"),
-        "output.scale": Part("lm_head.scale"),
+        "token_embd.weight": StoredPart("model.embed_tokens.weight"),
+        "output_norm.weight": StoredPart("model.norm.weight", has_one_added=names.adds_one_to_norms),
+        "output_norm.bias": StoredPart("model.norm.bias"),
+        "output.weight": StoredPart("lm_head.weight"),
+        "output.scale": StoredPart("lm_head.scale"),
     }
     if tensor.name in top_level:
         return [top_level[tensor.name]]
@@ -231,7 +231,7 @@ def parts_of(tensor: GGUFTensor, names: TensorNames, sizes: Sizes) -> list[Part]
 
 def _parts_of_block(
     tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: TensorNames, sizes: Sizes
-) -> Iterator[Part]:
+) -> Iterator[StoredPart]:
     if experts := _OF_EXPERTS.fullmatch(base):
         if tensor.shape[:1] != (sizes.num_experts,):
             raise CheckpointError(
@@ -248,14 +248,14 @@ def _parts_of_block(
     name = prefix + (target[:-1] if target.endswith("=") else f"{target}.{suffix}")
     heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}.get(base, 0)
     permutes = names.permutes_rope and suffix != "scale"
-    yield Part(
+    yield StoredPart(
         name,
         rope_heads=heads if permutes else 0,
         has_one_added=names.adds_one_to_norms and base.endswith("_norm"),
     )
 
 
-def _parts_of_qkv(prefix: str, suffix: str, names: TensorNames, sizes: Sizes) -> Iterator[Part]:
+def _parts_of_qkv(prefix: str, suffix: str, names: TensorNames, sizes: Sizes) -> Iterator[StoredPart]:
     """The projections of queries, keys and values, which the file has one below the other."""
     first = 0
     for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):
@@ -263,23 +263,25 @@ def _parts_of_qkv(prefix: str, suffix: str, names: TensorNames, sizes: Sizes) ->
         first = rows.stop
         name = f"{prefix}self_attn.{each}_proj.{suffix}"
         if suffix == "scale":
-            yield Part(name)
+            yield StoredPart(name)
         else:
-            yield Part(name, (rows,), heads if names.permutes_rope and each != "v" else 0)
+            yield StoredPart(name, (rows,), heads if names.permutes_rope and each != "v" else 0)
 
 
 def _parts_of_experts(
     tensor: GGUFTensor, prefix: str, base: str, suffix: str, projections: tuple[str, str, str]
-) -> Iterator[Part]:
+) -> Iterator[StoredPart]:
     gate, up, down = projections
     for expert in range(tensor.shape[0]):
         if base != "gate_up":
             projection = {"gate": gate, "up": up, "down": down}[base]
-            yield Part(f"{prefix}.{expert}.{projection}.{suffix}", (expert,))
+            yield StoredPart(f"{prefix}.{expert}.{projection}.{suffix}", (expert,))
             continue
         half = tensor.shape[1] // 2 if len(tensor.shape) > 1 else 0
         for projection, rows in ((gate, slice(half)), (up, slice(half, 2 * half))):
-            yield Part(f"{prefix}.{expert}.{projection}.{suffix}", (expert,) if suffix == "scale" else (expert, rows))
+            yield StoredPart(
+                f"{prefix}.{expert}.{projection}.{suffix}", (expert,) if suffix == "scale" else (expert, rows)
+            )
 
 
 def _unknown(tensor: GGUFTensor) -> CheckpointError:

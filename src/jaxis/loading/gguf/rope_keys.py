@@ -85,7 +85,7 @@ def _scaling_of_freqs(divisors: np.ndarray, theta: float, context_length: int) -
     """
     factor = float(divisors.max())
     for low, high in _LLAMA3_FACTORS:
-        expected = _llama3_divisors(theta, 2 * len(divisors), factor, low, high)
+        expected = llama3_divisors(theta, 2 * len(divisors), factor, low, high, _LLAMA3_ORIGINAL_CONTEXT)
         if np.allclose(divisors, expected, rtol=1e-6, atol=0):
             return {
                 "rope_type": "llama3",
@@ -105,9 +105,11 @@ def _scaling_of_freqs(divisors: np.ndarray, theta: float, context_length: int) -
     }
 
 
-def _llama3_divisors(theta: float, rotary_dim: int, factor: float, low: float, high: float) -> np.ndarray:
+def llama3_divisors(
+    theta: float, rotary_dim: int, factor: float, low: float, high: float, original_context: int
+) -> np.ndarray:
     """What Llama 3's scaling divides each frequency by: float64 [rotary_dim / 2]."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotary_dim, 2) / rotary_dim)
-    rotations = _LLAMA3_ORIGINAL_CONTEXT / wavelengths
+    rotations = original_context / wavelengths
     smooth = np.clip((rotations - low) / (high - low), 0, 1) if high > low else (rotations > low).astype(np.float64)
     return 1 / ((1 - smooth) / factor + smooth)

@@ -1,0 +1,37 @@
+"""Experts that a Hugging Face checkpoint holds in one tensor for all, `[X, in, out]`, with gate and up joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GateUpOrder:
+    """How `gate_up_proj` joins the outputs of gate and up.
+
+    Attributes:
+      interleaved: They alternate, instead of all of gate's coming first.
+    """
+
+    interleaved: bool
+
+
+# By architecture, as llama.cpp names it; others have a tensor for each expert.
+GATE_UP_ORDERS: Mapping[str, GateUpOrder] = {"gpt-oss": GateUpOrder(True), "llama4": GateUpOrder(False)}
+
+
+def split_gate_up(stack: np.ndarray, *, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs, on the last axis, of gate and of up."""
+    if interleaved:
+        return stack[..., ::2], stack[..., 1::2]
+    half = stack.shape[-1] // 2
+    return stack[..., :half], stack[..., half:]
+
+
+def join_gate_up(gate: Sequence[np.ndarray], up: Sequence[np.ndarray], *, interleaved: bool) -> np.ndarray:
+    """The stack of each expert's gate and up, whose outputs are on the last axis."""
+    pairs = [np.stack(pair, -1 if interleaved else -2) for pair in zip(gate, up, strict=True)]
+    return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])

@@ -1,0 +1,256 @@
+"""Writes a checkpoint as a GGUF file, which llama.cpp runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxis.bringup.convert.completeness import check_complete
+from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFTensorHeader, GGUFValue
+from jaxis.bringup.convert.gguf_keys import WITH_BIASES, ModelKeys, model_keys
+from jaxis.bringup.convert.gguf_tensors import FileTensor, ModelSizes, gguf_tensors
+from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
+from jaxis.bringup.convert.partial_folder import Conversion, OnProgress, check_destination
+from jaxis.bringup.convert.same_model import first_difference
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.host.extras import check_extra
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.gguf.config import read_config
+from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf.generation import SETTINGS
+from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
+from jaxis.loading.open_checkpoint import open_checkpoint, read_generation_defaults, read_hf_config
+from jaxis.loading.orbax_checkpoint import OrbaxCheckpoint
+from jaxis.tokenizer import Tokenizer
+
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+_QUANTIZATION_VERSION = 2
+# llama.cpp's names of file types, LLAMA_FTYPE_*.
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
+
+
+def convert_to_gguf(
+    source: Path,
+    destination: Path,
+    outtype: str = "auto",
+    *,
+    on_note: Callable[[str], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Conversion:
+    """Writes the checkpoint `source` as one GGUF file with its tokenizer and chat template.
+
+    Vectors and routers are float32, as llama.cpp needs them. The file appears when it is complete.
+
+    Args:
+      source: A folder in Hugging Face or Orbax format, not quantized.
+      destination: The file, which does not exist yet.
+      outtype: Type of the weights: "f32", "f16", "bf16", "q8_0" (rows that blocks do not divide become f16), or "auto"
+        for the type that each has in the checkpoint.
+      on_note: Called with each thing that the file cannot say or llama.cpp does otherwise.
+      on_progress: Called with (bytes done, bytes in all) of the file.
+
+    Raises:
+      ConfigError: The model is not supported, or cannot be described by a GGUF file; or the `gguf` package is missing.
+      CheckpointError: The source cannot be read or is not complete, its tokenizer cannot be described, or the
+        destination exists or cannot be written.
+    """
+    check_extra("gguf", "writing a GGUF file")
+    check_destination(destination)
+    if destination.suffix != ".gguf":
+        raise CheckpointError(f"{destination} does not end in .gguf: give the name of a GGUF file")
+    with open_checkpoint(source) as checkpoint:
+        if isinstance(checkpoint, GGUFCheckpoint):
+            raise CheckpointError(f"{source} is already a GGUF file")
+        plan = _plan(source, checkpoint, outtype)
+        for note in plan.notes:
+            if on_note is not None:
+                on_note(note)
+        _write(destination, plan, checkpoint, on_progress)
+    return Conversion(len(checkpoint.names()), plan.total_bytes, 0, len(plan.headers))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything about the file but the weights.
+
+    Attributes:
+      architecture: llama.cpp's name of it.
+      keys: All keys.
+      tensors: What is made of the checkpoint's tensors.
+      constants: Tensors that are part of the description.
+      headers: Of both kinds, in the order of the file.
+      original_names: Name in `tensors` -> name in the checkpoint.
+      notes: For the user.
+    """
+
+    architecture: str
+    keys: dict[str, GGUFValue]
+    tensors: list[FileTensor]
+    constants: dict[str, np.ndarray]
+    headers: dict[str, GGUFTensorHeader]
+    original_names: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(header.nbytes for header in self.headers.values())
+
+
+def _plan(source: Path, checkpoint: Checkpoint | OrbaxCheckpoint, outtype: str) -> _Plan:
+    config = _text_config(source)
+    described = model_keys(config)
+    check_complete(source, checkpoint)
+    original_names = _original_names(checkpoint, source)
+    infos = {name: checkpoint.info(original) for name, original in original_names.items()}
+    tensors = _tensors({name: info.shape for name, info in infos.items()}, config, described.names, source)
+    biases = [tensor.sources[0] for tensor in tensors if tensor.name.endswith(("_q.bias", "_output.bias", "_up.bias"))]
+    if biases and described.architecture not in WITH_BIASES:
+        raise ConfigError(
+            f"{source}: llama.cpp's files of the architecture {described.architecture} have no biases, "
+            f"but the model has {biases[0]}"
+        )
+    headers = {
+        name: GGUFTensorHeader(BLOCK_TYPE_OF["F32"], constant.shape) for name, constant in described.tensors.items()
+    }
+    headers |= {tensor.name: _header(tensor, infos[tensor.sources[0]].dtype, outtype, source) for tensor in tensors}
+    tokenizer = Tokenizer.from_path(source)
+    if tokenizer is None:
+        raise CheckpointError(f"{source} has no tokenizer, which a GGUF file needs")
+    defaults = read_generation_defaults(source)
+    ends = _end_ids(config, tokenizer, defaults)
+    num_tokens = headers["token_embd.weight"].shape[0]
+    vocabulary = gguf_tokenizer_keys(tokenizer, num_tokens, ends, described.architecture, str(source))
+    keys = _general_keys(source, headers) | _sampling_keys(defaults)
+    keys |= {f"{described.architecture}.{key}": value for key, value in described.keys.items()}
+    _check_read_back(config, described, keys, headers, source)
+    return _Plan(
+        described.architecture,
+        keys | vocabulary.keys,
+        tensors,
+        described.tensors,
+        headers,
+        original_names,
+        described.notes + vocabulary.notes,
+    )
+
+
+def _text_config(source: Path) -> HFConfig:
+    config = read_hf_config(source)
+    if config.get("quantization_config") is not None:
+        raise ConfigError(
+            f"{source} is quantized; weights are written to GGUF from float checkpoints: give the original one, and "
+            "--outtype q8_0 for a quantized file"
+        )
+    return config.get_text_config()
+
+
+def _original_names(checkpoint: Checkpoint | OrbaxCheckpoint, source: Path) -> dict[str, str]:
+    """Name in a checkpoint of the text model alone -> name in this one; the other parts are left out."""
+    if "text_config" not in read_hf_config(source):
+        return {name: name for name in checkpoint.names()}
+    found = {}
+    for name in checkpoint.names():
+        if name == "lm_head.weight":
+            found[name] = name
+        elif name.startswith("model.language_model."):
+            found["model." + name.removeprefix("model.language_model.")] = name
+        elif name.startswith("language_model."):
+            found[name.removeprefix("language_model.")] = name
+    return found
+
+
+def _tensors(shapes: Mapping[str, tuple[int, ...]], config: HFConfig, names: str, source: Path) -> list[FileTensor]:
+    is_tied = config.get("tie_word_embeddings", False)
+    sizes = ModelSizes(
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config.get("num_key_value_heads", config["num_attention_heads"]),
+        config.get("qk_nope_head_dim", 0),
+    )
+    used = {name: shape for name, shape in shapes.items() if not (is_tied and name == "lm_head.weight")}
+    return gguf_tensors(used, names, sizes, str(source))
+
+
+def _header(tensor: FileTensor, dtype: np.dtype, outtype: str, source: Path) -> GGUFTensorHeader:
+    if tensor.is_float32:
+        name = "F32"
+    elif outtype == "auto":
+        name = next((name for name in ("F32", "F16", "BF16") if BLOCK_TYPE_OF[name].dtype == dtype), "")
+        if not name:
+            raise CheckpointError(f"{source}: {tensor.sources[0]} is {dtype}, which has no type in GGUF")
+    else:
+        name = outtype.upper()
+        if tensor.shape[-1] % BLOCK_TYPE_OF[name].elements:
+            name = "F16"
+    return GGUFTensorHeader(BLOCK_TYPE_OF[name], tensor.shape)
+
+
+def _general_keys(source: Path, headers: Mapping[str, GGUFTensorHeader]) -> dict[str, GGUFValue]:
+    sizes: dict[str, int] = {}
+    for header in headers.values():
+        sizes[header.block_type.name] = sizes.get(header.block_type.name, 0) + header.nbytes
+    return {
+        "general.type": "model",
+        "general.name": source.name or "model",
+        "general.file_type": _FILE_TYPES[max(sizes, key=lambda name: sizes[name])],
+        "general.quantization_version": _QUANTIZATION_VERSION,
+    }
+
+
+def _sampling_keys(defaults: Mapping[str, Any]) -> dict[str, GGUFValue]:
+    return {key: kind(defaults[name]) for key, (name, kind) in SETTINGS.items() if name in defaults}
+
+
+def _end_ids(config: HFConfig, tokenizer: Tokenizer, defaults: Mapping[str, Any]) -> set[int]:
+    ends = defaults.get("eos_token_id", config.get("eos_token_id"))
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    return set() if ends is None else set(ends if isinstance(ends, list) else [ends])
+
+
+def _check_read_back(
+    config: HFConfig,
+    described: ModelKeys,
+    keys: Mapping[str, GGUFValue],
+    headers: Mapping[str, GGUFTensorHeader],
+    source: Path,
+) -> None:
+    """Reads the keys as jaxis would from the file, and compares what they say with the config.
+
+    Raises:
+      ConfigError: They say something else: files of llama.cpp cannot describe this model.
+    """
+    metadata: dict[str, Any] = {"general.architecture": described.architecture}
+    metadata |= {key: np.asarray(value) if isinstance(value, list) else value for key, value in keys.items()}
+    metadata = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value in metadata.items()}
+    tensors = {name: GGUFTensor(name, header.block_type, header.shape, 0) for name, header in headers.items()}
+    found = read_config(metadata, tensors, described.tensors.get, str(source))
+    if (difference := first_difference(config, found.values, str(source))) is not None:
+        raise ConfigError(
+            f"{source} cannot be written to GGUF, which has no key for all that the model has: {difference}"
+        )
+
+
+def _write(
+    destination: Path, plan: _Plan, checkpoint: Checkpoint | OrbaxCheckpoint, on_progress: OnProgress | None
+) -> None:
+    partial = destination.absolute().with_name(f".{destination.name}.partial")
+    done = 0
+    try:
+        with GGUFFileWriter(partial, plan.architecture, plan.keys, plan.headers) as writer:
+            for name, constant in plan.constants.items():
+                writer.write(name, constant)
+            for tensor in plan.tensors:
+                sources = [checkpoint.tensor(plan.original_names[name]) for name in tensor.sources]
+                writer.write(tensor.name, tensor.make(sources))
+                done += plan.headers[tensor.name].nbytes
+                if on_progress is not None:
+                    on_progress(done, plan.total_bytes)
+        partial.rename(destination)
+    except OSError as error:
+        raise CheckpointError(f"{destination} cannot be written: {error.strerror or error}") from error
