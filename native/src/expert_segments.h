@@ -17,24 +17,27 @@ struct Segment {
   int64_t expert;
   int64_t first;  // place in ExpertOrder::slots
   Rows rows;      // of x, then of the hidden states
+  Rows up_rows;   // of x, for `up` where its format is not that of `gate`
 };
 
-// Plans the rows of each segment and finds memory for them, then fills it; row_at(place) is a row.
+// Plans the rows of each segment (`member`) and finds memory for them in `buffer`, then fills it; row_at(place) is a
+// row.
 template <typename RowAt>
 void prepare_segments(Segment* segments, int64_t num_segments, const WeightFormat& format, bool quantized,
-                      const Pool& pool, const RowAt& row_at) {
+                      const Pool& pool, const RowAt& row_at, Rows Segment::* member = &Segment::rows,
+                      Scratch buffer = Scratch::kRows) {
   constexpr int64_t kLine = 64;
   int64_t bytes = 0, blocks = 0, elements = 0;
   for (int64_t i = 0; i < num_segments; ++i) {
-    Rows& rows = segments[i].rows;
-    rows = plan_rows(rows.rows, format, quantized);
+    Rows& rows = segments[i].*member;
+    rows = plan_rows(segments[i].rows.rows, format, quantized);
     bytes += ceil_div(memory_bytes(rows), kLine) * kLine;
     blocks = max_of(blocks, rows.num_blocks);
     elements += rows.rows * rows.k;
   }
-  char* memory = static_cast<char*>(scratch(Scratch::kRows, bytes));
+  char* memory = static_cast<char*>(scratch(buffer, bytes));
   for (int64_t i = 0; i < num_segments; ++i) {
-    Rows& rows = segments[i].rows;
+    Rows& rows = segments[i].*member;
     if (needs_memory(rows)) {
       set_memory(&rows, memory);
       memory += ceil_div(memory_bytes(rows), kLine) * kLine;
@@ -46,9 +49,10 @@ void prepare_segments(Segment* segments, int64_t num_segments, const WeightForma
   const Pool alone = {1, nullptr, nullptr};
   parallel_for(elements > kParallelElements ? pool : alone, num_segments * blocks, [&](int64_t task) {
     const Segment& segment = segments[task / blocks];
+    const Rows& rows = segment.*member;
     const int64_t block = task % blocks;
-    if (block >= segment.rows.num_blocks || !needs_memory(segment.rows)) return;
-    prepare_block(segment.rows, block, [&](int64_t row) { return row_at(segment.first + row); });
+    if (block >= rows.num_blocks || !needs_memory(rows)) return;
+    prepare_block(rows, block, [&](int64_t row) { return row_at(segment.first + row); });
   });
 }
 

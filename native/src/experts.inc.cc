@@ -102,7 +102,9 @@ void experts(const Experts& a, const Pool& pool) {
   const int64_t most_rows = min_of(order.size, kRowsAtOnce);
   float* hidden = static_cast<float*>(scratch(Scratch::kHidden, most_rows * hidden_size * 4));
   float* outputs = static_cast<float*>(scratch(Scratch::kOutputs, most_rows * out_size * 4));
-  const int64_t gate_bytes = panel_bytes(a.gate.format), down_bytes = panel_bytes(a.down.format);
+  const int64_t gate_bytes = panel_bytes(a.gate.format), up_bytes = panel_bytes(a.up.format);
+  const int64_t down_bytes = panel_bytes(a.down.format);
+  const bool is_one_format = are_equal(a.gate.format, a.up.format);
   if (order.size == 0) std::memset(a.out, 0, static_cast<size_t>(a.tokens * out_size * 4));
 
   for (int64_t begin = 0, hit = 0; begin < order.size; begin += kRowsAtOnce) {
@@ -110,22 +112,27 @@ void experts(const Experts& a, const Pool& pool) {
     int64_t num_segments = 0;
     for (int64_t first = begin; first < end; ++num_segments) {
       const int64_t last = min_of(order.starts[hit + 1], end);
-      segments[num_segments] = {order.experts[hit], first, {}};
+      segments[num_segments] = {order.experts[hit], first, {}, {}};
       segments[num_segments].rows.rows = last - first;
       if (last == order.starts[hit + 1]) ++hit;
       first = last;
     }
 
-    prepare_segments(segments, num_segments, a.gate.format, a.quantize_activations, pool,
-                     [&](int64_t place) { return a.x + order.slots[place] / a.slots * size; });
+    const auto row_of_x = [&](int64_t place) { return a.x + order.slots[place] / a.slots * size; };
+    prepare_segments(segments, num_segments, a.gate.format, a.quantize_activations, pool, row_of_x);
+    if (!is_one_format) {
+      prepare_segments(segments, num_segments, a.up.format, a.quantize_activations, pool, row_of_x, &Segment::up_rows,
+                       Scratch::kUpRows);
+    }
     for_each_panel(
         segments, num_segments, a.gate, pool,
         [&](const Segment& segment, int64_t panel, int64_t first, int64_t last, int64_t first_row, int64_t num_rows) {
           float* gate = static_cast<float*>(scratch(Scratch::kTile, 2 * num_rows * kPanelRows * 4));
           float* up = gate + num_rows * kPanelRows;
-          const int64_t at = panel * gate_bytes;
-          multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + at, first, last, gate);
-          multiply_panel(segment.rows, a.gate.format, a.up.of(segment.expert) + at, first, last, up);
+          const Rows& up_rows = is_one_format ? segment.rows : segment.up_rows;
+          multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first, last,
+                         gate);
+          multiply_panel(up_rows, a.up.format, a.up.of(segment.expert) + panel * up_bytes, first, last, up);
           add_bias(a.gate, segment.expert, panel, num_rows, gate);
           add_bias(a.up, segment.expert, panel, num_rows, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {

@@ -27,9 +27,10 @@ const float* bias_of(const ffi::RemainingArgs& biases, size_t index, int64_t num
 
 // `biases` is empty, or gate's and up's [num_experts, hidden_size] and down's [num_experts, columns of x].
 ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 gate, U8 up, U8 down,
-                       ffi::RemainingArgs biases, ffi::Span<const int64_t> format, ffi::Span<const int64_t> down_format,
-                       int64_t num_experts, int64_t hidden_size, bool quantize_activations, int32_t activation,
-                       float alpha, float limit, F32Result out) {
+                       ffi::RemainingArgs biases, ffi::Span<const int64_t> gate_format,
+                       ffi::Span<const int64_t> up_format, ffi::Span<const int64_t> down_format, int64_t num_experts,
+                       int64_t hidden_size, bool quantize_activations, int32_t activation, float alpha, float limit,
+                       F32Result out) {
   return run_kernel("experts", threads, [&](const Pool& pool) {
     require_shape("x", x, {kAnySize, kAnySize});
     const int64_t tokens = x.dimensions()[0], columns = x.dimensions()[1];
@@ -47,8 +48,8 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     a.tokens = tokens;
     a.slots = slots;
     a.num_experts = num_experts;
-    a.gate = make_matrices("gate", gate, format, num_experts, hidden_size, columns);
-    a.up = make_matrices("up", up, format, num_experts, hidden_size, columns);
+    a.gate = make_matrices("gate", gate, gate_format, num_experts, hidden_size, columns);
+    a.up = make_matrices("up", up, up_format, num_experts, hidden_size, columns);
     a.down = make_matrices("down", down, down_format, num_experts, columns, hidden_size);
     if (biases.size() != 0) {
       a.gate.bias = bias_of(biases, 0, num_experts, hidden_size);
@@ -58,6 +59,7 @@ ffi::Error run_experts(ffi::ThreadPool threads, F32 x, I32 ids, F32 weights, U8 
     a.quantize_activations = quantize_activations;
     if (quantize_activations) {
       require_quantizable_activations(a.gate.format);
+      require_quantizable_activations(a.up.format);
       require_quantizable_activations(a.down.format);
     }
     a.activation = make_activation(activation);
@@ -84,7 +86,8 @@ JAXIS_HANDLER(jaxis_experts, run_experts,
                   .Arg<U8>()
                   .Arg<U8>()
                   .RemainingArgs()
-                  .Attr<ffi::Span<const int64_t>>("format")
+                  .Attr<ffi::Span<const int64_t>>("gate_format")
+                  .Attr<ffi::Span<const int64_t>>("up_format")
                   .Attr<ffi::Span<const int64_t>>("down_format")
                   .Attr<int64_t>("num_experts")
                   .Attr<int64_t>("hidden_size")

@@ -16,7 +16,7 @@ void head_matmul(const HeadMatmul& a, const Pool& pool) {
   const int64_t k = a.weight.format.k, n = a.weight.n, bytes = panel_bytes(a.weight.format);
   auto* segments = static_cast<Segment*>(scratch(Scratch::kSegments, a.heads * static_cast<int64_t>(sizeof(Segment))));
   for (int64_t h = 0; h < a.heads; ++h) {
-    segments[h] = {h, h * a.tokens, {}};
+    segments[h] = {h, h * a.tokens, {}, {}};
     segments[h].rows.rows = a.tokens;
   }
   prepare_segments(segments, a.heads, a.weight.format, false, pool,

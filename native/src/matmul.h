@@ -78,6 +78,8 @@ struct WeightFormat {
 // once: all that follows relies on a known type and on groups that fit.
 const char* unsupported_reason(const WeightFormat& format);
 
+bool are_equal(const WeightFormat& a, const WeightFormat& b);
+
 // A format as Python passes it, `size` numbers in the order of the fields, without k; the levels as the bits of
 // float32. Throws nothing: a `size` that does not fit gives an unknown type.
 WeightFormat decode_format(const int64_t* fields, int64_t size, int64_t k);

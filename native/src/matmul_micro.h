@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "code_bytes.h"
 #include "dot.h"
 #include "matmul.h"
 #include "simd.h"
@@ -174,6 +175,36 @@ void micro_int8(const QuantizedRows& x, const Int8Panel& w, float* c, bool first
       }
     }
     end_sums<R>(sum, c, half);
+  }
+}
+
+// A row x [k], not quantized, times w without its scales -> c [32].
+inline void micro_int8_f32(const float* x, const Int8Panel& w, int64_t k, float* c) {
+  const CodeZero zero_point = code_zero(broadcast(128.0f));
+  for (int half = 0; half < 2; half += kHalves) {
+    F32x16 sum[kHalves];
+    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+    const uint8_t* wi = w.values + half * 64;
+    const auto step = [&](const float* four, int64_t columns) __attribute__((always_inline)) {
+      Bytes64 codes[kHalves];
+      prefetch(wi);
+      prefetch(wi + 64);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) codes[h] = load_bytes(wi + h * 64);
+#pragma GCC unroll 4
+      for (int column = 0; column < 4; ++column) {
+        if (column >= columns) break;
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          sum[h] = fma(broadcast(four[column]), code_column(codes[h], column, zero_point), sum[h]);
+        }
+      }
+      wi += 128;
+    };
+    int64_t i = 0;
+    for (; i + 4 <= k; i += 4) step(x + i, 4);
+    if (i < k) step(x + i, k - i);
+    for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
   }
 }
 

@@ -28,7 +28,7 @@ Int8Panel int8_panel(const WeightFormat& f, const uint8_t* panel) {
   return {panel, reinterpret_cast<const float*>(scales), groups};
 }
 
-// Upcasts a panel to float32 [k][32].
+// Upcasts a panel to float32 [k][32]; of int8 without the scales.
 void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
   if (f.type == WeightType::kBf16) {
     const bf16_t* w = reinterpret_cast<const bf16_t*>(panel);
@@ -43,14 +43,21 @@ void dequantize_panel(const WeightFormat& f, const uint8_t* panel, float* out) {
     return;
   }
   const Int8Panel p = int8_panel(f, panel);
-  for (int h = 0; h < 2; ++h) {
-    const F32x16 scale = load(p.scales + h * kLanes);
-    const CodeZero zero_point = code_zero(broadcast(128.0f));
-    for (int64_t column = 0; column < f.k; ++column) {
+  const CodeZero zero_point = code_zero(broadcast(128.0f));
+  for (int64_t column = 0; column < f.k; ++column, out += kPanelRows) {
+    for (int h = 0; h < 2; ++h) {
       const Bytes64 four = load_bytes(p.values + column / 4 * 128 + h * 64);
-      const F32x16 q = code_column(four, static_cast<int>(column % 4), zero_point);
-      store(out + column * kPanelRows + h * kLanes, q * scale);
+      store(out + h * kLanes, code_column(four, static_cast<int>(column % 4), zero_point));
     }
+  }
+}
+
+// Scales the sums of an int8 panel.
+void scale_tile(const Int8Panel& w, int64_t num_rows, float* tile) {
+  const F32x16 low = load(w.scales), high = load(w.scales + kLanes);
+  for (int64_t r = 0; r < num_rows; ++r, tile += kPanelRows) {
+    store(tile, load(tile) * low);
+    store(tile + kLanes, load(tile + kLanes) * high);
   }
 }
 
@@ -344,6 +351,13 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
   if (f.type == WeightType::kCodes) return multiply_codes_panel(rows, panel, first, last, tile);
   if (rows.quantized) return multiply_int8_panel(rows, f, panel, first, last, tile);
   if (is_block_scaled(f.type)) return multiply_block_scaled_panel(rows, f, panel, first, last, tile);
+  const bool is_int8 = f.type == WeightType::kInt8;
+  if (is_int8 && last - first == 1 && rows.rows_of(first) == 1) {
+    const Int8Panel w = int8_panel(f, panel);
+    micro_int8_f32(rows.plain_block(first), w, f.k, tile);
+    scale_tile(w, 1, tile);
+    return;
+  }
   // What many blocks use is upcast once; a few read the low-precision weights themselves.
   const bool reads_stored = f.type == WeightType::kBf16 && last - first <= 2;
   const float* as_float32 = reinterpret_cast<const float*>(panel);
@@ -366,6 +380,10 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
         run_f32(num, x, as_float32 + begin * kPanelRows, columns, c, begin == 0);
       }
     }
+  }
+  if (is_int8) {
+    const int64_t num_rows = min_of(last * rows.block_rows, rows.rows) - first * rows.block_rows;
+    scale_tile(int8_panel(f, panel), num_rows, tile);
   }
 }
 

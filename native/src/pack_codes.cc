@@ -9,51 +9,67 @@
 namespace jaxis {
 namespace {
 
-constexpr int64_t kSteps = kUnit / 4;
+constexpr int64_t kSteps = kUnit / 4;  // of four columns
 
-// The first `bits` (1, 2, 4 or 8) of each code of a unit, from dense bits to a byte each; added to what is there.
-void add_bits(const uint8_t* dense, int64_t bits, int64_t shift, uint8_t* codes) {
-  const int64_t per_byte = 8 / bits;
-  const auto mask = static_cast<uint8_t>((1 << bits) - 1);
-  for (int64_t i = 0; i < kUnit; i += per_byte) {
-    const uint8_t byte = dense[i / per_byte];
-    for (int64_t j = 0; j < per_byte; ++j) {
-      codes[i + j] = static_cast<uint8_t>(codes[i + j] | (byte >> (j * bits) & mask) << shift);
+// Adds kBits bits of each code of a unit, from dense bits, to a byte each.
+template <int kBits>
+void add_bits(const uint8_t* dense, int shift, uint8_t* codes) {
+  constexpr int kPerByte = 8 / kBits;
+  constexpr auto kMask = static_cast<uint8_t>((1 << kBits) - 1);
+  for (int64_t i = 0; i < kUnit / kPerByte; ++i) {
+    for (int j = 0; j < kPerByte; ++j) {
+      uint8_t& code = codes[i * kPerByte + j];
+      code = static_cast<uint8_t>(code | (dense[i] >> (j * kBits) & kMask) << shift);
     }
   }
 }
 
-void read_codes(const Pack& p, int64_t row, int64_t column, uint8_t* codes) {
-  const int64_t bits = p.source_bits, low_bits = bits < 4 ? 2 : bits < 8 ? 4 : 8, high_bits = bits - low_bits;
+// A row's codes of a unit: four columns a word, the first in the lowest byte.
+void read_codes(const Pack& p, int64_t row, int64_t column, uint32_t* steps) {
   const int64_t at = row * p.format.k + column;
-  std::memset(codes, 0, kUnit);
-  add_bits(static_cast<const uint8_t*>(p.data) + at * low_bits / 8, low_bits, 0, codes);
-  if (high_bits > 0) add_bits(p.high + at * high_bits / 8, high_bits, low_bits, codes);
-  if (p.is_signed) {
-    for (int64_t i = 0; i < kUnit; ++i) codes[i] ^= 0x80;
+  const auto* data = static_cast<const uint8_t*>(p.data);
+  if (p.source_bits == 8) {
+    std::memcpy(steps, data + at, kUnit);
+    for (int64_t s = 0; p.is_signed && s < kSteps; ++s) steps[s] ^= 0x80808080u;
+    return;
   }
+  uint8_t codes[kUnit] = {};
+  if (p.source_bits < 4) {
+    add_bits<2>(data + at / 4, 0, codes);
+    if (p.source_bits == 3) add_bits<1>(p.high + at / 8, 2, codes);
+  } else {
+    add_bits<4>(data + at / 2, 0, codes);
+    if (p.source_bits == 5) add_bits<1>(p.high + at / 8, 4, codes);
+    if (p.source_bits == 6) add_bits<2>(p.high + at / 4, 4, codes);
+  }
+  std::memcpy(steps, codes, kUnit);
 }
 
 // Row `r` of a unit of zeros.
-void write_codes(const uint8_t* codes, int64_t bits, int64_t r, uint8_t* unit) {
+void write_codes(const uint32_t* steps, int64_t bits, int64_t r, uint8_t* unit) {
+  const auto write = [&](uint8_t* plane, int64_t place, uint32_t word) {
+    std::memcpy(plane + (place * kPanelRows + r) * 4, &word, 4);
+  };
   if (bits == 8) {
-    for (int64_t s = 0; s < kSteps; ++s) std::memcpy(unit + (s * kPanelRows + r) * 4, codes + 4 * s, 4);
+    for (int64_t s = 0; s < kSteps; ++s) write(unit, s, steps[s]);
     return;
   }
-  uint8_t* nibbles = unit + 4 * r;
-  for (int64_t i = 0; i < kUnit / 2; ++i) {
-    nibbles[i / 4 * 4 * kPanelRows + i % 4] = static_cast<uint8_t>((codes[i] & 15) | codes[i + kUnit / 2] << 4);
-  }
+  constexpr int64_t kHalf = kSteps / 2;
+  constexpr uint32_t kLow = 0x0f0f0f0fu;
+  for (int64_t s = 0; s < kHalf; ++s) write(unit, s, (steps[s] & kLow) | (steps[s + kHalf] & kLow) << 4);
   uint8_t* upper = unit + kUnit / 2 * kPanelRows;
-  for (int64_t i = 0; i < kUnit; ++i) {
-    const int high = codes[i] >> 4;
-    if (bits == 5) {
-      const int64_t bit = r % 16 * 4 + i % 4;
-      uint8_t* byte = upper + (i / 4 * 2 + r / 16) * 8 + bit / 8;
-      *byte = static_cast<uint8_t>(*byte | high << bit % 8);
-    } else if (bits == 6) {
-      uint8_t* byte = upper + (i / 16 * kPanelRows + r) * 4 + i % 4;
-      *byte = static_cast<uint8_t>(*byte | high << i / 4 % 4 * 2);
+  if (bits == 5) {
+    for (int64_t s = 0; s < kSteps; ++s) {
+      // The product moves the lowest bits of the four bytes next to each other, to the top.
+      const uint32_t four = (steps[s] >> 4 & 0x01010101u) * 0x10204080u >> 28;
+      uint8_t* byte = upper + (s * 2 + r / 16) * 8 + r % 16 / 2;
+      *byte = static_cast<uint8_t>(*byte | four << r % 2 * 4);
+    }
+  } else if (bits == 6) {
+    for (int64_t half = 0; half < 2; ++half) {
+      uint32_t word = 0;
+      for (int64_t s = 0; s < kHalf; ++s) word |= (steps[half * kHalf + s] >> 4 & 0x03030303u) << 2 * s;
+      write(upper, half, word);
     }
   }
 }
@@ -94,9 +110,9 @@ void pack_codes(const Pack& p, int64_t panel) {
     for (int64_t u = 0; u < layout.units_per_span; ++u) {
       uint8_t* unit = out + layout.unit_at + u * layout.unit_bytes;
       for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < p.n; ++r) {
-        uint8_t codes[kUnit];
-        read_codes(p, panel * kPanelRows + r, s * layout.span + u * kUnit, codes);
-        write_codes(codes, f.bits, r, unit);
+        uint32_t steps[kSteps];
+        read_codes(p, panel * kPanelRows + r, s * layout.span + u * kUnit, steps);
+        write_codes(steps, f.bits, r, unit);
       }
     }
     out += layout.span_bytes;

@@ -54,6 +54,7 @@ enum class Scratch {
   kSegments,
   kHidden,   // hidden states between an expert's products
   kOutputs,  // the experts' results, by slot
+  kUpRows,   // as kRows, for matrices of another format
   kCount,    // how many buffers there are; the names below are others for those above
   // paged_attention, latent_attention.
   kPlan = kRows,

@@ -81,6 +81,13 @@ const char* unsupported_reason(const WeightFormat& f) {
   return "unknown weight type";
 }
 
+bool are_equal(const WeightFormat& a, const WeightFormat& b) {
+  return a.type == b.type && a.k == b.k && a.group == b.group && a.bits == b.bits && a.offset == b.offset &&
+         a.scale == b.scale && a.minimum == b.minimum && a.has_zero_points == b.has_zero_points &&
+         a.super_scale == b.super_scale && a.super_block == b.super_block && a.has_levels == b.has_levels &&
+         std::memcmp(a.levels, b.levels, sizeof a.levels) == 0;
+}
+
 WeightFormat decode_format(const int64_t* fields, int64_t size, int64_t k) {
   WeightFormat f{};
   f.k = k;

@@ -196,7 +196,7 @@ def test_keys_of_tools_are_ignored_and_named_once(start_llm, changed, capsys):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "is quantized by gptq, which is not supported"),
+        ({"quant_method": "made_up", "bits": 4}, "is quantized by made_up, which is not supported"),
         ({}, "is quantized by an unknown method, which is not supported"),
         ("gptq", "quantization_config='gptq', expected an object"),
     ],

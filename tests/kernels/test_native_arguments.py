@@ -7,7 +7,7 @@ import pytest
 
 from jaxis.kernels import native
 from jaxis.kernels.native_constants import ACTIVATIONS, WEIGHT_TYPES
-from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
+from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 
@@ -139,7 +139,7 @@ def test_latent_attention_checks_shapes(changes, message):
 
 def encoded(type_number, **fields):
     """A format as the kernels take it, with a number that WEIGHT_TYPES may not have."""
-    format = WeightFormat("float32", 64, **fields).encode()
+    format = PackedFormat("float32", 64, **fields).encode()
     format[0] = type_number
     return format
 
@@ -222,7 +222,7 @@ def test_matmul_checks_formats_of_codes(fields, message):
 
 @pytest.mark.parametrize("place", [4, 5, 7])
 def test_an_unknown_type_of_scales_is_not_read_as_another(place):
-    format = WeightFormat("codes", 64, **CODES).encode()
+    format = PackedFormat("codes", 64, **CODES).encode()
     format[place] = 99
     with error("the type of the scales is unknown|the type of the minima is unknown|super-scales are"):
         call(
@@ -250,7 +250,7 @@ def test_experts_and_heads_check_types():
     output = jax.ShapeDtypeStruct((3, 32), F32)
 
     def experts(type_number, activation):
-        formats = {"format": encoded(type_number), "down_format": encoded(type_number)}
+        formats = {f"{name}_format": encoded(type_number) for name in ("gate", "up", "down")}
         return call("experts", output, *operands, activation=np.int32(activation), **formats, **options)
 
     assert experts(WEIGHT_TYPES["float32"], ACTIVATIONS["silu"]).shape == (3, 32)

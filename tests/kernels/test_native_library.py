@@ -9,7 +9,7 @@ import pytest
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native, native_constants
-from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
+from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from tests.support.places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
@@ -58,7 +58,7 @@ def test_every_function_that_is_no_handler_has_a_signature(path):
 
 def test_an_unknown_type_is_no_other_type():
     library = native.library()
-    codes = WeightFormat("codes", 64, 32, bits=4, scale="float16").encode()
+    codes = PackedFormat("codes", 64, 32, bits=4, scale="float16").encode()
     assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size, 64) == 32 * 64 * 9 // 16
     assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size - 1, 64) == -1
     assert library.jaxis_panel_bytes(codes.ctypes.data, codes.size, 48) == -1

@@ -116,12 +116,17 @@ def test_weights_of_one_format_are_multiplied_at_once(kind):
     np.testing.assert_allclose(gated, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q6_k", "nvfp4", "iq4_nl"])
+@pytest.mark.parametrize(
+    "kinds_of_matrices",
+    [("q4_k", "q4_k", "q6_k"), ("q6_k", "q6_k", "q4_k"), ("q4_1", "q6_k", "nvfp4"), ("iq4_nl",) * 3],
+    ids="-".join,
+)
 @pytest.mark.parametrize("act_qtype", [None, "int8"])
-def test_experts(kind, act_qtype):
+def test_experts(kinds_of_matrices, act_qtype):
     size, hidden, num = 256, 512, 3
+    gate_kind, up_kind, down_kind = kinds_of_matrices
 
-    def stack(n, k, seed):
+    def stack(kind, n, k, seed):
         weights = [random_codes(kind, n, k, seed + expert) for expert in range(num)]
         out = None
         for expert, (weight, _) in enumerate(weights):
@@ -129,7 +134,9 @@ def test_experts(kind, act_qtype):
             out = pack_into(out, num, expert, lambda allocate, one=one: packed.pack_coded(one, allocate))
         return on_device(out), weights
 
-    (gate, gates), (up, ups), (down, downs) = stack(hidden, size, 1), stack(hidden, size, 11), stack(size, hidden, 21)
+    gate, gates = stack(gate_kind, hidden, size, 1)
+    up, ups = stack(up_kind, hidden, size, 11)
+    down, downs = stack(down_kind, size, hidden, 21)
     x = random(5, size) / 64
     ids = np.array([[0, 2], [1, 0], [2, 2], [0, 1], [-1, 1]], np.int32)
     weights = random(5, 2, seed=1)

@@ -1,6 +1,7 @@
 import random
 import unicodedata
 
+import gguf
 import pytest
 import tokenizers
 
@@ -336,3 +337,15 @@ def test_ids_equal_llama_cpp(tmp_path, family_folder, llama_metadata, gemma_meta
             composed = unicodedata.normalize("NFC", text) if pre and SPLIT_RULES[pre].nfc else text
             expected = theirs.tokenize(composed.encode(), add_bos=pre is None, special=True)
             assert ours.encode(text) == expected, text
+
+
+@pytest.mark.parametrize("model", ["none", None])
+def test_a_file_without_a_tokenizer_has_none_as_a_folder_without_one(tmp_path, model):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    if model is not None:
+        writer.add_tokenizer_model(model)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert Tokenizer.from_path(tmp_path / "x.gguf") is None

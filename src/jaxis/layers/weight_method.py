@@ -62,16 +62,16 @@ class WeightMethod(WeightRecipe):
         return self.formats.get(slot.name, self.format)
 
     def _packs_stacks(self, slots: Sequence[WeightSlot], dtype: DTypeLike) -> bool:
-        """Whether the kernels take every stack: the kernel runs a whole layer of experts or nothing.
+        """Whether the kernels take every stack: one kernel runs a whole layer of experts or nothing.
 
-        It multiplies by gate and up together, which must have the same format.
+        It quantizes the input of all their products, or of none.
         """
         stacks = [slot for slot in slots if slot.num_experts is not None]
         if self.dequantizes or not stacks:
             return True
-        examples = {slot.name: self._example(slot, dtype) for slot in stacks}
-        formats = {name: each.format for name, each in examples.items() if isinstance(each, PackedWeight)}
-        return len(formats) == len(examples) and formats.get("gate_proj") == formats.get("up_proj")
+        examples = [self._example(slot, dtype) for slot in stacks]
+        packed = [example for example in examples if isinstance(example, PackedWeight)]
+        return len(packed) == len(examples) and len({example.act_qtype for example in packed}) == 1
 
     def _example(self, slot: WeightSlot, dtype: DTypeLike) -> Weight:
         """A one-row weight, otherwise like the slot's."""

@@ -18,7 +18,7 @@ from jaxis.loading.gguf.container import read_gguf_metadata
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 from jaxis.tokenizer.byte_level_files import read_merges_files, read_tiktoken_file, unknown_rules
 from jaxis.tokenizer.config import TokenizerConfig, read_json_object
-from jaxis.tokenizer.gguf import gguf_tokenizer
+from jaxis.tokenizer.gguf import gguf_tokenizer, has_tokenizer
 from jaxis.tokenizer.sentencepiece_backend import (
     SpacePrefix,
     sentencepiece_backend,
@@ -52,7 +52,8 @@ def read_checkpoint_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Tokeniz
       CheckpointError: A broken file, or a tokenizer that is not supported.
     """
     if path.is_file():
-        return gguf_tokenizer(read_gguf_metadata(path), str(path))
+        metadata = read_gguf_metadata(path)
+        return gguf_tokenizer(metadata, str(path)) if has_tokenizer(metadata) else None
     if (path / "tokenizer.json").is_file():
         return _read_tokenizer_json(path / "tokenizer.json"), TokenizerConfig.from_folder(path)
     for name in _FILES:

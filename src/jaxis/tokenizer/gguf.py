@@ -57,7 +57,13 @@ END_OF_TURN_TOKENS = frozenset(
 )
 # In the harmony format an answer is several messages: <|end|> ends one, <|return|> and <|call|> end the answer.
 _HARMONY_TOKENS = frozenset({"<|return|>", "<|call|>", "<|end|>"})
+_NO_TOKENIZER = (None, "none", "no_vocab")
 _PHI3_PLAIN_TOKENS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether a GGUF file with these keys has a tokenizer, of whatever kind."""
+    return metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
@@ -75,7 +81,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> tuple[tokenizers
     if model not in ("llama", "gpt2"):
         raise CheckpointError(
             f"{source} has no tokenizer"
-            if model in (None, "none", "no_vocab")
+            if model in _NO_TOKENIZER
             else f"{source} has a tokenizer of the kind {model!r}; supported: 'llama' (SentencePiece BPE) and 'gpt2' "
             f"(byte-level BPE); {_INSTEAD}"
         )

@@ -85,10 +85,6 @@ class Tokenizer:
         """The tokenizer as the text of a tokenizer.json."""
         return self._backend.to_str()
 
-    def to_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
-        return self._backend.to_str()
-
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's embedding may be padded beyond it."""

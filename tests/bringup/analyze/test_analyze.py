@@ -179,7 +179,7 @@ def test_an_unsupported_checkpoint_format_leaves_the_rest_told(tmp_path):
     values = read("llama-3.1-8b") | {"quantization_config": {"quant_method": "aqlm", "nbits": 2}}
     analysis = analyzed(tmp_path, values)
     [problem] = analysis.problems
-    assert "aqlm" in problem
+    assert "AQLM" in problem
     keys = statuses(analysis)
     assert {keys["quantization_config.quant_method"], keys["quantization_config.nbits"]} == {"unsupported"}
     assert analysis.parameters.total == analyze(CONFIGS / "llama-3.1-8b.json").parameters.total

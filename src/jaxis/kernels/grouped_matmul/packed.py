@@ -79,7 +79,7 @@ def experts(
       expert_ids: i32 [T, k]; ids outside [0, X) contribute nothing.
       expert_weights: float32 [T, k].
       gate: Stack of X weights [F, E].
-      up: Stack of X weights [F, E], in gate's format.
+      up: Stack of X weights [F, E].
       down: Stack of X weights [E, F].
       biases: float32 biases of gate [X, F], up [X, F] and down [X, E]; empty for none.
       activation: "silu" or "gelu_tanh", applied to the gate, which is then multiplied by up; or "clamped_swiglu":
@@ -101,7 +101,8 @@ def experts(
         up.data,
         down.data,
         *biases,
-        format=gate.format.encode(),
+        gate_format=gate.format.encode(),
+        up_format=up.format.encode(),
         down_format=down.format.encode(),
         num_experts=np.int64(len(gate.data)),
         hidden_size=np.int64(gate.shape[0]),

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxis.kernels.native_constants import CODE_UNIT, MAX_CODE_GROUP, MAX_LEVELS, SCALE_TYPES
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS, CodedWeight
+from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
-from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
 
 _SUPER_TYPES = ("float16", "float32")
 
@@ -40,13 +40,13 @@ class CodeSources:
     super_minimum: np.ndarray | None = None
 
 
-def sources_of_integers(weight: QuantizedWeight, group_size: int) -> tuple[WeightFormat, CodeSources]:
+def sources_of_integers(weight: QuantizedWeight, group_size: int) -> tuple[PackedFormat, CodeSources]:
     """Format and sources of a weight with a scale a group; `group_size` divides the weight's, whose scales repeat."""
     repeats = weight.group_size // group_size
     scale = _repeat(_stored(np.asarray(weight.scale)), repeats)
     zero_point = None if weight.zero_point is None else _repeat(np.asarray(weight.zero_point), repeats)
     bits = 8 if weight.qtype == "int8" else 4
-    weight_format = WeightFormat(
+    weight_format = PackedFormat(
         "codes",
         weight.shape[1],
         group_size,
@@ -59,7 +59,7 @@ def sources_of_integers(weight: QuantizedWeight, group_size: int) -> tuple[Weigh
     return weight_format, CodeSources(np.asarray(weight.qvalue), bits, scale, zero_point=zero_point)
 
 
-def sources_of_codes(weight: CodedWeight) -> tuple[WeightFormat, CodeSources] | None:
+def sources_of_codes(weight: CodedWeight) -> tuple[PackedFormat, CodeSources] | None:
     """Format and sources of a weight [out, in]; None if the kernels do not take it."""
     group_size = _kernel_group(weight)
     if group_size is None or not _has_kernel(weight):
@@ -82,7 +82,7 @@ def sources_of_codes(weight: CodedWeight) -> tuple[WeightFormat, CodeSources] | 
     if weight.act_qtype is not None and levels is not None and not _are_whole(levels):
         return None
     zero_points = None if zero_point is None else _repeat(np.asarray(zero_point), repeats)
-    weight_format = WeightFormat(
+    weight_format = PackedFormat(
         "codes",
         weight.shape[1],
         group_size,

@@ -20,10 +20,10 @@ from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.pack_codes import CodeSources, sources_of_codes, sources_of_integers
+from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
 from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight, WeightScheme
-from jaxis.kernels.quantized_matmul.weight_format import WeightFormat
 
 GROUP_SIZES = (32, 64, 128)
 _PANELS_PER_TASK_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class PackedWeight:
 
     data: jax.Array | np.ndarray
     shape: tuple[int, int] = field(metadata={"static": True})
-    format: WeightFormat = field(metadata={"static": True})
+    format: PackedFormat = field(metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +74,7 @@ def pack(weight: np.ndarray, allocate: Allocate | None = None) -> PackedWeight:
     qtype = "bfloat16" if weight.dtype == ml_dtypes.bfloat16 else "float32"
     if qtype == "float32":
         weight = weight.astype(np.float32, copy=False)
-    return _pack(weight.shape, WeightFormat(qtype, weight.shape[1]), weight, None, allocate)
+    return _pack(weight.shape, PackedFormat(qtype, weight.shape[1]), weight, None, allocate)
 
 
 def can_pack(weight: QuantizedWeight | BlockScaledWeight | CodedWeight) -> bool:
@@ -102,7 +102,7 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
     is_one_group = weight.scale.shape[1] == 1
     if is_one_group and weight.qtype == "int8":
         scale = np.asarray(weight.scale).astype(np.float32, copy=False)
-        weight_format = WeightFormat("int8", weight.shape[1], act_qtype=weight.act_qtype)
+        weight_format = PackedFormat("int8", weight.shape[1], act_qtype=weight.act_qtype)
         return _pack(weight.shape, weight_format, np.asarray(weight.qvalue), scale, allocate)
     # The kernels have no int4 with one scale per row: use the groups in which activations are quantized.
     is_wide = is_one_group and weight.shape[1] % DEFAULT_ACT_TILE == 0
@@ -122,7 +122,7 @@ def pack_blocks(weight: BlockScaledWeight, allocate: Allocate | None = None) -> 
     scale = np.asarray(weight.scale)
     if weight.qtype == "float8_e4m3fn":
         scale = np.repeat(scale.astype(np.float32), rows, axis=0)[: weight.shape[0]]
-    weight_format = WeightFormat(weight.qtype, weight.shape[1], columns)
+    weight_format = PackedFormat(weight.qtype, weight.shape[1], columns)
     return _pack(weight.shape, weight_format, np.asarray(weight.value), scale, allocate)
 
 
@@ -144,10 +144,10 @@ def quantize_and_pack(
         return None
     has_zero_points = scheme.weight_calibration_method == "minmax"
     if is_whole_row:
-        weight_format = WeightFormat("int8", in_size, act_qtype=scheme.act_qtype)
+        weight_format = PackedFormat("int8", in_size, act_qtype=scheme.act_qtype)
     else:
         bits = 8 if qtype == "int8" else 4
-        weight_format = WeightFormat(
+        weight_format = PackedFormat(
             "codes",
             in_size,
             scheme.group_size or 0,
@@ -203,7 +203,7 @@ def lookup(ids: jax.Array, weight: PackedWeight) -> jax.Array:
 
 def _pack(
     shape: tuple[int, ...],
-    weight_format: WeightFormat,
+    weight_format: PackedFormat,
     data: np.ndarray,
     scale: np.ndarray | None,
     allocate: Allocate | None,
@@ -212,7 +212,7 @@ def _pack(
 
 
 def _pack_codes(
-    shape: tuple[int, ...], weight_format: WeightFormat, sources: CodeSources, allocate: Allocate | None
+    shape: tuple[int, ...], weight_format: PackedFormat, sources: CodeSources, allocate: Allocate | None
 ) -> PackedWeight:
     arrays = [
         sources.data,
@@ -228,7 +228,7 @@ def _pack_codes(
 
 def _pack_panels(
     shape: tuple[int, ...],
-    weight_format: WeightFormat,
+    weight_format: PackedFormat,
     bits: int,
     is_signed: bool,
     arrays: Sequence[np.ndarray | None],
@@ -269,7 +269,7 @@ def device_array(packed: np.ndarray) -> jax.Array:
     return jax.device_put(packed, may_alias=True)
 
 
-def _empty_panels(shape: tuple[int, ...], weight_format: WeightFormat, allocate: Allocate | None) -> np.ndarray:
+def _empty_panels(shape: tuple[int, ...], weight_format: PackedFormat, allocate: Allocate | None) -> np.ndarray:
     library = native.library()
     assert library is not None
     encoded = weight_format.encode()

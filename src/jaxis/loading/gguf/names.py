@@ -77,7 +77,7 @@ class StoredPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorNames:
+class ArchitectureNames:
     """How an architecture's tensors are called in Hugging Face checkpoints.
 
     Attributes:
@@ -132,21 +132,21 @@ _LATENT_ATTENTION = {
 _FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target in _MLP.items()}
 
 # By `general.architecture`; "mixtral" is a llama with experts.
-NAMES: Mapping[str, TensorNames] = {
-    "llama": TensorNames(block=_LLAMA, permutes_rope=True),
-    "mixtral": TensorNames(
+NAMES: Mapping[str, ArchitectureNames] = {
+    "llama": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "mixtral": ArchitectureNames(
         block={**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
         experts="block_sparse_moe.experts",
         projections=("w1", "w3", "w2"),
         permutes_rope=True,
     ),
-    "granite": TensorNames(block=_LLAMA, permutes_rope=True),
-    "mistral3": TensorNames(block=_LLAMA, permutes_rope=True),
-    "qwen2": TensorNames(block=_LLAMA),
-    "qwen3": TensorNames(block={**_LLAMA, **_HEAD_NORMS}),
-    "qwen3moe": TensorNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
-    "phi3": TensorNames(block={**_LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-    "olmo2": TensorNames(
+    "granite": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "mistral3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "qwen2": ArchitectureNames(block=_LLAMA),
+    "qwen3": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS}),
+    "qwen3moe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
+    "phi3": ArchitectureNames(block={**_LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "olmo2": ArchitectureNames(
         block={
             **_ATTENTION,
             **_HEAD_NORMS,
@@ -155,7 +155,7 @@ NAMES: Mapping[str, TensorNames] = {
             "post_ffw_norm": "post_feedforward_layernorm",
         }
     ),
-    "gpt-oss": TensorNames(
+    "gpt-oss": ArchitectureNames(
         block={
             **_ATTENTION,
             "attn_sinks": "self_attn.sinks=",
@@ -163,8 +163,8 @@ NAMES: Mapping[str, TensorNames] = {
             "ffn_gate_inp": "mlp.router",
         }
     ),
-    "starcoder2": TensorNames(block={**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-    "glm4": TensorNames(
+    "starcoder2": ArchitectureNames(block={**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "glm4": ArchitectureNames(
         block={
             **_ATTENTION,
             "post_attention_norm": "post_self_attn_layernorm",
@@ -174,7 +174,7 @@ NAMES: Mapping[str, TensorNames] = {
             "ffn_down": "mlp.down_proj",
         }
     ),
-    "glm4moe": TensorNames(
+    "glm4moe": ArchitectureNames(
         block={
             **_ATTENTION,
             **_HEAD_NORMS,
@@ -184,12 +184,12 @@ NAMES: Mapping[str, TensorNames] = {
             "post_attention_norm": "post_attention_layernorm",
         }
     ),
-    "gemma2": TensorNames(block=_GEMMA, adds_one_to_norms=True),
-    "gemma3": TensorNames(block=_GEMMA, adds_one_to_norms=True),
-    "command-r": TensorNames(block={**_ATTENTION, **_HEAD_NORMS, **_MLP}),
-    "cohere2": TensorNames(block={**_ATTENTION, **_MLP}),
-    "deepseek2": TensorNames(block={**_LATENT_ATTENTION, **_MLP, **_ROUTER, **_SHARED_EXPERTS}),
-    "llama4": TensorNames(
+    "gemma2": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
+    "gemma3": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
+    "command-r": ArchitectureNames(block={**_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    "cohere2": ArchitectureNames(block={**_ATTENTION, **_MLP}),
+    "deepseek2": ArchitectureNames(block={**_LATENT_ATTENTION, **_MLP, **_ROUTER, **_SHARED_EXPERTS}),
+    "llama4": ArchitectureNames(
         block={
             **_ATTENTION,
             **_FEED_FORWARD,
@@ -202,7 +202,7 @@ NAMES: Mapping[str, TensorNames] = {
 }
 
 
-def parts_of(tensor: GGUFTensor, names: TensorNames, sizes: Sizes) -> list[StoredPart]:
+def parts_of(tensor: GGUFTensor, names: ArchitectureNames, sizes: Sizes) -> list[StoredPart]:
     """The Hugging Face tensors that one of the file becomes; empty if it is none that the model's logits need.
 
     Raises:
@@ -230,7 +230,7 @@ def parts_of(tensor: GGUFTensor, names: TensorNames, sizes: Sizes) -> list[Store
 
 
 def _parts_of_block(
-    tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: TensorNames, sizes: Sizes
+    tensor: GGUFTensor, prefix: str, base: str, suffix: str, names: ArchitectureNames, sizes: Sizes
 ) -> Iterator[StoredPart]:
     if experts := _OF_EXPERTS.fullmatch(base):
         if tensor.shape[:1] != (sizes.num_experts,):
@@ -255,7 +255,7 @@ def _parts_of_block(
     )
 
 
-def _parts_of_qkv(prefix: str, suffix: str, names: TensorNames, sizes: Sizes) -> Iterator[StoredPart]:
+def _parts_of_qkv(prefix: str, suffix: str, names: ArchitectureNames, sizes: Sizes) -> Iterator[StoredPart]:
     """The projections of queries, keys and values, which the file has one below the other."""
     first = 0
     for each, heads in (("q", sizes.num_heads), ("k", sizes.num_kv_heads), ("v", sizes.num_kv_heads)):

@@ -1,4 +1,4 @@
-"""WeightFormat: how the elements of packed weights are stored, as the native kernels are told."""
+"""PackedFormat: how the elements of packed weights are stored, as the native kernels are told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxis.kernels.native_constants import MAX_LEVELS, SCALE_TYPES, WEIGHT_TYPES
 
 
 @dataclass(frozen=True)
-class WeightFormat:
+class PackedFormat:
     """The format of packed weights. Weights of one format can be multiplied in one kernel call.
 
     All but the first three are of "codes" only, whose elements are `scale * (value - zero_point) + minimum`; see
