@@ -34,9 +34,9 @@ from jaxis.bench.limits import measure_limits
 from jaxis.bench.process import describe_machine
 from jaxis.bench.run import Load
 from jaxis.config import ModelConfig, VllmConfig
-from jaxis.config.hf_config import HFConfig
 from jaxis.errors import JaxisError
 from jaxis.host.machine import usable_cores
+from jaxis.loading.open_checkpoint import read_hf_config
 from random_checkpoint import SHAPES, write_random_checkpoint
 from report import write_report
 
@@ -114,7 +114,8 @@ class Comparison:
 
     def run(self) -> dict[str, Any]:
         """The results, as JSON values."""
-        loads = [(self._arguments.shape, load) for load in LOADS]
+        model = self._arguments.shape if self._arguments.model is None else self._arguments.model.name
+        loads = [(model, load) for load in LOADS]
         loads += [item for sweep in self._arguments.sweeps for item in SWEEPS[sweep]]
         limits = []
         with self._programs:
@@ -192,8 +193,8 @@ class Comparison:
         return self._weights[key]
 
     def _prefill_cost(self, model: str) -> dict[str, int]:
-        folder = self._checkpoint(model)
-        return dataclasses.asdict(prefill_cost(VllmConfig(ModelConfig(str(folder), HFConfig.from_folder(folder)))))
+        path = self._checkpoint(model)
+        return dataclasses.asdict(prefill_cost(VllmConfig(ModelConfig(str(path), read_hf_config(path)))))
 
     def _checkpoint(self, model: str) -> Path:
         if self._arguments.model is not None:
