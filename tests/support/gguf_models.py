@@ -77,7 +77,7 @@ def write_gguf(
     values = {key: value for key, value in values.items() if value is not None}
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     for key, value in values.items():
-        _add(writer, f"{architecture}.{key}", value)
+        add_key(writer, f"{architecture}.{key}", value)
     more(writer)
     tensors = _tensors(config, architecture, load_file(folder / "model.safetensors"), separate_latent_heads)
     for name, tensor in tensors.items():
@@ -94,7 +94,8 @@ def write_gguf(
     return values
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """Adds a key with the type of number that llama.cpp's converter gives it."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

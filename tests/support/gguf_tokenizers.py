@@ -6,6 +6,7 @@ import json
 import gguf
 import sentencepiece
 
+from tests.support.gguf_models import add_key
 from tests.support.tokenizer_families import CORPUS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -92,14 +93,7 @@ def write_gguf(path, metadata):
     for key, value in metadata.items():
         if key == "general.architecture":
             continue
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, [_encoded(element) for element in value])
+        add_key(writer, key, value if isinstance(value, int | str) else [_encoded(element) for element in value])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

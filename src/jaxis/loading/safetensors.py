@@ -21,6 +21,7 @@ import numpy as np
 from jaxis.errors import CheckpointError
 from jaxis.host.json_object import parse_json_object
 from jaxis.loading.git_lfs import check_not_lfs_pointer
+from jaxis.loading.mapped_pages import drop_pages
 
 MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64  # numpy's limit
@@ -137,11 +138,8 @@ class SafetensorsFile:
     def release(self, name: str) -> None:
         """Lets the operating system drop a tensor's pages from this process; reading it again reads the file again."""
         info = self.info(name)
-        if self._map is None or info.nbytes == 0 or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+        if self._map is not None:
+            drop_pages(self._map, info.offset, info.offset + info.nbytes)
 
     def close(self) -> None:
         """Releases the map; the file is unmapped when the last array that views it is gone."""

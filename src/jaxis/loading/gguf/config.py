@@ -10,17 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
+from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
-from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Sizes
-from jaxis.loading.gguf.rope_keys import rope_values
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-Values = dict[str, Any]
-ReadTensor = Callable[[str], np.ndarray | None]
+from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Sizes
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def read_config(
             f"{source} has the architecture {keys.architecture!r}; supported in GGUF files: "
             f"{', '.join(sorted(_FAMILIES))}. Use the original checkpoint if its family is supported"
         )
-    reader = _Reader(keys, read_tensor)
+    reader = ConfigReader(keys, read_tensor)
     values = family(reader)
     keys.check_all_read()
     sizes = Sizes(
@@ -75,86 +69,7 @@ def read_config(
     return GGUFConfig(names, values, sizes, tuple(keys.assumptions))
 
 
-class _Reader:
-    """What all architectures have in common."""
-
-    def __init__(self, keys: Keys, read_tensor: ReadTensor) -> None:
-        self.keys = keys
-        self.read_tensor = read_tensor
-        self.hidden_size = keys.integer("embedding_length")
-        self.num_heads = keys.integer("attention.head_count")
-        self.num_kv_heads = keys.integer("attention.head_count_kv", self.num_heads)
-        if not self.hidden_size or not self.num_heads or not self.num_kv_heads:
-            raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
-        self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
-        self.num_prediction_layers = keys.integer("nextn_predict_layers", 0)
-        self.num_layers = keys.integer("block_count") - self.num_prediction_layers
-        keys.expect("attention.causal", True)
-
-    def base(self, architecture: str, model_type: str) -> Values:
-        """The keys that every config.json has, except those of feed-forward blocks, norms and ropes."""
-        keys = self.keys
-        keys.expect("attention.value_length", self.head_dim)
-        return {
-            "architectures": [architecture],
-            "model_type": model_type,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": keys.integer("context_length"),
-            "vocab_size": self.vocab_size,
-            "tie_word_embeddings": "output.weight" not in keys.tensors,
-            "dtype": self.dtype,
-        }
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embeddings; the key of that name is sometimes that of the original, which had more rows."""
-        embeddings = self.keys.tensors.get("token_embd.weight")
-        if embeddings is None or len(embeddings.shape) != 2:
-            raise ConfigError(f"{self.keys.source} has no token embeddings: use another file of the model")
-        return embeddings.shape[0]
-
-    @property
-    def dtype(self) -> str:
-        """The type that a model in it loses nothing in, if the file has one for all; else that of most models."""
-        found = {tensor.block_type.name for tensor in self.keys.tensors.values() if len(tensor.shape) > 1}
-        return {frozenset({"F16"}): "float16", frozenset({"F32"}): "float32"}.get(frozenset(found), "bfloat16")
-
-    def rms(self) -> Values:
-        return {"rms_norm_eps": float(self.keys.require("attention.layer_norm_rms_epsilon"))}
-
-    def dense(self) -> Values:
-        return {"intermediate_size": self.keys.integer("feed_forward_length")}
-
-    def rope(self, *, theta: float = 10_000.0, yarn: Values | None = None) -> Values:
-        freqs = self.read_tensor(ROPE_FREQS)
-        return rope_values(self.keys, head_dim=self.head_dim, default_theta=theta, freqs=freqs, yarn=yarn)
-
-    def layer_types(self, *, full_every: int) -> list[str]:
-        """Which layers have the window: what the file says, or all but every `full_every`-th."""
-        keys = self.keys
-        listed = keys.for_layers("attention.sliding_window_pattern", self.num_layers)
-        if listed is not None:
-            return [SLIDING if is_local else FULL for is_local in listed]
-        period = keys.get("attention.sliding_window_pattern")
-        if period is None:
-            period = keys.assume("sliding_window_pattern", full_every)
-        if period == 0:
-            return [FULL] * self.num_layers
-        return [SLIDING if (i + 1) % period else FULL for i in range(self.num_layers)]
-
-    def window(self, default: int | None = None) -> int | None:
-        """Tokens of the window; None if there is none."""
-        window = self.keys.get("attention.sliding_window")
-        if window is None and default is not None:
-            return self.keys.assume("sliding_window", default)
-        return window or None
-
-
-def _llama(reader: _Reader) -> Values:
+def _llama(reader: ConfigReader) -> Values:
     keys = reader.keys
     rest = {**reader.rms(), **reader.dense(), **reader.rope()}
     if "partial_rotary_factor" in rest:
@@ -181,7 +96,7 @@ def _biases(keys: Keys) -> Values:
     }
 
 
-def _granite(reader: _Reader) -> Values:
+def _granite(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("rope.scaling.finetuned", True)
     return {
@@ -197,7 +112,7 @@ def _granite(reader: _Reader) -> Values:
     }
 
 
-def _mistral3(reader: _Reader) -> Values:
+def _mistral3(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("attention.temperature_scale", 0.0)
     mscale = keys.get("rope.scaling.yarn_log_multiplier")
@@ -210,39 +125,38 @@ def _mistral3(reader: _Reader) -> Values:
     }
 
 
-def _qwen2(reader: _Reader) -> Values:
+def _qwen2(reader: ConfigReader) -> Values:
     values = {**reader.base("Qwen2ForCausalLM", "qwen2"), **reader.rms(), **reader.dense(), **reader.rope()}
     reader.keys.expect("attention.sliding_window", 0)
     return values
 
 
-def _qwen3(reader: _Reader) -> Values:
+def _qwen3(reader: ConfigReader) -> Values:
     values = {**reader.base("Qwen3ForCausalLM", "qwen3"), **reader.rms(), **reader.dense(), **reader.rope()}
     reader.keys.expect("attention.sliding_window", 0)
-    return {**values, "attention_bias": reader.keys.has_tensor("attn_q.bias")}
+    return {**values, **reader.attention_bias()}
 
 
-def _qwen3moe(reader: _Reader) -> Values:
+def _qwen3moe(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("attention.sliding_window", 0)
     keys.expect("expert_gating_func", 1)
     keys.expect("expert_shared_feed_forward_length", 0)
     keys.expect("expert_weights_scale", 1.0, 0.0)
-    normalizes = keys.get("expert_weights_norm")
     return {
         **reader.base("Qwen3MoeForCausalLM", "qwen3_moe"),
         **reader.rms(),
         **reader.dense(),
         **reader.rope(),
-        "attention_bias": keys.has_tensor("attn_q.bias"),
+        **reader.attention_bias(),
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "norm_topk_prob": keys.assume("norm_topk_prob", True) if normalizes is None else normalizes,
+        "norm_topk_prob": keys.get_or_assume("expert_weights_norm", "norm_topk_prob", True),
     }
 
 
-def _phi3(reader: _Reader) -> Values:
+def _phi3(reader: ConfigReader) -> Values:
     keys = reader.keys
     values = {**reader.base("Phi3ForCausalLM", "phi3"), **reader.rms(), **reader.dense(), **reader.rope()}
     original = keys.get("rope.scaling.original_context_length", values["max_position_embeddings"])
@@ -254,10 +168,10 @@ def _phi3(reader: _Reader) -> Values:
     return {**values, "original_max_position_embeddings": original, "sliding_window": reader.window()}
 
 
-def _olmo2(reader: _Reader) -> Values:
+def _olmo2(reader: ConfigReader) -> Values:
     keys = reader.keys
     window = reader.window()
-    rest = {**reader.rms(), **reader.dense(), **reader.rope(theta=500_000.0), **_attention_bias(keys)}
+    rest = {**reader.rms(), **reader.dense(), **reader.rope(theta=500_000.0), **reader.attention_bias()}
     if window is None:
         return {**reader.base("Olmo2ForCausalLM", "olmo2"), **rest}
     local_theta = keys.get("rope.freq_base_swa")
@@ -272,11 +186,7 @@ def _olmo2(reader: _Reader) -> Values:
     }
 
 
-def _attention_bias(keys: Keys) -> Values:
-    return {"attention_bias": keys.has_tensor("attn_q.bias")}
-
-
-def _gpt_oss(reader: _Reader) -> Values:
+def _gpt_oss(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("rope.freq_base_swa", keys.get("rope.freq_base"))
     keys.get("feed_forward_length")
@@ -293,7 +203,7 @@ def _gpt_oss(reader: _Reader) -> Values:
     }
 
 
-def _starcoder2(reader: _Reader) -> Values:
+def _starcoder2(reader: ConfigReader) -> Values:
     keys = reader.keys
     window = keys.get("attention.sliding_window")
     if window is None and reader.num_layers in (30, 32, 40):  # those of 3, 7 and 15 billion parameters
@@ -309,24 +219,23 @@ def _starcoder2(reader: _Reader) -> Values:
     }
 
 
-def _glm4(reader: _Reader) -> Values:
+def _glm4(reader: ConfigReader) -> Values:
     keys = reader.keys
     if "rope.dimension_sections" in keys or reader.num_prediction_layers:
         raise ConfigError(f"{keys.source} is the text part of a GLM-4 vision model, which is not supported")
     values = {**reader.base("Glm4ForCausalLM", "glm4"), **reader.rms(), **reader.dense(), **reader.rope()}
     values.setdefault("partial_rotary_factor", 1.0)
-    return {**values, **_attention_bias(keys)}
+    return {**values, **reader.attention_bias()}
 
 
-def _glm4moe(reader: _Reader) -> Values:
+def _glm4moe(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("expert_gating_func", 2)
-    normalizes = keys.get("expert_weights_norm")
     values = {**reader.base("Glm4MoeForCausalLM", "glm4_moe"), **reader.rms(), **reader.dense(), **reader.rope()}
     values.setdefault("partial_rotary_factor", 1.0)
     return {
         **values,
-        **_attention_bias(keys),
+        **reader.attention_bias(),
         "use_qk_norm": keys.has_tensor("attn_q_norm.weight"),
         "n_routed_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -334,14 +243,14 @@ def _glm4moe(reader: _Reader) -> Values:
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
         "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
-        "norm_topk_prob": keys.assume("norm_topk_prob", True) if normalizes is None else normalizes,
+        "norm_topk_prob": keys.get_or_assume("expert_weights_norm", "norm_topk_prob", True),
         "n_group": keys.get("expert_group_count", 1),
         "topk_group": keys.get("expert_group_used_count", 1),
         "num_nextn_predict_layers": reader.num_prediction_layers,
     }
 
 
-def _command_r(reader: _Reader) -> Values:
+def _command_r(reader: ConfigReader) -> Values:
     keys = reader.keys
     return {
         **reader.base("CohereForCausalLM", "cohere"),
@@ -350,11 +259,11 @@ def _command_r(reader: _Reader) -> Values:
         "layer_norm_eps": keys.require("attention.layer_norm_epsilon"),
         "logit_scale": keys.require("logit_scale"),
         "use_qk_norm": keys.has_tensor("attn_q_norm.weight"),
-        **_attention_bias(keys),
+        **reader.attention_bias(),
     }
 
 
-def _cohere2(reader: _Reader) -> Values:
+def _cohere2(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("rope.freq_base_swa", keys.get("rope.freq_base"))
     return {
@@ -368,7 +277,7 @@ def _cohere2(reader: _Reader) -> Values:
     }
 
 
-def _gemma(reader: _Reader, architecture: str, model_type: str, *, large_layers: int) -> Values:
+def _gemma(reader: ConfigReader, architecture: str, model_type: str, *, large_layers: int) -> Values:
     """Gemma 2 and 3: the models with the most layers scale by the width of the model instead of that of a head."""
     keys = reader.keys
     is_large = reader.num_layers == large_layers
@@ -382,33 +291,31 @@ def _gemma(reader: _Reader, architecture: str, model_type: str, *, large_layers:
     }
 
 
-def _gemma2(reader: _Reader) -> Values:
+def _gemma2(reader: ConfigReader) -> Values:
     keys = reader.keys
     values = _gemma(reader, "Gemma2ForCausalLM", "gemma2", large_layers=46)
-    cap, final_cap = keys.get("attn_logit_softcapping"), values["final_logit_softcapping"]
     keys.expect("rope.freq_base_swa", keys.get("rope.freq_base"))
     return {
         **values,
         **reader.rope(),
-        "attn_logit_softcapping": keys.assume("attn_logit_softcapping", 50.0) if cap is None else cap,
-        "final_logit_softcapping": keys.assume("final_logit_softcapping", 30.0) if final_cap is None else final_cap,
+        "attn_logit_softcapping": keys.get_or_assume("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.get_or_assume("final_logit_softcapping", "final_logit_softcapping", 30.0),
         "sliding_window": reader.window(4096),
         "layer_types": reader.layer_types(full_every=2),
     }
 
 
-def _gemma3(reader: _Reader) -> Values:
+def _gemma3(reader: ConfigReader) -> Values:
     keys = reader.keys
     values = {**_gemma(reader, "Gemma3ForCausalLM", "gemma3_text", large_layers=62), **reader.rope(theta=1_000_000.0)}
     window = reader.window()
     if window is None:
         return {**values, "layer_types": [FULL] * reader.num_layers}
-    local_theta = keys.get("rope.freq_base_swa")
     return {
         **values,
         "sliding_window": window,
         "layer_types": reader.layer_types(full_every=6),
-        "rope_local_base_freq": keys.assume("rope_local_base_freq", 10_000.0) if local_theta is None else local_theta,
+        "rope_local_base_freq": keys.get_or_assume("rope.freq_base_swa", "rope_local_base_freq", 10_000.0),
     }
 
 
@@ -416,7 +323,7 @@ def _gemma3(reader: _Reader) -> Values:
 _EXPERT_GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
-def _deepseek2(reader: _Reader) -> Values:
+def _deepseek2(reader: ConfigReader) -> Values:
     keys = reader.keys
     keys.expect("attention.temperature_scale", 0.0)
     keys.get("attention.temperature_length")
@@ -469,7 +376,7 @@ def _deepseek2(reader: _Reader) -> Values:
     return {**values, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
 
 
-def _is_sigmoid(reader: _Reader) -> bool:
+def _is_sigmoid(reader: ConfigReader) -> bool:
     """Whether experts are chosen by sigmoid scores (V3 and later), not by softmax (V2)."""
     keys = reader.keys
     gating = keys.get("expert_gating_func", 0)
@@ -483,7 +390,7 @@ def _is_sigmoid(reader: _Reader) -> bool:
     return is_glm
 
 
-def _llama4(reader: _Reader) -> Values:
+def _llama4(reader: ConfigReader) -> Values:
     keys = reader.keys
     if keys.get("attention.sliding_window", 8192) == 0:
         raise ConfigError(f"{keys.source} is a Llama 4 model without chunks, which is not supported")
@@ -511,7 +418,7 @@ def _llama4(reader: _Reader) -> Values:
     }
 
 
-_FAMILIES: Mapping[str, Callable[[_Reader], Values]] = {
+_FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "llama": _llama,
     "granite": _granite,
     "mistral3": _mistral3,

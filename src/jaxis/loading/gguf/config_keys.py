@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.loading.gguf.container import GGUFTensor
+from jaxis.loading.gguf.container import GGUFTensor, shortest_float
 
 # Keys of an architecture that cannot change a model's logits. The number of rows of the embeddings is `vocab_size`.
 NEUTRAL_KEYS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
@@ -58,8 +58,7 @@ class Keys:
                 )
             value = value.tolist()[0]
         if isinstance(value, float):
-            # Numbers are float32 in the file. The shortest number that is the same float32 is what config.json has.
-            value = float(str(np.float32(value)))
+            value = shortest_float(value)
         return default if value is None else value
 
     def require(self, key: str) -> Any:
@@ -80,6 +79,11 @@ class Keys:
         """The value, of the family, that the file does not have; reported as such."""
         self.assumptions.append(f"{name}={value}")
         return value
+
+    def get_or_assume(self, key: str, name: str, default: Any) -> Any:
+        """A key's value, or the family's, reported as an assumption about config.json's `name`."""
+        value = self.get(key)
+        return self.assume(name, default) if value is None else value
 
     def for_layers(self, key: str, num_layers: int) -> list[Any] | None:
         """A key's value for each layer; None if it is absent or one number for all.

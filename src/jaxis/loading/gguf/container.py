@@ -23,6 +23,7 @@ from numpy.lib.array_utils import byte_bounds
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.block_types import BlockType, find_block_type
 from jaxis.loading.git_lfs import check_not_lfs_pointer
+from jaxis.loading.mapped_pages import drop_pages
 
 MAX_HEADER_BYTES = 100_000_000
 DEFAULT_ALIGNMENT = 32
@@ -113,13 +114,11 @@ class GGUFFile:
 
         Reading it again reads the file again.
         """
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is None:
             return
         first, end = byte_bounds(view)
         start_of_map = np.frombuffer(self._map, np.uint8, count=1).ctypes.data
-        # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
-        start = (first - start_of_map) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, end - start_of_map - start)
+        drop_pages(self._map, first - start_of_map, end - start_of_map)
 
     def close(self) -> None:
         """Releases the map; the file is unmapped when the last array that views it is gone."""
@@ -143,6 +142,11 @@ def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
       CheckpointError: The file cannot be read or breaks the format.
     """
     return _read_header(Path(path), with_tensors=False).metadata
+
+
+def shortest_float(number: float) -> float:
+    """The shortest number that is the same float32: a file has 0.95 as float32, and a config.json has 0.95."""
+    return float(str(np.float32(number)))
 
 
 @dataclass(frozen=True)

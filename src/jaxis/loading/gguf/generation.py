@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jaxis.loading.gguf.container import read_gguf_metadata
+from jaxis.loading.gguf.container import read_gguf_metadata, shortest_float
 from jaxis.loading.gguf.shards import find_shards
 
 # Key in the file -> key in generation_config.json, and its type.
@@ -28,5 +26,4 @@ def gguf_generation_defaults(path: Path) -> dict[str, Any]:
     """
     metadata = read_gguf_metadata(find_shards(path)[0])
     found = {name: metadata[key] for key, (name, kind) in SETTINGS.items() if type(metadata.get(key)) is kind}
-    # The shortest number that is the same float32.
-    return {name: float(str(np.float32(value))) if type(value) is float else value for name, value in found.items()}
+    return {name: shortest_float(value) if type(value) is float else value for name, value in found.items()}

@@ -31,11 +31,7 @@ class CohereToolParser(JSONToolParser):
     ignored_keys = ("type", "tool_call_id")
 
     def _read_call(self, _opener: str) -> Reading[None]:
-        if (yield from self._reader.skip_space()) == "[":
-            yield from self._read_call_list()
-        else:
-            yield from self._read_call_object()
-            self._end_call()
+        yield from self._read_calls()
 
 
 class CommandRToolParser(JSONToolParser):

@@ -16,11 +16,7 @@ class GraniteToolParser(JSONToolParser):
     dropped = ("<|end_of_text|>",)
 
     def _read_call(self, opener: str) -> Reading[None]:
-        if (yield from self._reader.skip_space()) == "[":
-            yield from self._read_call_list()
-        else:
-            yield from self._read_call_object()
-            self._end_call()
+        yield from self._read_calls()
         yield from self._reader.skip_space()
         with contextlib.suppress(EndOfTextError):
             yield from self._reader.take_if(opener.replace("<", "</", 1))

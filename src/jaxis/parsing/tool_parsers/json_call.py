@@ -98,6 +98,14 @@ class JSONToolParser(ToolParser):
         self._add_arguments(arguments)
         self._arguments_done = True
 
+    def _read_calls(self) -> Reading[None]:
+        """Reads calls in a JSON array, or a single one."""
+        if (yield from self._reader.skip_space()) == "[":
+            yield from self._read_call_list()
+        else:
+            yield from self._read_call_object()
+            self._end_call()
+
     def _read_call_list(self) -> Reading[None]:
         """Reads calls in a JSON array; the first one opens it."""
         yield from expect(self._reader, "[")

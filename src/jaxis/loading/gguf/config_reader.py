@@ -1,0 +1,109 @@
+"""What the configs of all architectures have in common, read from the keys of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxis.errors import ConfigError
+from jaxis.loading.gguf.config_keys import Keys
+from jaxis.loading.gguf.names import ROPE_FREQS
+from jaxis.loading.gguf.rope_keys import rope_values
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+Values = dict[str, Any]
+ReadTensor = Callable[[str], np.ndarray | None]
+
+
+class ConfigReader:
+    """What all architectures have in common, as the keys of config.json.
+
+    Args:
+      keys: The file's.
+      read_tensor: Reads a tensor of floats; None if there is none of the name.
+
+    Raises:
+      ConfigError: A size is missing or not one; so do all methods.
+    """
+
+    def __init__(self, keys: Keys, read_tensor: ReadTensor) -> None:
+        self.keys = keys
+        self.read_tensor = read_tensor
+        self.hidden_size = keys.integer("embedding_length")
+        self.num_heads = keys.integer("attention.head_count")
+        self.num_kv_heads = keys.integer("attention.head_count_kv", self.num_heads)
+        if not self.hidden_size or not self.num_heads or not self.num_kv_heads:
+            raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
+        self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
+        self.num_prediction_layers = keys.integer("nextn_predict_layers", 0)
+        self.num_layers = keys.integer("block_count") - self.num_prediction_layers
+        keys.expect("attention.causal", True)
+
+    def base(self, architecture: str, model_type: str) -> Values:
+        """The keys that every config.json has, except those of feed-forward blocks, norms and ropes."""
+        keys = self.keys
+        keys.expect("attention.value_length", self.head_dim)
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": keys.integer("context_length"),
+            "vocab_size": self.vocab_size,
+            "tie_word_embeddings": "output.weight" not in keys.tensors,
+            "dtype": self.dtype,
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embeddings; the key of that name is sometimes that of the original, which had more rows."""
+        embeddings = self.keys.tensors.get("token_embd.weight")
+        if embeddings is None or len(embeddings.shape) != 2:
+            raise ConfigError(f"{self.keys.source} has no token embeddings: use another file of the model")
+        return embeddings.shape[0]
+
+    @property
+    def dtype(self) -> str:
+        """The type that a model in it loses nothing in, if the file has one for all; else that of most models."""
+        found = {tensor.block_type.name for tensor in self.keys.tensors.values() if len(tensor.shape) > 1}
+        return {frozenset({"F16"}): "float16", frozenset({"F32"}): "float32"}.get(frozenset(found), "bfloat16")
+
+    def rms(self) -> Values:
+        """The RMS norms' epsilon."""
+        return {"rms_norm_eps": float(self.keys.require("attention.layer_norm_rms_epsilon"))}
+
+    def dense(self) -> Values:
+        """The width of dense feed-forward blocks."""
+        return {"intermediate_size": self.keys.integer("feed_forward_length")}
+
+    def attention_bias(self) -> Values:
+        """Whether the projections of attention have biases."""
+        return {"attention_bias": self.keys.has_tensor("attn_q.bias")}
+
+    def rope(self, *, theta: float = 10_000.0, yarn: Values | None = None) -> Values:
+        """The rope's settings; the arguments are what the family has where the keys leave it out."""
+        freqs = self.read_tensor(ROPE_FREQS)
+        return rope_values(self.keys, head_dim=self.head_dim, default_theta=theta, freqs=freqs, yarn=yarn)
+
+    def layer_types(self, *, full_every: int) -> list[str]:
+        """Which layers have the window: what the file says, or all but every `full_every`-th."""
+        keys = self.keys
+        listed = keys.for_layers("attention.sliding_window_pattern", self.num_layers)
+        if listed is not None:
+            return [SLIDING if is_local else FULL for is_local in listed]
+        period = keys.get_or_assume("attention.sliding_window_pattern", "sliding_window_pattern", full_every)
+        if period == 0:
+            return [FULL] * self.num_layers
+        return [SLIDING if (i + 1) % period else FULL for i in range(self.num_layers)]
+
+    def window(self, default: int | None = None) -> int | None:
+        """Tokens of the window; None if there is none."""
+        window = self.keys.get("attention.sliding_window")
+        if window is None and default is not None:
+            return self.keys.assume("sliding_window", default)
+        return window or None

@@ -1,0 +1,22 @@
+"""Pages of memory-mapped files, which the readers of weights give back once a tensor is used."""
+
+from __future__ import annotations
+
+import mmap
+
+
+def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
+    """Lets the operating system drop the pages of a part of a file from this process.
+
+    Reading them again reads the file again. Does nothing where the system cannot be told.
+
+    Args:
+      mapped: The file.
+      start: The part's first byte, counted from the start of the file.
+      end: The byte after its last one.
+    """
+    if start == end or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
