@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "arithmetic.h"
 #include "attention_cache.h"
 #include "simd.h"
 
@@ -93,26 +94,7 @@ void score_tiles(const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_
 template <typename T>
 void score(int rows, const float* q, Tiles<T> keys, int64_t num_tiles, int64_t head_dim, float* scores,
            int64_t stride) {
-  switch (rows) {
-#define JAXIS_CASE(R) \
-  case R:             \
-    return score_tiles<R>(q, keys, num_tiles, head_dim, scores, stride)
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-#if defined(JAXIS_SIMD_AVX512)
-    JAXIS_CASE(7);
-    JAXIS_CASE(8);
-    JAXIS_CASE(9);
-    JAXIS_CASE(10);
-    JAXIS_CASE(11);
-    JAXIS_CASE(12);
-#endif
-#undef JAXIS_CASE
-  }
+  with_count<kScoreRows>(rows, [&](auto r) { score_tiles<r()>(q, keys, num_tiles, head_dim, scores, stride); });
 }
 
 // Adds to V * 16 elements of each of R rows the values of the context's tokens `first` to `last`, by their weights.
@@ -168,20 +150,9 @@ void weigh_rows(const float* weights, int64_t stride, Tiles<T> values, int64_t f
 template <typename T>
 void weigh(int rows, const float* weights, int64_t stride, Tiles<T> values, int64_t first, int64_t last,
            int64_t head_dim, float* sums) {
-  switch (rows) {
-#define JAXIS_CASE(R) \
-  case R:             \
-    return weigh_rows<R, value_vectors(R)>(weights, stride, values, first, last, head_dim, 0, sums)
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-#if defined(JAXIS_SIMD_AVX512)
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-#endif
-#undef JAXIS_CASE
-  }
+  with_count<kValueRows>(rows, [&](auto r) {
+    weigh_rows<r(), value_vectors(r())>(weights, stride, values, first, last, head_dim, 0, sums);
+  });
 }
 
 }  // namespace

@@ -351,23 +351,7 @@ void micro_codes_int8(const QuantizedRows& x, const UnpackedCodes& w, float* c, 
       const float* x_scales = x.scales + s * R;
       for (int64_t g = s * w.groups_per_span; g < (s + 1) * w.groups_per_span; ++g) {
         I32x16 dots[R][kHalves];
-        for (int r = 0; r < R; ++r) {
-          for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(x.offsets[g * R + r]);
-        }
-#pragma GCC unroll 4
-        for (int64_t step = 0; step < group_steps; ++step, wi += 128) {
-          U8x64 values[kHalves];
-          prefetch(wi);
-          prefetch(wi + 64);
-#pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
-#pragma GCC unroll 6
-          for (int r = 0; r < R; ++r, xi += kActivationBytes) {
-            const ActivationQuad four = load_activation_quad(xi);
-#pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
-          }
-        }
+        group_dots<R>(x.offsets + g * R, group_steps, &xi, &wi, dots);
         const int64_t at = g * kPanelRows + half * kLanes;
         const float* sums = x.sums + g * R;
 #pragma GCC unroll 2

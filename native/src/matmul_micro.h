@@ -133,6 +133,33 @@ struct Int8Panel {
 
 constexpr int kInt8Steps = kActivationGroup / 4;  // of four columns in a group
 
+// A group's integer products of R rows with half a panel: `steps` times four columns, added to each row's offset. The
+// pointers to both move on to the next group.
+template <int R>
+JAXIS_INLINE void group_dots(const int32_t* offsets, int64_t steps, const uint8_t** x, const uint8_t** w,
+                             I32x16 (&dots)[R][kHalves]) {
+  const uint8_t *xi = *x, *wi = *w;
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(offsets[r]);
+  }
+#pragma GCC unroll 4
+  for (int64_t step = 0; step < steps; ++step, wi += 128) {
+    U8x64 values[kHalves];
+    prefetch(wi);
+    prefetch(wi + 64);
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r, xi += kActivationBytes) {
+      const ActivationQuad four = load_activation_quad(xi);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
+    }
+  }
+  *x = xi;
+  *w = wi;
+}
+
 // x times w, set in or added to c [R][32]; the weights' scales come after the last group.
 template <int R>
 void micro_int8(const QuantizedRows& x, const Int8Panel& w, float* c, bool first, bool last) {
@@ -143,23 +170,7 @@ void micro_int8(const QuantizedRows& x, const Int8Panel& w, float* c, bool first
     const uint8_t* wi = w.values + half * 64;
     for (int64_t g = 0; g < w.groups; ++g) {
       I32x16 dots[R][kHalves];
-      for (int r = 0; r < R; ++r) {
-        for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(x.offsets[g * R + r]);
-      }
-#pragma GCC unroll 4
-      for (int s = 0; s < kInt8Steps; ++s, wi += 128) {
-        U8x64 values[kHalves];
-        prefetch(wi);
-        prefetch(wi + 64);
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; ++r, xi += kActivationBytes) {
-          const ActivationQuad four = load_activation_quad(xi);
-#pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) dots[r][h] = dot(dots[r][h], values[h], four);
-        }
-      }
+      group_dots<R>(x.offsets + g * R, kInt8Steps, &xi, &wi, dots);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
 #pragma GCC unroll 6

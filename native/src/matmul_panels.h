@@ -61,66 +61,6 @@ void scale_tile(const Int8Panel& w, int64_t num_rows, float* tile) {
   }
 }
 
-void run_f32(int rows, const float* x, const float* w, int64_t k, float* c, bool first) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                             \
-  case R:                                                         \
-    if constexpr (R <= kMaxRows) micro_f32<R>(x, w, k, c, first); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-    JAXIS_CASE(7);
-    JAXIS_CASE(8);
-    JAXIS_CASE(9);
-    JAXIS_CASE(10);
-    JAXIS_CASE(11);
-    JAXIS_CASE(12);
-#undef JAXIS_CASE
-  }
-}
-
-void run_bf16(int rows, const float* x, const bf16_t* w, int64_t k, float* c, bool first) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                              \
-  case R:                                                          \
-    if constexpr (R <= kMaxRows) micro_bf16<R>(x, w, k, c, first); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-    JAXIS_CASE(7);
-    JAXIS_CASE(8);
-    JAXIS_CASE(9);
-    JAXIS_CASE(10);
-    JAXIS_CASE(11);
-    JAXIS_CASE(12);
-#undef JAXIS_CASE
-  }
-}
-
-void run_int8(int rows, const QuantizedRows& x, const Int8Panel& w, float* c, bool first, bool last) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                                          \
-  case R:                                                                      \
-    if constexpr (R <= kMaxQuantizedRows) micro_int8<R>(x, w, c, first, last); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-#undef JAXIS_CASE
-  }
-}
-
 void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                          float* tile) {
   const Int8Panel whole = int8_panel(f, panel);
@@ -137,46 +77,9 @@ void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t*
       x.scales += begin * num;
       x.offsets += begin * num;
       x.sums += begin * num;
-      run_int8(num, x, w, c, begin == 0, begin + w.groups == whole.groups);
+      const bool is_last = begin + w.groups == whole.groups;
+      with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r()>(x, w, c, begin == 0, is_last); });
     }
-  }
-}
-
-void run_codes_int8(int rows, const QuantizedRows& x, const UnpackedCodes& w, float* c, bool first) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                                          \
-  case R:                                                                      \
-    if constexpr (R <= kMaxQuantizedRows) micro_codes_int8<R>(x, w, c, first); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-#undef JAXIS_CASE
-  }
-}
-
-void run_codes_f32(int rows, const float* x, const float* sums, const UnpackedCodes& w, float* c, bool first) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                                      \
-  case R:                                                                  \
-    if constexpr (R <= kMaxRows) micro_codes_f32<R>(x, sums, w, c, first); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-    JAXIS_CASE(7);
-    JAXIS_CASE(8);
-    JAXIS_CASE(9);
-    JAXIS_CASE(10);
-    JAXIS_CASE(11);
-    JAXIS_CASE(12);
-#undef JAXIS_CASE
   }
 }
 
@@ -287,35 +190,13 @@ void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first,
         x.scales += begin * num;
         x.offsets += part * num;
         x.sums += part * num;
-        run_codes_int8(num, x, w, c, begin == 0);
+        with_count<kMaxQuantizedRows>(num, [&](auto n) { micro_codes_int8<n()>(x, w, c, begin == 0); });
       } else {
         const float* sums = r.has_minima() ? rows.sums_of_block(block) + part * num : nullptr;
-        run_codes_f32(num, rows.plain_block(block) + column * num, sums, w, c, begin == 0);
+        const float* x = rows.plain_block(block) + column * num;
+        with_count<kMaxRows>(num, [&](auto n) { micro_codes_f32<n()>(x, sums, w, c, begin == 0); });
       }
     }
-  }
-}
-
-template <WeightType kStored>
-void run_block_scaled(int rows, const float* x, const BlockScaledPanel& w, float* c, bool first) {
-  switch (rows) {
-#define JAXIS_CASE(R)                                                            \
-  case R:                                                                        \
-    if constexpr (R <= kMaxRows) micro_block_scaled<R, kStored>(x, w, c, first); \
-    return
-    JAXIS_CASE(1);
-    JAXIS_CASE(2);
-    JAXIS_CASE(3);
-    JAXIS_CASE(4);
-    JAXIS_CASE(5);
-    JAXIS_CASE(6);
-    JAXIS_CASE(7);
-    JAXIS_CASE(8);
-    JAXIS_CASE(9);
-    JAXIS_CASE(10);
-    JAXIS_CASE(11);
-    JAXIS_CASE(12);
-#undef JAXIS_CASE
   }
 }
 
@@ -334,13 +215,15 @@ void multiply_block_scaled_panel(const Rows& rows, const WeightFormat& f, const 
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
       const float* x = rows.plain_block(block) + begin * f.group * num;
-      if (!reads_stored) {
-        run_block_scaled<WeightType::kF32>(num, x, w, c, begin == 0);
-      } else if (f.type == WeightType::kFp8) {
-        run_block_scaled<WeightType::kFp8>(num, x, w, c, begin == 0);
-      } else {
-        run_block_scaled<WeightType::kMxfp4>(num, x, w, c, begin == 0);
-      }
+      with_count<kMaxRows>(num, [&](auto n) {
+        if (!reads_stored) {
+          micro_block_scaled<n(), WeightType::kF32>(x, w, c, begin == 0);
+        } else if (f.type == WeightType::kFp8) {
+          micro_block_scaled<n(), WeightType::kFp8>(x, w, c, begin == 0);
+        } else {
+          micro_block_scaled<n(), WeightType::kMxfp4>(x, w, c, begin == 0);
+        }
+      });
     }
   }
 }
@@ -375,9 +258,10 @@ void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* pane
       const float* x = rows.plain_block(block) + begin * num;
       if (reads_stored) {
         const bf16_t* w = reinterpret_cast<const bf16_t*>(panel) + begin * kPanelRows;
-        run_bf16(num, x, w, columns, c, begin == 0);
+        with_count<kMaxRows>(num, [&](auto n) { micro_bf16<n()>(x, w, columns, c, begin == 0); });
       } else {
-        run_f32(num, x, as_float32 + begin * kPanelRows, columns, c, begin == 0);
+        const float* w = as_float32 + begin * kPanelRows;
+        with_count<kMaxRows>(num, [&](auto n) { micro_f32<n()>(x, w, columns, c, begin == 0); });
       }
     }
   }
