@@ -1,4 +1,5 @@
-// Dot products of unsigned with signed bytes, four at a time in each of sixteen 32-bit lanes.
+// Dot products of unsigned with signed bytes, and sums of unsigned ones, four at a time in each of sixteen 32-bit
+// lanes.
 //
 // Where an instruction set has no such instruction, bytes are extended to 16 bits first: its pairwise products add up
 // exactly, while the instructions on bytes would saturate. Activations are stored as the instruction wants them:
@@ -19,6 +20,7 @@ struct I32x16 {
 };
 JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 JAXIS_INLINE F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
 #if defined(JAXIS_SIMD_VNNI)
 
@@ -36,6 +38,7 @@ JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   return {_mm512_set1_epi32(bits)};
 }
 JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) { return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi8(1))}; }
 
 #else
 
@@ -59,6 +62,10 @@ JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
   return {_mm512_add_epi32(sum.v, products)};
 }
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
+  const __m512i pairs = _mm512_add_epi16(w.even, w.odd);
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
 
 #endif
 
@@ -76,6 +83,7 @@ struct ActivationQuad {
 };
 JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 JAXIS_INLINE F32x16 to_float(I32x16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+JAXIS_INLINE I32x16 operator+(I32x16 x, I32x16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 JAXIS_INLINE U8x64 zero_extend(__m256i a, __m256i b) {
   const __m256i mask = _mm256_set1_epi16(0xff);
   return {_mm256_and_si256(a, mask), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, mask), _mm256_srli_epi16(b, 8)};
@@ -93,6 +101,11 @@ JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even), _mm256_madd_epi16(w.odd_a, x.odd));
   const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even), _mm256_madd_epi16(w.odd_b, x.odd));
   return {_mm256_add_epi32(sum.a, a), _mm256_add_epi32(sum.b, b)};
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(_mm256_add_epi16(w.even_a, w.odd_a), ones)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(_mm256_add_epi16(w.even_b, w.odd_b), ones))};
 }
 
 #elif defined(JAXIS_SIMD_NEON)
@@ -113,6 +126,9 @@ JAXIS_INLINE I32x16 broadcast_i32(int32_t x) {
 JAXIS_INLINE F32x16 to_float(I32x16 a) {
   return {{vcvtq_f32_s32(a.v[0]), vcvtq_f32_s32(a.v[1]), vcvtq_f32_s32(a.v[2]), vcvtq_f32_s32(a.v[3])}};
 }
+JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) {
+  return {{vaddq_s32(a.v[0], b.v[0]), vaddq_s32(a.v[1], b.v[1]), vaddq_s32(a.v[2], b.v[2]), vaddq_s32(a.v[3], b.v[3])}};
+}
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
 }
@@ -129,6 +145,13 @@ JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
     const int32x4_t first = vpaddq_s32(vmull_s16(vget_low_s16(low), x.v), vmull_s16(vget_high_s16(low), x.v));
     const int32x4_t second = vpaddq_s32(vmull_s16(vget_low_s16(high), x.v), vmull_s16(vget_high_s16(high), x.v));
     out.v[i] = vaddq_s32(sum.v[i], vpaddq_s32(first, second));
+  }
+  return out;
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
+  I32x16 out;
+  for (int i = 0; i < 4; ++i) {
+    out.v[i] = vaddq_s32(sum.v[i], vreinterpretq_s32_u32(vpaddlq_u16(vpaddlq_u8(w.v[i]))));
   }
   return out;
 }
@@ -155,6 +178,10 @@ JAXIS_INLINE F32x16 to_float(I32x16 a) {
   for (int i = 0; i < 16; ++i) out.v[i] = static_cast<float>(a.v[i]);
   return out;
 }
+JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
+  return a;
+}
 JAXIS_INLINE U8x64 load_u8x64(const uint8_t* p) {
   U8x64 out;
   std::memcpy(out.v, p, 64);
@@ -168,6 +195,12 @@ JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
 JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x.v[j];
+  }
+  return sum;
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]);
   }
   return sum;
 }

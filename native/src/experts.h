@@ -29,7 +29,7 @@ struct Experts {
   const float* weights;  // [tokens, slots]
   int64_t tokens, slots, num_experts;
   ExpertMatrices gate, up, down;  // gate and up have one n, which is down.format.k
-  bool quantize_activations;      // to int8, by row and group
+  bool quantize_activations;      // to int8, in groups
   Activation activation;          // not kNone
   float alpha, limit;
   float* out;  // [tokens, down.n]

@@ -5,9 +5,8 @@
 //
 //   kF32   [k][32] float32
 //   kBf16  [k2 / 2][32][2] bfloat16, k2 = k rounded up to 2
-//   kInt8  [k4 / 4][32][4] unsigned bytes, 128 more than the weights without their scales, k4 = k rounded up to 64;
-//   then
-//          [32] float32 scales
+//   kInt8  [k4 / 4][32][4] unsigned bytes, 128 more than the weights without their scales, k4 = k rounded up to 32;
+//          then [32] float32 scales
 //   kFp8   for each group (the last one may be cut off): [32] float32 scales, [columns / 2][32][2] e4m3, columns
 //          rounded up to 2
 //   kMxfp4 for each group: [32] e8m0 scales, [group / 8][32] words of eight e2m1, the first in the lowest bits
@@ -26,6 +25,16 @@
 //
 // Of kFp8, kMxfp4 and kCodes a product is the sum over groups (of at most 32 columns, of kCodes) of scale * (the sum of
 // x * number), each sum in the columns' order; the minimum times the sum of the group's x is added after the group.
+//
+// Activations may be quantized to int8, 32 columns at a time: x ~ scale * q + midpoint, where the scale is (max - min)
+// / 254, the midpoint (max + min) / 2 and q round-half-even((x - midpoint) / scale), from -127 to 127. Then products of
+// kInt8 and kCodes are the sums over parts of at most 32 columns (16, where the weights' groups are of 16), in the
+// columns' order, of
+//
+//   (x's scale * weights' scale) * (the sum of q * w) + x's midpoint * (weights' scale * the sum of w)
+//   + minimum * (the part's sum of scale * q + midpoint)
+//
+// where w is the code less its zero; both sums of integers are exact. Of kInt8 the weights' scale comes last instead.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +45,8 @@ namespace jaxis {
 
 constexpr int kPanelRows = 32;
 constexpr int kMaxMatrices = 4;
-// Columns that share an activation's scale where the weights have one scale a row.
-constexpr int64_t kActivationGroup = 64;
+// Columns of a row of activations that are quantized together.
+constexpr int64_t kActivationGroup = 32;
 // Columns of a unit of codes. Groups of codes are multiples of it, or half of it, and at most kMaxGroup.
 constexpr int64_t kUnit = 32;
 constexpr int64_t kMaxGroup = 128;
@@ -122,7 +131,7 @@ struct Matmul {
   const float* x;  // [rows, k]
   int64_t rows;
   WeightFormat format;
-  bool quantize_activations;  // to int8, by row and group; if has_integer_products
+  bool quantize_activations;  // to int8, in groups; if has_integer_products
   Activation activation;
   int num_matrices;
   const uint8_t* weight[kMaxMatrices];

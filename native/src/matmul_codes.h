@@ -163,15 +163,18 @@ JAXIS_INLINE void prefetch_unit(const uint8_t* unit, int half) {
   }
 }
 
-// Steps [kFirst, kLast) of a unit, times a row of quantized activations at `x`.
+// Steps [kFirst, kLast) of a unit, times a row of quantized activations at `x`, and their sums.
 template <CodeKind kKind, int kFirst, int kLast>
-JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, ByteTable levels, I32x16 (&dots)[kHalves]) {
+JAXIS_INLINE void add_dots(const uint8_t* x, const uint8_t* unit, int half, ByteTable levels, I32x16 (&dots)[kHalves],
+                           I32x16 (&sums)[kHalves]) {
 #pragma GCC unroll 8
   for (int step = kFirst; step < kLast; ++step) {
     const ActivationQuad four = load_activation_quad(x + (step - kFirst) * kActivationBytes);
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
-      dots[h] = dot(dots[h], for_dot(load_codes<kKind>(unit, step, half + h, levels)), four);
+      const U8x64 values = for_dot(load_codes<kKind>(unit, step, half + h, levels));
+      dots[h] = dot(dots[h], values, four);
+      sums[h] = add_quads(sums[h], values);
     }
   }
 }
@@ -208,52 +211,62 @@ JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int h
   }
 }
 
-// A quantized row times a panel -> c [32].
+// A quantized row times a panel -> c [32]; see micro_int8 for the arithmetic.
 template <CodeKind kKind>
 void micro_stored_int8(const QuantizedRows& x, const CodeReader& r, const uint8_t* panel, float* c) {
   const ByteTable levels = load_byte_table(r.byte_levels);
-  const int64_t groups_per_span = r.layout.groups_per_span, units = r.layout.units_per_span;
+  const int64_t units = r.layout.units_per_span;
   for (int half = 0; half < 2; half += kHalves) {
     F32x16 sum[kHalves];
     for (int h = 0; h < kHalves; ++h) sum[h] = zero();
     const uint8_t* xi = x.values;
+    int64_t group = 0;  // of activations
     for_each_span(
         r, panel, half,
-        [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
+        [&](const uint8_t* span, int64_t, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
           const uint8_t* unit = span + r.layout.unit_at;
-          const auto end_group = [&](int64_t g, const I32x16(&dots)[kHalves]) __attribute__((always_inline)) {
-            const int64_t part = s * groups_per_span + g;
+          I32x16 dots[kHalves], sums[kHalves];
+          const auto begin_part = [&](int64_t part, int columns) __attribute__((always_inline)) {
+            for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[part]);
+            for (int h = 0; h < kHalves; ++h) sums[h] = broadcast_i32(r.has_zero_points ? 0 : -r.zero * columns);
+          };
+          const auto end_part = [&](int64_t part, int64_t g, int columns) __attribute__((always_inline)) {
 #pragma GCC unroll 2
             for (int h = 0; h < kHalves; ++h) {
-              F32x16 value = to_float(dots[h]);
+              F32x16 product = to_float(dots[h]), of_codes = to_float(sums[h]);
               if (r.has_zero_points) {
-                value = value - load_zero_point(r, span, g, half + h) * broadcast(x.sums[part]);
+                const F32x16 zeros = zero() - load_zero_point(r, span, g, half + h);
+                product = fma(zeros, broadcast(x.sums[part]), product);
+                of_codes = fma(zeros, broadcast(static_cast<float>(columns)), of_codes);
               }
-              sum[h] = fma(value, load_scale(r, super[h], span, g, half + h) * broadcast(x.scales[s]), sum[h]);
+              const F32x16 scales = load_scale(r, super[h], span, g, half + h);
+              sum[h] = fma(product, scales * broadcast(x.scales[group]), sum[h]);
+              sum[h] = fma(scales * of_codes, broadcast(x.midpoints[group]), sum[h]);
               if (r.has_minima()) {
                 sum[h] = fma(load_minimum(r, super[h], span, g, half + h), broadcast(x.sums[part]), sum[h]);
               }
             }
           };
-          I32x16 dots[kHalves];
-          if (groups_per_span == 1) {
-            for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[s]);
-            for (int64_t u = 0; u < units; ++u, unit += r.layout.unit_bytes, xi += kUnitSteps * kActivationBytes) {
+          if (r.layout.groups_per_span == 1) {
+            for (int64_t u = 0; u < units; ++u, ++group, unit += r.layout.unit_bytes) {
               prefetch_unit<kKind>(unit, half);
-              add_dots<kKind, 0, kUnitSteps>(xi, unit, half, levels, dots);
+              begin_part(group, kUnit);
+              add_dots<kKind, 0, kUnitSteps>(xi, unit, half, levels, dots, sums);
+              end_part(group, 0, kUnit);
+              xi += kUnitSteps * kActivationBytes;
             }
-            end_group(0, dots);
             return;
           }
           constexpr int kLater = kUnitSteps / 2;
           prefetch_unit<kKind>(unit, half);
-          for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[2 * s]);
-          add_dots<kKind, 0, kLater>(xi, unit, half, levels, dots);
-          end_group(0, dots);
-          for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[2 * s + 1]);
-          add_dots<kKind, kLater, kUnitSteps>(xi + kLater * kActivationBytes, unit, half, levels, dots);
-          end_group(1, dots);
+          begin_part(2 * group, kUnit / 2);
+          add_dots<kKind, 0, kLater>(xi, unit, half, levels, dots, sums);
+          end_part(2 * group, 0, kUnit / 2);
+          begin_part(2 * group + 1, kUnit / 2);
+          add_dots<kKind, kLater, kUnitSteps>(xi + kLater * kActivationBytes, unit, half, levels, dots, sums);
+          end_part(2 * group + 1, 1, kUnit / 2);
           xi += kUnitSteps * kActivationBytes;
+          ++group;
         });
     for (int h = 0; h < kHalves; ++h) store(c + (half + h) * kLanes, sum[h]);
   }
@@ -323,73 +336,25 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& r, co
   }
 }
 
-// Spans of a panel, unpacked: of each group its numbers as float32 [32], and of each column its codes, less nothing, as
-// bytes [4 of them][32][4], or less their zeros as float32 [32].
-struct UnpackedCodes {
-  const uint8_t* bytes;
-  int64_t byte_stride;  // from span to span
-  const float* floats;
-  const float* scales;       // [groups][32]
-  const float* minima;       // or null
-  const float* zero_points;  // of bytes, or null
+// Spans of a panel, unpacked: of each group its numbers and of each column its codes less their zeros, as float32 [32].
+struct FloatColumns {
+  const float* values;
+  const float* scales;  // [groups][32]
+  const float* minima;  // or null
   int64_t spans, groups_per_span, units_per_span;
 
   // Columns whose sum is scaled at once.
   int64_t chunk() const { return kUnit / groups_per_span; }
 };
 
-// x times w, set in or (not `first`) added to c [R][32].
-template <int R>
-void micro_codes_int8(const QuantizedRows& x, const UnpackedCodes& w, float* c, bool first) {
-  const int64_t group_steps = kUnitSteps * w.units_per_span / w.groups_per_span;
-  for (int half = 0; half < 2; half += kHalves) {
-    F32x16 sum[R][kHalves];
-    begin_sums<R>(sum, c, half, first);
-    const uint8_t* xi = x.values;
-    for (int64_t s = 0; s < w.spans; ++s) {
-      const uint8_t* wi = w.bytes + s * w.byte_stride + half * 64;
-      const float* x_scales = x.scales + s * R;
-      for (int64_t g = s * w.groups_per_span; g < (s + 1) * w.groups_per_span; ++g) {
-        I32x16 dots[R][kHalves];
-        group_dots<R>(x.offsets + g * R, group_steps, &xi, &wi, dots);
-        const int64_t at = g * kPanelRows + half * kLanes;
-        const float* sums = x.sums + g * R;
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          const F32x16 scales = load(w.scales + at + h * kLanes);
-          if (w.zero_points != nullptr) {
-            const F32x16 zero_points = load(w.zero_points + at + h * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) {
-              const F32x16 value = to_float(dots[r][h]) - zero_points * broadcast(sums[r]);
-              sum[r][h] = fma(value, scales * broadcast(x_scales[r]), sum[r][h]);
-            }
-            continue;
-          }
-#pragma GCC unroll 6
-          for (int r = 0; r < R; ++r) {
-            sum[r][h] = fma(to_float(dots[r][h]), scales * broadcast(x_scales[r]), sum[r][h]);
-          }
-          if (w.minima != nullptr) {
-            const F32x16 minima = load(w.minima + at + h * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) sum[r][h] = fma(minima, broadcast(sums[r]), sum[r][h]);
-          }
-        }
-      }
-    }
-    end_sums<R>(sum, c, half);
-  }
-}
-
 // x [columns][R] with the sums of its groups [groups][R] times w, set in or (not `first`) added to c [R][32].
 template <int R>
-void micro_codes_f32(const float* x, const float* sums, const UnpackedCodes& w, float* c, bool first) {
+void micro_codes_f32(const float* x, const float* sums, const FloatColumns& w, float* c, bool first) {
   const int64_t chunk = w.chunk(), groups = w.spans * w.groups_per_span;
   const int64_t chunks_per_group = w.units_per_span;  // 1 where there are two groups a span
   for (int half = 0; half < 2; half += kHalves) {
     const float* xi = x;
-    const float* wi = w.floats + half * kLanes;
+    const float* wi = w.values + half * kLanes;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = g * kPanelRows + half * kLanes;
       for (int64_t i = 0; i < chunks_per_group; ++i) {
@@ -428,15 +393,17 @@ void micro_codes_f32(const float* x, const float* sums, const UnpackedCodes& w, 
   }
 }
 
-template <CodeKind kKind>
-void unpack_bytes(const CodeReader& r, const uint8_t* unit, uint8_t* out) {
-  const ByteTable levels = load_byte_table(r.byte_levels);
+// Steps [kFirst, kLast) of half a unit: their bytes, unless `out` is null, and their sums.
+template <CodeKind kKind, int kFirst, int kLast>
+JAXIS_INLINE I32x16 unpack_bytes(const uint8_t* unit, int half, ByteTable levels, uint8_t* out) {
+  I32x16 sums = broadcast_i32(0);
 #pragma GCC unroll 8
-  for (int step = 0; step < kUnitSteps; ++step, out += 128) {
-    for (int half = 0; half < 2; ++half) {
-      store_bytes(out + half * 64, load_codes<kKind>(unit, step, half, levels));
-    }
+  for (int step = kFirst; step < kLast; ++step) {
+    const Bytes64 bytes = load_codes<kKind>(unit, step, half, levels);
+    if (out != nullptr) store_bytes(out + step * 128 + half * 64, bytes);
+    sums = add_quads(sums, for_dot(bytes));
   }
+  return sums;
 }
 
 template <CodeKind kKind>

@@ -115,13 +115,17 @@ void micro_bf16(const float* x, const bf16_t* w, int64_t k, float* c, bool first
   }
 }
 
-// R rows of quantized activations, [groups] of them side by side. Sums are of parts: weights may have a scale for fewer
-// columns than activations do.
+constexpr int kGroupSteps = kActivationGroup / 4;  // of four columns in a group of activations
+
+// R rows of quantized activations: x ~ scale * value + midpoint. A group is kActivationGroup columns; a part is a
+// group, or half of it where the weights have a scale for half a group. Rows end with whole groups, whose last values
+// may be columns that do not exist: 0.
 struct QuantizedRows {
   const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step
   const float* scales;     // [groups][R]
-  const int32_t* offsets;  // [parts][R], what a sum begins with: -zero point * sum of the values
-  const float* sums;       // [parts][R], the sum of the values; where weights have minima, times the scale
+  const float* midpoints;  // [groups][R]
+  const int32_t* offsets;  // [parts][R], what a sum of products begins with: -zero point * sum of the values
+  const float* sums;       // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
 };
 
 // A panel of int8 weights with a scale a row.
@@ -131,22 +135,29 @@ struct Int8Panel {
   int64_t groups;       // of activations
 };
 
-constexpr int kInt8Steps = kActivationGroup / 4;  // of four columns in a group
+// Columns of a panel for products of integers, in parts as the activations'. A weight is scale * (byte - zero point) +
+// minimum; the zero point is one of the part or, if it has none, that of the activations' offsets.
+struct IntegerColumns {
+  const uint8_t* bytes;       // spans of [steps][32][4]
+  int64_t span_stride;        // bytes from span to span
+  int64_t spans, span_parts;  // parts of a span
+  const float* scales;        // [parts][32]; null: 1
+  const float* scaled_sums;   // [parts][32]: the scale times the sum of (byte - zero point)
+  const float* zero_points;   // [parts][32], or null
+  const float* minima;        // [parts][32], or null
+};
 
-// A group's integer products of R rows with half a panel: `steps` times four columns, added to each row's offset. The
-// pointers to both move on to the next group.
-template <int R>
-JAXIS_INLINE void group_dots(const int32_t* offsets, int64_t steps, const uint8_t** x, const uint8_t** w,
-                             I32x16 (&dots)[R][kHalves]) {
+// A part's integer products of R rows with half a panel, added to each row's offset. The pointers to both move on to
+// the next part.
+template <int R, int kSteps>
+JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uint8_t** w, I32x16 (&dots)[R][kHalves]) {
   const uint8_t *xi = *x, *wi = *w;
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(offsets[r]);
   }
 #pragma GCC unroll 4
-  for (int64_t step = 0; step < steps; ++step, wi += 128) {
+  for (int step = 0; step < kSteps; ++step, wi += 128) {
     U8x64 values[kHalves];
-    prefetch(wi);
-    prefetch(wi + 64);
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) values[h] = load_u8x64(wi + 64 * h);
 #pragma GCC unroll 6
@@ -160,32 +171,87 @@ JAXIS_INLINE void group_dots(const int32_t* offsets, int64_t steps, const uint8_
   *w = wi;
 }
 
-// x times w, set in or added to c [R][32]; the weights' scales come after the last group.
-template <int R>
-void micro_int8(const QuantizedRows& x, const Int8Panel& w, float* c, bool first, bool last) {
+// x times w, set in or (not `first`) added to c [R][32]. kSteps are those of a part.
+template <int R, int kSteps>
+void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool first) {
+  constexpr int kPartsPerGroup = kGroupSteps / kSteps;
   for (int half = 0; half < 2; half += kHalves) {
     F32x16 sum[R][kHalves];
     begin_sums<R>(sum, c, half, first);
     const uint8_t* xi = x.values;
-    const uint8_t* wi = w.values + half * 64;
-    for (int64_t g = 0; g < w.groups; ++g) {
-      I32x16 dots[R][kHalves];
-      group_dots<R>(x.offsets + g * R, kInt8Steps, &xi, &wi, dots);
+    for (int64_t s = 0, p = 0; s < w.spans; ++s) {
+      const uint8_t* wi = w.bytes + s * w.span_stride + half * 64;
+      for (int64_t i = 0; i < w.span_parts; ++i, ++p) {
+        I32x16 dots[R][kHalves];
+        part_dots<R, kSteps>(x.offsets + p * R, &xi, &wi, dots);
+        const float *x_scales = x.scales + p / kPartsPerGroup * R, *midpoints = x.midpoints + p / kPartsPerGroup * R;
+        const float* x_sums = x.sums + p * R;
+        const int64_t at = p * kPanelRows + half * kLanes;
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kHalves; ++h) {
+          F32x16 products[R];
 #pragma GCC unroll 6
-        for (int r = 0; r < R; ++r) {
-          sum[r][h] = fma(to_float(dots[r][h]), broadcast(x.scales[g * R + r]), sum[r][h]);
+          for (int r = 0; r < R; ++r) products[r] = to_float(dots[r][h]);
+          if (w.zero_points != nullptr) {
+            const F32x16 zeros = zero() - load(w.zero_points + at + h * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) products[r] = fma(zeros, broadcast(x_sums[r]), products[r]);  // exact
+          }
+          if (w.scales != nullptr) {
+            const F32x16 scales = load(w.scales + at + h * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) sum[r][h] = fma(products[r], scales * broadcast(x_scales[r]), sum[r][h]);
+          } else {
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) sum[r][h] = fma(products[r], broadcast(x_scales[r]), sum[r][h]);
+          }
+          const F32x16 scaled_sums = load(w.scaled_sums + at + h * kLanes);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r) sum[r][h] = fma(scaled_sums, broadcast(midpoints[r]), sum[r][h]);
+          if (w.minima != nullptr) {
+            const F32x16 minima = load(w.minima + at + h * kLanes);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) sum[r][h] = fma(minima, broadcast(x_sums[r]), sum[r][h]);
+          }
         }
       }
     }
-    if (last) {
+    end_sums<R>(sum, c, half);
+  }
+}
+
+// A quantized row times a panel where it is packed -> c [32]. The same arithmetic in the same order.
+inline void micro_stored_int8_rows(const QuantizedRows& x, const Int8Panel& w, float* c) {
+  for (int half = 0; half < 2; half += kHalves) {
+    F32x16 sum[kHalves];
+    for (int h = 0; h < kHalves; ++h) sum[h] = zero();
+    const uint8_t* xi = x.values;
+    const uint8_t* wi = w.values + half * 64;
+    for (int64_t g = 0; g < w.groups; ++g) {
+      I32x16 dots[kHalves], sums[kHalves];
+      for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[g]);
+      for (int h = 0; h < kHalves; ++h) sums[h] = broadcast_i32(-128 * kActivationGroup);
+#pragma GCC unroll 8
+      for (int step = 0; step < kGroupSteps; ++step, wi += 128, xi += kActivationBytes) {
+        const ActivationQuad four = load_activation_quad(xi);
+        prefetch(wi);
+        prefetch(wi + 64);
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          const U8x64 values = load_u8x64(wi + 64 * h);
+          dots[h] = dot(dots[h], values, four);
+          sums[h] = add_quads(sums[h], values);
+        }
+      }
+#pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        const F32x16 scales = load(w.scales + (half + h) * kLanes);
-        for (int r = 0; r < R; ++r) sum[r][h] = sum[r][h] * scales;
+        sum[h] = fma(to_float(dots[h]), broadcast(x.scales[g]), sum[h]);
+        sum[h] = fma(to_float(sums[h]), broadcast(x.midpoints[g]), sum[h]);
       }
     }
-    end_sums<R>(sum, c, half);
+    for (int h = 0; h < kHalves; ++h) {
+      store(c + (half + h) * kLanes, sum[h] * load(w.scales + (half + h) * kLanes));
+    }
   }
 }
 

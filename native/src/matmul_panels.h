@@ -61,26 +61,58 @@ void scale_tile(const Int8Panel& w, int64_t num_rows, float* tile) {
   }
 }
 
+// Sums of the weights of groups [begin, begin + count) of a panel -> [count][32].
+void sum_int8_groups(const Int8Panel& w, int64_t begin, int64_t count, float* out) {
+  const uint8_t* from = w.values + begin * kActivationGroup * kPanelRows;
+  for (int64_t g = 0; g < count; ++g, out += kPanelRows) {
+    I32x16 low = broadcast_i32(-128 * kActivationGroup), high = low;
+    for (int step = 0; step < kGroupSteps; ++step, from += 128) {
+      JAXIS_ISA::prefetch(from);
+      JAXIS_ISA::prefetch(from + 64);
+      low = add_quads(low, load_u8x64(from));
+      high = add_quads(high, load_u8x64(from + 64));
+    }
+    store(out, to_float(low));
+    store(out + kLanes, to_float(high));
+  }
+}
+
+// Blocks [first, last) of rows times columns w, which begin at group `begin` of the activations -> tile.
+template <int kSteps>
+void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin, int64_t first, int64_t last,
+                       float* tile) {
+  const int64_t part = begin * (kGroupSteps / kSteps);
+  for (int64_t block = first; block < last; ++block, tile += rows.block_rows * kPanelRows) {
+    const int num = rows.rows_of(block);
+    QuantizedRows x = rows.quantized_block(block);
+    x.values += begin * kGroupSteps * num * kActivationBytes;
+    x.scales += begin * num;
+    x.midpoints += begin * num;
+    x.offsets += part * num;
+    x.sums += part * num;
+    with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r(), kSteps>(x, w, tile, begin == 0); });
+  }
+}
+
 void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                          float* tile) {
   const Int8Panel whole = int8_panel(f, panel);
-  const int64_t groups_at_once = last - first > 1 ? ceil_div(kQuantizedColumnsAtOnce, kActivationGroup) : whole.groups;
-  for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
-    Int8Panel w = whole;
-    w.groups = min_of(groups_at_once, whole.groups - begin);
-    w.values += begin * kActivationGroup * kPanelRows;
-    float* c = tile;
-    for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
-      const int num = rows.rows_of(block);
-      QuantizedRows x = rows.quantized_block(block);
-      x.values += begin * kInt8Steps * num * kActivationBytes;
-      x.scales += begin * num;
-      x.offsets += begin * num;
-      x.sums += begin * num;
-      const bool is_last = begin + w.groups == whole.groups;
-      with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r()>(x, w, c, begin == 0, is_last); });
-    }
+  if (last - first == 1 && rows.rows_of(first) == 1) {
+    return micro_stored_int8_rows(rows.quantized_block(first), whole, tile);
   }
+  constexpr int64_t kGroupsAtOnce = kQuantizedColumnsAtOnce / kActivationGroup;
+  alignas(64) float sums[kGroupsAtOnce * kPanelRows];
+  for (int64_t begin = 0; begin < whole.groups; begin += kGroupsAtOnce) {
+    IntegerColumns w{};
+    w.spans = min_of(kGroupsAtOnce, whole.groups - begin);
+    w.span_parts = 1;
+    w.span_stride = kActivationGroup * kPanelRows;
+    w.bytes = whole.values + begin * w.span_stride;
+    w.scaled_sums = sums;
+    sum_int8_groups(whole, begin, w.spans, sums);
+    multiply_integers<kGroupSteps>(rows, w, begin, first, last, tile);
+  }
+  scale_tile(whole, min_of(last * rows.block_rows, rows.rows) - first * rows.block_rows, tile);
 }
 
 // Calls function(kind) with the kind of codes as a constant.
@@ -100,102 +132,157 @@ void with_code_kind(CodeKind kind, const Function& function) {
   }
 }
 
-// Unpacks spans [begin, begin + count) of a panel: to bytes for quantized rows, else to float32. `memory` has
-// unpacked_bytes.
-UnpackedCodes unpack_codes(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, bool quantized,
-                           float* memory) {
+// Calls function(span, super-numbers of its super-block) for spans [begin, begin + count), for half a panel's rows.
+template <typename Function>
+void for_spans(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, int half,
+               const Function& function) {
+  const CodeLayout& l = r.layout;
+  SuperNumbers super{};
+  for (int64_t s = begin; s < begin + count; ++s) {
+    const uint8_t* span = r.span(panel, s);
+    const int64_t place = s % l.spans_per_super;
+    if (s == begin || place == 0) super = load_super(r, span - l.super_bytes - place * l.span_bytes, half);
+    function(span, super);
+  }
+}
+
+// Unpacks spans [begin, begin + count) of a panel to float32. `memory` has float_columns_bytes.
+FloatColumns unpack_float_columns(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count,
+                                  float* memory) {
   const CodeLayout& l = r.layout;
   const int64_t numbers = count * l.groups_per_span * kPanelRows;
-  float* const scales = memory;
-  float* const minima = scales + numbers;
-  float* const zero_points = minima + numbers;
-  float* const values = zero_points + numbers;
-  UnpackedCodes out{};
-  out.spans = count;
-  out.groups_per_span = l.groups_per_span;
-  out.units_per_span = l.units_per_span;
-  out.scales = scales;
-  if (r.has_minima()) out.minima = minima;
-  if (r.has_zero_points) out.zero_points = zero_points;
+  float *const scales = memory, *const minima = scales + numbers, *const values = minima + numbers;
   for (int half = 0; half < 2; ++half) {
-    SuperNumbers super{};
-    for (int64_t s = begin; s < begin + count; ++s) {
-      const uint8_t* span = r.span(panel, s);
-      if (s == begin || s % l.spans_per_super == 0) {
-        super = load_super(r, span - l.super_bytes - s % l.spans_per_super * l.span_bytes, half);
-      }
-      for (int64_t g = 0; g < l.groups_per_span; ++g) {
-        const int64_t at = ((s - begin) * l.groups_per_span + g) * kPanelRows + half * kLanes;
+    int64_t at = half * kLanes;
+    for_spans(r, panel, begin, count, half, [&](const uint8_t* span, const SuperNumbers& super) {
+      for (int64_t g = 0; g < l.groups_per_span; ++g, at += kPanelRows) {
         store(scales + at, load_scale(r, super, span, g, half));
         if (r.has_minima()) store(minima + at, load_minimum(r, super, span, g, half));
-        if (r.has_zero_points) store(zero_points + at, load_zero_point(r, span, g, half));
       }
-    }
+    });
   }
-  if (quantized && r.kind == CodeKind::kBytes && l.super_bytes == 0) {  // they stand there as they are read
-    out.bytes = r.span(panel, begin) + l.unit_at;
-    out.byte_stride = l.span_bytes;
-    return out;
-  }
-  out.bytes = reinterpret_cast<const uint8_t*>(values);
-  out.byte_stride = l.span * kPanelRows;
-  out.floats = values;
   with_code_kind(r.kind, [&](auto kind) {
-    for (int64_t s = 0; s < count; ++s) {
-      const uint8_t* span = r.span(panel, begin + s);
-      for (int64_t u = 0; u < l.units_per_span; ++u) {
-        const uint8_t* unit = span + l.unit_at + u * l.unit_bytes;
-        const int64_t at = (s * l.units_per_span + u) * kUnit * kPanelRows;
-        if (quantized) {
-          unpack_bytes<kind()>(r, unit, reinterpret_cast<uint8_t*>(values) + at);
-        } else {
-          unpack_floats<kind()>(r, span, unit, values + at);
-        }
+    float* to = values;
+    for (int64_t s = begin; s < begin + count; ++s) {
+      const uint8_t* span = r.span(panel, s);
+      for (int64_t u = 0; u < l.units_per_span; ++u, to += kUnit * kPanelRows) {
+        unpack_floats<kind()>(r, span, span + l.unit_at + u * l.unit_bytes, to);
       }
     }
   });
+  return {values, scales, r.has_minima() ? minima : nullptr, count, l.groups_per_span, l.units_per_span};
+}
+
+int64_t float_columns_bytes(const CodeLayout& l, int64_t spans) {
+  return spans * (2 * l.groups_per_span + l.span) * kPanelRows * 4;
+}
+
+// Unpacks spans [begin, begin + count) of a panel for products of integers. `memory` has integer_columns_bytes.
+template <CodeKind kKind>
+IntegerColumns unpack_integer_columns(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count,
+                                      float* memory) {
+  const CodeLayout& l = r.layout;
+  const ByteTable levels = load_byte_table(r.byte_levels);
+  const bool is_halved = l.groups_per_span == 2;
+  const int64_t parts = is_halved ? 2 : l.units_per_span, numbers = count * parts * kPanelRows;
+  const float part_columns = static_cast<float>(l.span / parts);
+  float *const scales = memory, *const scaled_sums = scales + numbers, *const minima = scaled_sums + numbers;
+  float* const zero_points = minima + numbers;
+  auto* const bytes = reinterpret_cast<uint8_t*>(zero_points + numbers);
+  constexpr bool kStands = kKind == CodeKind::kBytes;  // as it is read
+  for (int half = 0; half < 2; ++half) {
+    int64_t at = half * kLanes;
+    uint8_t* to = bytes;
+    for_spans(r, panel, begin, count, half, [&](const uint8_t* span, const SuperNumbers& super) {
+      const auto add_part = [&](int64_t g, I32x16 codes) {
+        const F32x16 scale = load_scale(r, super, span, g, half), zeros = load_zero(r, span, g, half);
+        store(scales + at, scale);
+        store(scaled_sums + at,
+              scale * (to_float(codes) - zeros * broadcast(part_columns)));  // exact but for the scale
+        if (r.has_minima()) store(minima + at, load_minimum(r, super, span, g, half));
+        if (r.has_zero_points) store(zero_points + at, zeros);
+        at += kPanelRows;
+      };
+      const uint8_t* unit = span + l.unit_at;
+      for (int64_t u = 0; u < l.units_per_span; ++u, unit += l.unit_bytes, to += kUnit * kPanelRows) {
+        prefetch_unit<kKind>(unit, half);
+        uint8_t* const out = kStands ? nullptr : to;
+        constexpr int kLater = kUnitSteps / 2;
+        const I32x16 earlier = unpack_bytes<kKind, 0, kLater>(unit, half, levels, out);
+        const I32x16 later = unpack_bytes<kKind, kLater, kUnitSteps>(unit, half, levels, out);
+        if (is_halved) {
+          add_part(0, earlier);
+          add_part(1, later);
+        } else {
+          add_part(0, earlier + later);
+        }
+      }
+    });
+  }
+  IntegerColumns out{};
+  out.bytes = kStands ? r.span(panel, begin) + l.unit_at : bytes;
+  out.span_stride = kStands ? l.span_bytes : l.span * kPanelRows;
+  out.spans = count;
+  out.span_parts = parts;
+  out.scales = scales;
+  out.scaled_sums = scaled_sums;
+  if (r.has_zero_points) out.zero_points = zero_points;
+  if (r.has_minima()) out.minima = minima;
   return out;
 }
 
-int64_t unpacked_bytes(const CodeLayout& layout, int64_t spans, bool quantized) {
-  const int64_t numbers = 3 * spans * layout.groups_per_span * kPanelRows * 4;
-  return numbers + spans * layout.span * kPanelRows * (quantized ? 1 : 4);
+int64_t integer_columns_bytes(const CodeLayout& l, int64_t spans) {
+  const int64_t parts = l.groups_per_span == 2 ? 2 : l.units_per_span;
+  return spans * (4 * parts * 4 + l.span) * kPanelRows;
+}
+
+void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
+  const CodeReader& r = rows.codes;
+  const CodeLayout& l = r.layout;
+  const int64_t groups = l.span / kActivationGroup;  // of activations in a span
+  int64_t spans_at_once = min_of(ceil_div(kQuantizedColumnsAtOnce, l.span), l.num_spans);
+  // Bytes that stand between super-scales have no single stride.
+  if (r.kind == CodeKind::kBytes && l.super_bytes != 0) spans_at_once = min_of(spans_at_once, l.spans_per_super);
+  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once)));
+  with_code_kind(r.kind, [&](auto kind) {
+    if (last - first == 1 && rows.rows_of(first) == 1) {
+      return micro_stored_int8<kind()>(rows.quantized_block(first), r, panel, tile);
+    }
+    int64_t count = 0;
+    for (int64_t begin = 0; begin < l.num_spans; begin += count) {
+      count = min_of(spans_at_once, l.num_spans - begin);
+      if (l.super_bytes != 0 && r.kind == CodeKind::kBytes) {
+        count = min_of(count, l.spans_per_super - begin % l.spans_per_super);
+      }
+      const IntegerColumns w = unpack_integer_columns<kind()>(r, panel, begin, count, memory);
+      if (l.groups_per_span == 2) {
+        multiply_integers<kGroupSteps / 2>(rows, w, begin * groups, first, last, tile);
+      } else {
+        multiply_integers<kGroupSteps>(rows, w, begin * groups, first, last, tile);
+      }
+    }
+  });
 }
 
 void multiply_codes_panel(const Rows& rows, const uint8_t* panel, int64_t first, int64_t last, float* tile) {
   const CodeReader& r = rows.codes;
   if (last - first == 1 && rows.rows_of(first) == 1) {
-    with_code_kind(r.kind, [&](auto kind) {
-      if (rows.quantized) {
-        micro_stored_int8<kind()>(rows.quantized_block(first), r, panel, tile);
-      } else {
-        micro_stored_f32<kind()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
-      }
+    return with_code_kind(r.kind, [&](auto kind) {
+      micro_stored_f32<kind()>(rows.plain_block(first), rows.sums_of_block(first), r, panel, tile);
     });
-    return;
   }
-  const int64_t columns = rows.quantized ? kQuantizedColumnsAtOnce : kColumnsAtOnce;
-  const int64_t spans_at_once = min_of(ceil_div(columns, r.layout.span), r.layout.num_spans);
-  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, unpacked_bytes(r.layout, spans_at_once, rows.quantized)));
+  const int64_t spans_at_once = min_of(ceil_div(kColumnsAtOnce, r.layout.span), r.layout.num_spans);
+  auto* memory = static_cast<float*>(scratch(Scratch::kPanel, float_columns_bytes(r.layout, spans_at_once)));
   for (int64_t begin = 0; begin < r.layout.num_spans; begin += spans_at_once) {
     const int64_t count = min_of(spans_at_once, r.layout.num_spans - begin);
-    const UnpackedCodes w = unpack_codes(r, panel, begin, count, rows.quantized, memory);
+    const FloatColumns w = unpack_float_columns(r, panel, begin, count, memory);
     const int64_t column = begin * r.layout.span, part = begin * r.layout.groups_per_span;
     float* c = tile;
     for (int64_t block = first; block < last; ++block, c += rows.block_rows * kPanelRows) {
       const int num = rows.rows_of(block);
-      if (rows.quantized) {
-        QuantizedRows x = rows.quantized_block(block);
-        x.values += column / 4 * num * kActivationBytes;
-        x.scales += begin * num;
-        x.offsets += part * num;
-        x.sums += part * num;
-        with_count<kMaxQuantizedRows>(num, [&](auto n) { micro_codes_int8<n()>(x, w, c, begin == 0); });
-      } else {
-        const float* sums = r.has_minima() ? rows.sums_of_block(block) + part * num : nullptr;
-        const float* x = rows.plain_block(block) + column * num;
-        with_count<kMaxRows>(num, [&](auto n) { micro_codes_f32<n()>(x, sums, w, c, begin == 0); });
-      }
+      const float* sums = r.has_minima() ? rows.sums_of_block(block) + part * num : nullptr;
+      const float* x = rows.plain_block(block) + column * num;
+      with_count<kMaxRows>(num, [&](auto n) { micro_codes_f32<n()>(x, sums, w, c, begin == 0); });
     }
   }
 }
@@ -231,7 +318,10 @@ void multiply_block_scaled_panel(const Rows& rows, const WeightFormat& f, const 
 // Row blocks [first, last) times one panel -> tile [rows of these blocks][32].
 void multiply_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                     float* tile) {
-  if (f.type == WeightType::kCodes) return multiply_codes_panel(rows, panel, first, last, tile);
+  if (f.type == WeightType::kCodes) {
+    if (rows.quantized) return multiply_codes_panel_int8(rows, panel, first, last, tile);
+    return multiply_codes_panel(rows, panel, first, last, tile);
+  }
   if (rows.quantized) return multiply_int8_panel(rows, f, panel, first, last, tile);
   if (is_block_scaled(f.type)) return multiply_block_scaled_panel(rows, f, panel, first, last, tile);
   const bool is_int8 = f.type == WeightType::kInt8;

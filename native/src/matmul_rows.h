@@ -20,13 +20,14 @@ struct Rows {
   int64_t rows, k;
   int64_t block_rows, num_blocks;
   bool quantized;
-  CodeReader codes;       // of weights that are codes
-  const float* plain;     // blocks of [k][block's rows]
-  int64_t groups, group;  // of activations
-  int64_t parts, part;    // columns that the weights have a minimum or zero point for, if anything needs their sums
-  int32_t zero_point;     // of weights that have none of their own
-  uint8_t* values;        // see QuantizedRows; blocks one after the other
+  CodeReader codes;     // of weights that are codes
+  const float* plain;   // blocks of [k][block's rows]
+  int64_t groups;       // of kActivationGroup columns, if quantized
+  int64_t parts, part;  // columns whose sums are needed
+  int32_t zero_point;   // of weights that have none of their own
+  uint8_t* values;      // see QuantizedRows; blocks one after the other
   float* scales;
+  float* midpoints;
   int32_t* offsets;
   float* sums;  // also of rows that are not quantized, if the weights have minima
 
@@ -35,51 +36,77 @@ struct Rows {
   const float* sums_of_block(int64_t block) const { return sums + block * block_rows * parts; }
   QuantizedRows quantized_block(int64_t block) const {
     const int64_t first = block * block_rows;
-    return {values + first * groups * group / 4 * kActivationBytes, scales + first * groups, offsets + first * parts,
-            sums + first * parts};
+    return {values + first * groups * kGroupSteps * kActivationBytes, scales + first * groups,
+            midpoints + first * groups, offsets + first * parts, sums + first * parts};
   }
 };
+
+// kActivationGroup columns of a row: x ~ scale * value + midpoint.
+struct QuantizedGroup {
+  float scale, midpoint;
+  float sums[2];  // of the first and the second half of the values; exact
+  alignas(16) int8_t values[kActivationGroup];
+};
+
+// Quantizes x [size]; the values past its end are 0. Numbers that are not finite make the midpoint, and so every
+// product, NaN.
+QuantizedGroup quantize_group(const float* x, int64_t size) {
+  QuantizedGroup out;
+  alignas(64) float padded[kActivationGroup];
+  const float* from = x;
+  if (size < kActivationGroup) {
+    for (int64_t i = 0; i < kActivationGroup; ++i) padded[i] = x[i < size ? i : 0];
+    from = padded;
+  }
+  const F32x16 halves[2] = {load(from), load(from + kLanes)};
+  const float highest = reduce_max(max(halves[0], halves[1]));
+  const float lowest = -reduce_max(max(zero() - halves[0], zero() - halves[1]));
+  out.scale = (highest - lowest) / 254.0f;
+  out.midpoint = (highest + lowest) * 0.5f;
+  // A group whose numbers are all equal divides zeros by one.
+  const F32x16 divisor = broadcast(out.scale == 0.0f ? 1.0f : out.scale), middle = broadcast(out.midpoint);
+  for (int h = 0; h < 2; ++h) {
+    F32x16 q = round_even((halves[h] - middle) / divisor);
+    // Where the range is a few units in the last place the midpoint is off by a part of it. NaN stays.
+    q = max(broadcast(-127.0f), min(broadcast(127.0f), q));
+    if (size < kActivationGroup) {
+      store(padded, q);
+      for (int64_t i = max_of(size - h * kLanes, 0); i < kLanes; ++i) padded[i] = 0.0f;
+      q = load(padded);
+    }
+    out.sums[h] = reduce_add(q);
+    if (out.sums[h] != out.sums[h]) return {out.scale, out.sums[h], {0.0f, 0.0f}, {}};
+    store_i8(out.values + h * kLanes, q);
+  }
+  return out;
+}
 
 void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   const QuantizedRows to = rows.quantized_block(block);
   uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
+  const int64_t parts_per_group = kActivationGroup / rows.part;
   for (int64_t g = 0; g < rows.groups; ++g) {
-    const int64_t begin = g * rows.group, size = min_of(rows.group, rows.k - begin);
-    alignas(64) float padded[kMaxGroup];
-    alignas(64) int8_t quantized[kMaxGroup];
-    const float* from = x + begin;
-    if (size < rows.group) {
-      for (int64_t i = 0; i < rows.group; ++i) padded[i] = i < size ? from[i] : 0.0f;
-      from = padded;
-    }
-    F32x16 largest = zero();
-    for (int64_t i = 0; i < rows.group; i += kLanes) largest = max(largest, abs(load(from + i)));
-    const float scale = reduce_max(largest) / 127.0f;
-    // A group of zeros divides by one instead.
-    const F32x16 divisor = broadcast(scale == 0.0f ? 1.0f : scale);
-    for (int64_t begin_part = 0; begin_part < rows.group; begin_part += rows.part) {
-      F32x16 lane_sums = zero();
-      for (int64_t i = begin_part; i < begin_part + rows.part; i += kLanes) {
-        const F32x16 rounded = round_even(load(from + i) / divisor);
-        lane_sums = lane_sums + rounded;
-        store_i8(quantized + i, rounded);
-      }
-      const float sum = reduce_add(lane_sums);  // exact: integers far below 2 ** 24
-      const int64_t at = (begin + begin_part) / rows.part * num_lanes + lane;
+    const int64_t begin = g * kActivationGroup;
+    const QuantizedGroup q = quantize_group(x + begin, min_of(kActivationGroup, rows.k - begin));
+    const_cast<float*>(to.scales)[g * num_lanes + lane] = q.scale;
+    const_cast<float*>(to.midpoints)[g * num_lanes + lane] = q.midpoint;
+    for (int64_t p = 0; p < parts_per_group; ++p) {
+      const float sum = parts_per_group == 1 ? q.sums[0] + q.sums[1] : q.sums[p];
+      const int64_t at = (g * parts_per_group + p) * num_lanes + lane;
       const_cast<int32_t*>(to.offsets)[at] = -rows.zero_point * static_cast<int32_t>(sum);
-      const_cast<float*>(to.sums)[at] = rows.codes.has_minima() ? sum * scale : sum;
+      const_cast<float*>(to.sums)[at] =
+          rows.codes.has_minima() ? sum * q.scale + q.midpoint * static_cast<float>(rows.part) : sum;
     }
     if (num_lanes == 1 && kActivationBytes == 4) {
-      __builtin_memcpy(values, quantized, static_cast<size_t>(rows.group));
-      values += rows.group;
+      __builtin_memcpy(values, q.values, kActivationGroup);
+      values += kActivationGroup;
     } else {
-      for (int64_t i = 0; i < rows.group; i += 4) {
-        store_activation_quad(values, quantized + i);
+      for (int64_t i = 0; i < kActivationGroup; i += 4) {
+        store_activation_quad(values, q.values + i);
         values += num_lanes * kActivationBytes;
       }
     }
-    const_cast<float*>(to.scales)[g * num_lanes + lane] = scale;
   }
 }
 
@@ -104,16 +131,12 @@ Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
   rows.block_rows = ceil_div(count, ceil_div(count, most));
   rows.num_blocks = ceil_div(count, rows.block_rows);
   rows.codes = code_reader(format);
-  if (format.type == WeightType::kCodes) {
-    rows.group = rows.codes.layout.span;
-    rows.part = format.group;
-    rows.zero_point = rows.codes.has_zero_points ? 0 : rows.codes.zero;
-  } else {
-    rows.group = rows.part = kActivationGroup;
-    rows.zero_point = 128;
-  }
-  rows.groups = ceil_div(rows.k, rows.group);
-  rows.parts = rows.groups * (rows.group / rows.part);
+  const bool has_codes = format.type == WeightType::kCodes;
+  rows.part = has_codes ? format.group : kActivationGroup;
+  if (quantized) rows.part = min_of(rows.part, kActivationGroup);
+  rows.groups = ceil_div(rows.k, kActivationGroup);
+  rows.parts = ceil_div(rows.groups * kActivationGroup, rows.part);
+  rows.zero_point = !has_codes ? 128 : rows.codes.has_zero_points ? 0 : rows.codes.zero;
   return rows;
 }
 
@@ -125,7 +148,7 @@ bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(r
 int64_t memory_bytes(const Rows& rows) {
   if (!needs_memory(rows)) return 0;
   if (!rows.quantized) return rows.rows * (rows.k + (needs_sums(rows) ? rows.parts : 0)) * 4;
-  return rows.rows * (rows.groups * (rows.group / 4 * kActivationBytes + 4) + rows.parts * 8);
+  return rows.rows * (rows.groups * (kGroupSteps * kActivationBytes + 8) + rows.parts * 8);
 }
 
 void set_memory(Rows* rows, char* memory) {
@@ -136,9 +159,10 @@ void set_memory(Rows* rows, char* memory) {
   }
   const int64_t num_scales = rows->rows * rows->groups, num_parts = rows->rows * rows->parts;
   rows->scales = reinterpret_cast<float*>(memory);
-  rows->offsets = reinterpret_cast<int32_t*>(memory + num_scales * 4);
-  rows->sums = reinterpret_cast<float*>(memory + (num_scales + num_parts) * 4);
-  rows->values = reinterpret_cast<uint8_t*>(memory + (num_scales + 2 * num_parts) * 4);
+  rows->midpoints = rows->scales + num_scales;
+  rows->offsets = reinterpret_cast<int32_t*>(rows->midpoints + num_scales);
+  rows->sums = reinterpret_cast<float*>(rows->offsets + num_parts);
+  rows->values = reinterpret_cast<uint8_t*>(rows->sums + num_parts);
 }
 
 // Lays a block out in the memory set; row_at(i) is row i.

@@ -13,20 +13,32 @@ using namespace jaxis::testing;
 
 namespace {
 
-// What the activations become, by the definition: round(x / (max |x| / 127)), by row and group.
-std::vector<double> quantized_activations(const std::vector<float>& x, int64_t k, int64_t group) {
+// What the activations become, by the definition: of each 32 columns of a row scale * q + midpoint.
+std::vector<double> quantized_activations(const std::vector<float>& x, int64_t k) {
   std::vector<double> out(x.size());
   for (size_t begin = 0; begin < x.size();) {
-    const size_t row_end = begin / k * k + k, end = std::min(begin + group, row_end);
-    float largest = 0.0f;
-    for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
-    const float scale = largest / 127.0f;
+    const size_t row_end = begin / k * k + k, end = std::min<size_t>(begin + 32, row_end);
+    const auto [low, high] = std::minmax_element(x.begin() + begin, x.begin() + end);
+    const float scale = (*high - *low) / 254.0f, midpoint = (*high + *low) / 2.0f;
     for (size_t i = begin; i < end; ++i) {
-      out[i] = scale == 0.0f ? 0.0 : static_cast<double>(scale) * std::nearbyint(x[i] / scale);
+      const float q = scale == 0.0f ? 0.0f : std::nearbyint((x[i] - midpoint) / scale);
+      out[i] = static_cast<double>(scale) * std::clamp(q, -127.0f, 127.0f) + midpoint;
     }
     begin = end;
   }
   return out;
+}
+
+// Numbers around 0 and around 5, with groups of columns that are all equal, or nearly.
+std::vector<float> rows_of_all_kinds(int64_t rows, int64_t k) {
+  std::vector<float> x = normal(rows * k, 1);
+  for (int64_t i = 0; i < rows * k; ++i) {
+    const int64_t row = i / k, column = i % k;
+    if (row % 4 == 1) x[i] += 5.0f;
+    if (row % 4 == 2 && column < 40) x[i] = 0.3f;
+    if (row % 4 == 3 && column < 40) x[i] = std::nextafter(1.7f, static_cast<float>(column % 3));
+  }
+  return x;
 }
 
 std::vector<std::vector<float>> multiply(const std::vector<float>& x, const std::vector<Weight>& weights, bool quantize,
@@ -58,8 +70,7 @@ struct Expected {
 
 Expected product(const std::vector<float>& x, const Weight& w, bool quantize) {
   const int64_t k = w.format.k, rows = static_cast<int64_t>(x.size()) / k;
-  const std::vector<double> used =
-      quantize ? quantized_activations(x, k, w.activation_group()) : std::vector<double>(x.begin(), x.end());
+  const std::vector<double> used = quantize ? quantized_activations(x, k) : std::vector<double>(x.begin(), x.end());
   Expected out{std::vector<double>(rows * w.n), std::vector<double>(rows * w.n)};
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t o = 0; o < w.n; ++o) {
@@ -101,7 +112,7 @@ TEST(matmul, equals_the_sum_of_products) {
     for_each_way(formats(k), [&](const WeightFormat& format, bool quantize) {
       for (const int64_t n : {1, 31, 32, 70}) {
         const Weight weight = make_weight(format, n, static_cast<uint32_t>(k + n));
-        const std::vector<float> all = normal(40 * k, 1);
+        const std::vector<float> all = rows_of_all_kinds(40, k);
         const Expected expected = product(all, weight, quantize);
         for (const int64_t rows : {0, 1, 2, 3, 5, 8, 13, 40}) {
           const std::vector<float> x(all.begin(), all.begin() + rows * k);
@@ -131,6 +142,29 @@ TEST(matmul, of_a_row_does_not_depend_on_rows_or_threads) {
       }
     }
   });
+}
+
+TEST(matmul, of_a_row_that_is_not_finite_is_not) {
+  constexpr int64_t kColumns = 128, kRows = 3;
+  for (const WeightFormat& format : formats(kColumns)) {
+    if (!has_integer_products(format)) continue;
+    const Weight weight = make_weight(format, 40, 1);
+    for (const float number : {std::nanf(""), INFINITY, -INFINITY}) {
+      for (const int64_t column : {0, 20, 127}) {
+        std::vector<float> x = normal(kRows * kColumns, 2);
+        x[kColumns + column] = number;
+        for (const int64_t rows : {1, 3}) {
+          const std::vector<float> some(x.begin() + (rows == 1 ? kColumns : 0),
+                                        x.begin() + (rows == 1 ? 2 : 3) * kColumns);
+          const std::vector<float> out = multiply(some, {weight}, true, Activation::kNone, no_pool())[0];
+          for (size_t i = 0; i < out.size(); ++i) {
+            const bool is_it = rows == 1 || static_cast<int64_t>(i) / weight.n == 1;
+            CHECK(std::isfinite(out[i]) != is_it, name(format), number, column, rows, i);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(matmul, several_matrices_are_as_one_after_the_other) {

@@ -21,10 +21,6 @@ struct Weight {
   std::vector<double> dense;  // [n, k]
   // [n, k]: the sizes of the terms that an element is computed from; errors are relative to them.
   std::vector<double> magnitudes;
-
-  int64_t activation_group() const {
-    return format.type != WeightType::kCodes ? kActivationGroup : std::max<int64_t>(format.group, kUnit);
-  }
 };
 
 inline uint16_t to_bf16(float x) {

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.grouped_matmul import loop, reference
-from jaxis.kernels.quantized_matmul.reference import activation_tile
 from jaxis.kernels.weights import QuantizedWeight, WeightScheme, quantize
 from jaxis.kernels.weights.grouped import grouped_matmul
 from tests.support.quantized_products import expected_weight, quantized_product
@@ -80,7 +79,7 @@ def test_quantized_weights(how, act_qtype):
     def multiply(rows, group):
         if act_qtype is None:
             return rows.astype(np.float64) @ expected_weight(weights[group]).T
-        return quantized_product(rows, weights[group], activation_tile(weights[group]))
+        return quantized_product(rows, weights[group])
 
     stack = jax.tree.map(lambda *arrays: jnp.asarray(np.stack(arrays)), *weights)
     assert isinstance(stack, QuantizedWeight)

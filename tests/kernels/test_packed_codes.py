@@ -11,11 +11,11 @@ import pytest
 from jaxis.kernels import native
 from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
 from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
-from jaxis.kernels.quantized_matmul.coded import activation_tile, dequantize_codes
-from jaxis.kernels.quantized_matmul.reference import quantize_activations
+from jaxis.kernels.quantized_matmul.coded import dequantize_codes
 from jaxis.kernels.weights import CodedWeight, PackedWeight, dequantize, fused_matmul, pack
 from tests.support.coded_weights import KINDS, random_codes
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+from tests.support.quantized_products import rounded_activations
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
@@ -47,13 +47,6 @@ def has_int8_products(kind):
     return kind != "nf4"
 
 
-def rounded(x, weight):
-    """x as products with int8 activations see it, in float64."""
-    tile = activation_tile(weight)
-    q, scale = quantize_activations(jnp.asarray(x), tile)
-    return np.asarray(q, np.float64) * np.repeat(np.asarray(scale, np.float64), tile, axis=1)
-
-
 def magnitude(weight):
     """The largest term of an element, before a minimum or a zero point is taken off."""
     return 2 * float(jnp.abs(dequantize_codes(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
@@ -72,7 +65,7 @@ def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
             panels = packed.pack_coded(weight)
             assert panels is not None
             together, *parts = multiply(x, panels)
-            used = x.astype(np.float64) if act_qtype is None else rounded(x, weight)
+            used = x.astype(np.float64) if act_qtype is None else rounded_activations(x)
             tolerance = 1e-6 * np.abs(x).sum(axis=1).max() * max(np.abs(dense).max(), magnitude(weight))
             message = f"{n}, {k}, {act_qtype}"
             np.testing.assert_allclose(together, used @ dense.T, rtol=0, atol=tolerance, err_msg=message)
@@ -143,7 +136,7 @@ def test_experts(kinds_of_matrices, act_qtype):
     y = experts(jnp.asarray(x), ids, weights, gate, up, down, activation="silu", act_qtype=act_qtype)
 
     def product(x, weight, dense):
-        return (x if act_qtype is None else rounded(x, weight)) @ dense.T
+        return (x if act_qtype is None else rounded_activations(x)) @ dense.T
 
     expected = np.zeros((5, size))
     for token in range(5):

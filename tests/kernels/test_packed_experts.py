@@ -11,7 +11,6 @@ import pytest
 from jaxis.kernels import native
 from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
 from jaxis.kernels.quantized_matmul import packed
-from jaxis.kernels.quantized_matmul.reference import activation_tile
 from jaxis.kernels.weights import WeightScheme, quantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import NARROW_FLOATS, expected_weight, quantized_product, random_blocks
@@ -62,7 +61,7 @@ class Stack:
             return x @ weight.astype(np.float64).T
         if act_qtype is None:
             return x @ expected_weight(weight).T
-        return quantized_product(x.astype(np.float32), weight, activation_tile(weight))
+        return quantized_product(x.astype(np.float32), weight)
 
 
 def make_stack(scheme, num_experts, n, k, seed):

@@ -25,18 +25,25 @@ def expected_weight(weight: QuantizedWeight) -> np.ndarray:
     return integers(weight) * np.repeat(weight.scale.astype(np.float64), weight.group_size, axis=1)
 
 
-def quantized_product(x: np.ndarray, weight: QuantizedWeight, act_tile: int) -> np.ndarray:
-    """The definition, group by group, in float64, but for the activations' scales, which are float32."""
-    in_size = x.shape[1]
-    q_w, y = integers(weight), np.zeros((len(x), len(weight.qvalue)))
-    for start in range(0, in_size, act_tile):
-        group = slice(start, min(start + act_tile, in_size))
-        scale = np.abs(x[:, group]).max(axis=1, keepdims=True) / np.float32(127)
-        safe = np.where(scale == 0, np.float32(1), scale)
-        q_x = np.rint(x[:, group] / safe).astype(np.float64)
-        s_w = weight.scale.astype(np.float64)[:, start // weight.group_size]
-        y += scale * s_w * (q_x @ q_w[:, group].T)
-    return y
+def rounded_activations(x: np.ndarray) -> np.ndarray:
+    """What x [rows, in], float32, becomes in products with `act_qtype` int8, in float64.
+
+    Of each 32 features of a row: scale * q + midpoint. Scales, midpoints and what is rounded to q are float32.
+    """
+    out = np.zeros(x.shape)
+    for start in range(0, x.shape[1], 32):
+        group = x[:, start : start + 32]
+        highest, lowest = group.max(axis=1, keepdims=True), group.min(axis=1, keepdims=True)
+        midpoint, scale = (highest + lowest) / np.float32(2), (highest - lowest) / np.float32(254)
+        steps = (group - midpoint) / np.where(scale == 0, np.float32(1), scale)
+        q = np.clip(np.rint(steps), -127, 127).astype(np.float64)
+        out[:, start : start + 32] = np.where(scale == 0, 0, scale) * q + midpoint
+    return out
+
+
+def quantized_product(x: np.ndarray, weight: QuantizedWeight) -> np.ndarray:
+    """The product with int8 activations by its definition, in float64."""
+    return rounded_activations(x) @ expected_weight(weight).T
 
 
 def random_blocks(qtype: str, n: int, k: int, seed: int = 0) -> tuple[BlockScaledWeight, np.ndarray]:

@@ -17,8 +17,8 @@ PANEL_ROWS = 32
 """Rows of a weight that are packed together."""
 MAX_MATRICES = 4
 """Weights that one product takes at most."""
-ACTIVATION_GROUP = 64
-"""Features of an activation that share a scale, where the weight has one scale a row."""
+ACTIVATION_GROUP = 32
+"""Features of an activation that are quantized together."""
 CODE_UNIT = 32
 """Columns of a weight of codes that are packed together; groups are multiples of it, or half of it."""
 MAX_CODE_GROUP = 128

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE, quantize_activations
+from jaxis.kernels.quantized_matmul.reference import round_activations
 
 LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
 """Bits of a code -> how many of them are in `codes`; the others are in `high`."""
@@ -103,17 +103,7 @@ def coded_matmul(x: jax.Array, weight: CodedWeight, *, preferred_element_type: D
 
 def round_input_of_codes(x: jax.Array, weight: CodedWeight) -> jax.Array:
     """x [..., in], quantized for the product with this weight and dequantized again, in x's type."""
-    if weight.act_qtype is None:
-        return x
-    tile = activation_tile(weight)
-    q, scale = quantize_activations(x, tile)
-    return (q.astype(jnp.float32) * jnp.repeat(scale, tile, axis=-1)[..., : x.shape[-1]]).astype(x.dtype)
-
-
-def activation_tile(weight: CodedWeight) -> int:
-    """Features of an activation that share a scale: the weight's group size, but at least 32; 64 for wide groups."""
-    size = max(32, weight.group_size)
-    return size if size <= 128 else DEFAULT_ACT_TILE
+    return x if weight.act_qtype is None else round_activations(x)
 
 
 def _values(weight: CodedWeight) -> jax.Array:

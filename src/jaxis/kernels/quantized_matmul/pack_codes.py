@@ -9,7 +9,6 @@ import numpy as np
 from jaxis.kernels.native_constants import CODE_UNIT, MAX_CODE_GROUP, MAX_LEVELS, SCALE_TYPES
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS, CodedWeight
 from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
-from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
 
 _SUPER_TYPES = ("float16", "float32")
@@ -113,8 +112,9 @@ def kernel_group(in_size: int, group_size: int) -> int | None:
     is_narrow = group_size == CODE_UNIT // 2 and in_size % CODE_UNIT == 0
     if is_narrow or (group_size % CODE_UNIT == 0 and group_size <= MAX_CODE_GROUP):
         return group_size
-    # Wide groups are cut into those in which activations are quantized.
-    return DEFAULT_ACT_TILE if group_size % DEFAULT_ACT_TILE == 0 else None
+    # Wide groups are cut.
+    sizes = range(MAX_CODE_GROUP, 0, -CODE_UNIT)
+    return next((size for size in sizes if group_size % size == 0), None)
 
 
 def _kernel_group(weight: CodedWeight) -> int | None:

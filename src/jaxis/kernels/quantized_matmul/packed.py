@@ -19,10 +19,9 @@ from jaxis.kernels.native_constants import ACTIVATIONS, PANEL_ROWS
 from jaxis.kernels.quantized_matmul import quantize_native
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
-from jaxis.kernels.quantized_matmul.pack_codes import CodeSources, sources_of_codes, sources_of_integers
+from jaxis.kernels.quantized_matmul.pack_codes import CodeSources, kernel_group, sources_of_codes, sources_of_integers
 from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
-from jaxis.kernels.quantized_matmul.reference import DEFAULT_ACT_TILE
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight, WeightScheme
 
 GROUP_SIZES = (32, 64, 128)
@@ -92,7 +91,7 @@ def can_pack(weight: QuantizedWeight | BlockScaledWeight | CodedWeight) -> bool:
 
 def has_kernel(qtype: str, in_size: int, group_size: int | None) -> bool:
     """Whether the kernels take quantized weights with `in_size` columns, `group_size` (None: all) to a scale."""
-    if group_size in (None, in_size) and (qtype == "int8" or in_size % DEFAULT_ACT_TILE == 0):
+    if group_size in (None, in_size) and (qtype == "int8" or kernel_group(in_size, in_size) is not None):
         return True
     return (group_size or in_size) in GROUP_SIZES
 
@@ -104,9 +103,9 @@ def pack_quantized(weight: QuantizedWeight, allocate: Allocate | None = None) ->
         scale = np.asarray(weight.scale).astype(np.float32, copy=False)
         weight_format = PackedFormat("int8", weight.shape[1], act_qtype=weight.act_qtype)
         return _pack(weight.shape, weight_format, np.asarray(weight.qvalue), scale, allocate)
-    # The kernels have no int4 with one scale per row: use the groups in which activations are quantized.
-    is_wide = is_one_group and weight.shape[1] % DEFAULT_ACT_TILE == 0
-    group_size = DEFAULT_ACT_TILE if is_wide else weight.group_size
+    # The kernels have no int4 with one scale per row: its groups are cut.
+    group_size = kernel_group(weight.shape[1], weight.group_size)
+    assert group_size is not None
     return _pack_codes(weight.shape, *sources_of_integers(weight, group_size), allocate)
 
 

@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxis.kernels import native_constants
+from jaxis.kernels.native_constants import ACTIVATION_GROUP
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
-
-DEFAULT_ACT_TILE = native_constants.ACTIVATION_GROUP
-"""Features of an activation that share a scale, where the weight has one group a row."""
 
 
 def quantized_matmul(
@@ -22,9 +19,8 @@ def quantized_matmul(
 ) -> jax.Array:
     """`x @ dequantize(weight).T`, with x quantized dynamically if requested.
 
-    y[t, o] = sum over groups g of s_x[t, g] * s_w[o, g] * (sum over k in g of q_x[t, k] * (q_w[o, k] - z_w[o, g])),
-    where s_x and q_x are `quantize_activations(x, activation_tile(weight))`; without `act_qtype`, s_x is 1 and
-    q_x is x.
+    y[t, o] = sum over groups g of s_w[o, g] * (sum over k in g of x[t, k] * (q_w[o, k] - z_w[o, g])), where x[t, k] is
+    s_x * q_x + m_x of `quantize_activations` if there is an `act_qtype`.
 
     Args:
       x: [..., in].
@@ -35,36 +31,39 @@ def quantized_matmul(
     Returns:
       [..., out].
     """
-    tile = activation_tile(weight)
-    q_w = _in_groups(_integers(weight), tile)
-    s_w = weight.scale.astype(jnp.float32)
-    if act_qtype is None:
-        q_x, s_x = x.astype(jnp.float32), jnp.ones(())
-    else:
-        q_x, s_x = quantize_activations(x, tile)
-        q_x = q_x.astype(jnp.float32)
-    # A group's integers and their sums are exact in float32.
-    partial = jnp.einsum("...gk,ogk->...og", _in_groups(q_x, tile), q_w, precision="highest")
-    s_x = jnp.broadcast_to(s_x, partial.shape[:-2] + partial.shape[-1:])
-    y = jnp.einsum("...og,...g,og->...o", partial, s_x, jnp.broadcast_to(s_w, q_w.shape[:2]), precision="highest")
+    used = x.astype(jnp.float32) if act_qtype is None else round_activations(x, jnp.float32)
+    tile = weight.group_size
+    partial = jnp.einsum(
+        "...gk,ogk->...og", _in_groups(used, tile), _in_groups(_integers(weight), tile), precision="highest"
+    )
+    y = jnp.einsum("...og,og->...o", partial, weight.scale.astype(jnp.float32), precision="highest")
     return y.astype(preferred_element_type or x.dtype)
 
 
-def activation_tile(weight: QuantizedWeight) -> int:
-    """Features of an activation that share a scale: the weight's group size, or 64 if a row is one group."""
-    return weight.group_size if weight.scale.shape[-1] > 1 else DEFAULT_ACT_TILE
+def quantize_activations(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x [..., in] -> int8 [..., in], and scales and midpoints, float32 [..., ceil(in / ACTIVATION_GROUP)].
 
-
-def quantize_activations(x: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]:
-    """x [..., in] -> int8 [..., in] and float32 scales [..., ceil(in / tile)].
-
-    The scale is the group's largest magnitude / 127, and the integers are round-half-even(x / scale), 0 in a group of
-    zeros. The last group may be shorter than the tile.
+    x ~ scale * q + midpoint. Of each group of ACTIVATION_GROUP features (the last may be shorter) the midpoint is
+    (max + min) / 2, the scale (max - min) / 254, and q round-half-even((x - midpoint) / scale), from -127 to 127; 0
+    where all features of a group are equal.
     """
-    grouped = _in_groups(x.astype(jnp.float32), tile)
-    scale = divide(jnp.max(jnp.abs(grouped), axis=-1), 127)
-    q = jnp.where(scale[..., None] > 0, jnp.rint(grouped / scale[..., None]), 0)
-    return q.astype(jnp.int8).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]], scale
+    x = x.astype(jnp.float32)
+    missing = -x.shape[-1] % ACTIVATION_GROUP
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], mode="edge" if x.shape[-1] else "constant")
+    grouped = padded.reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
+    highest, lowest = jnp.max(grouped, axis=-1), jnp.min(grouped, axis=-1)
+    midpoint, scale = (highest + lowest) * 0.5, divide(highest - lowest, 254)
+    q = (grouped - midpoint[..., None]) / jnp.where(scale > 0, scale, 1)[..., None]
+    # Where the range is a few units in the last place the midpoint is off by a part of it.
+    q = jnp.where(scale[..., None] > 0, jnp.clip(jnp.rint(q), -127, 127), 0)
+    return q.astype(jnp.int8).reshape(padded.shape)[..., : x.shape[-1]], scale, midpoint
+
+
+def round_activations(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
+    """x [..., in] quantized and dequantized again, in `dtype`, or else its own type."""
+    q, scale, midpoint = (a.astype(jnp.float32) for a in quantize_activations(x))
+    wide = [jnp.repeat(a, ACTIVATION_GROUP, axis=-1)[..., : x.shape[-1]] for a in (scale, midpoint)]
+    return (q * wide[0] + wide[1]).astype(dtype or x.dtype)
 
 
 def divide(x: jax.Array, divisor: float) -> jax.Array:

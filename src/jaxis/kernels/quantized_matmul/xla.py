@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxis.kernels.quantized_matmul.reference import activation_tile, dequantize, quantize_activations
+from jaxis.kernels.quantized_matmul.reference import dequantize, round_activations
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 
 
@@ -27,7 +27,7 @@ def quantized_matmul(
     Args:
       x: [..., in].
       weight: Stands for [out, in].
-      act_qtype: "int8" quantizes x dynamically, with one scale per row and group; None does not.
+      act_qtype: "int8" quantizes x dynamically, in groups of features of each row; None does not.
       preferred_element_type: Type of the result; None means x's.
 
     Returns:
@@ -35,16 +35,9 @@ def quantized_matmul(
     """
     out_dtype = preferred_element_type or x.dtype
     if act_qtype is not None:
-        x = round_activations(x, weight)
+        x = round_activations(x)
     if weight.qtype == "int8" and weight.scale.shape[1] == 1:
         # int8 is exact in every float type, and XLA upcasts it while reading.
         y = jnp.einsum("...i,oi->...o", x, weight.qvalue.astype(x.dtype), preferred_element_type=jnp.float32)
         return (y * weight.scale[:, 0]).astype(out_dtype)
     return jnp.einsum("...i,oi->...o", x, dequantize(weight, x.dtype), preferred_element_type=out_dtype)
-
-
-def round_activations(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """x [..., in], quantized for the product with this weight and dequantized again, in x's type."""
-    tile = activation_tile(weight)
-    q, scale = quantize_activations(x, tile)
-    return (q.astype(jnp.float32) * jnp.repeat(scale, tile, axis=-1)[..., : x.shape[-1]]).astype(x.dtype)

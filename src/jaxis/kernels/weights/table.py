@@ -27,7 +27,6 @@ from jaxis.kernels.quantized_matmul.coded import (
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight
 from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight, reorder, restore_order
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
-from jaxis.kernels.quantized_matmul.xla import round_activations
 from jaxis.kernels.weights.functions import dequantize, lookup, matmul
 from jaxis.kernels.weights.grouped import experts_by_groups, experts_packed
 from jaxis.kernels.weights.operations import Operations, operations_of, register
@@ -60,7 +59,7 @@ def _pack_quantized(weight: QuantizedWeight, _: DTypeLike, allocate: Allocate | 
 
 
 def _round_input_of_quantized(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    return x if weight.act_qtype is None else round_activations(x, weight)
+    return x if weight.act_qtype is None else reference.round_activations(x)
 
 
 def _matmul_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
