@@ -35,6 +35,9 @@ bool is_known(Calibration calibration) {
     case Calibration::kInt4AbsMax:
     case Calibration::kInt4MinMax:
     case Calibration::kInt4Mse:
+    case Calibration::kInt4Affine:
+    case Calibration::kInt5Affine:
+    case Calibration::kInt6Affine:
       return true;
   }
   return false;
@@ -46,7 +49,7 @@ bool is_supported(const Quantize& matrix) {
 
 QuantizeStatus quantize_rows(Quantize matrix) {
   if (!is_supported(matrix)) return QuantizeStatus::kUnsupported;
-  const Buffer scratch = allocate(quantize_scratch_size(matrix.k) * 4);
+  const Buffer scratch = allocate(quantize_scratch_size(matrix.k, matrix.group) * 4);
   if (scratch == nullptr) return QuantizeStatus::kOutOfMemory;
   matrix.scratch = reinterpret_cast<float*>(scratch.get());
   return kernels().quantize(matrix) ? QuantizeStatus::kOk : QuantizeStatus::kNotFinite;
@@ -58,9 +61,10 @@ QuantizeStatus quantize_panels(const Quantize& matrix, const WeightFormat& forma
   if (!is_supported(matrix) || unsupported_reason(format) != nullptr) return QuantizeStatus::kUnsupported;
   const int64_t k = matrix.k, num_groups = k / matrix.group;
   const Buffer qvalue = allocate(kPanelRows * k), scales = allocate(kPanelRows * num_groups * 4);
-  const Buffer zero_points = allocate(kPanelRows * num_groups);
-  const Buffer scratch = allocate(quantize_scratch_size(k) * 4);
-  if (qvalue == nullptr || scales == nullptr || zero_points == nullptr || scratch == nullptr) {
+  // Zero points or minima; and the units of scales and of minima.
+  const Buffer origins = allocate(kPanelRows * num_groups), units = allocate(2 * kPanelRows * 4);
+  const Buffer scratch = allocate(quantize_scratch_size(k, matrix.group) * 4);
+  if (qvalue == nullptr || scales == nullptr || origins == nullptr || units == nullptr || scratch == nullptr) {
     return QuantizeStatus::kOutOfMemory;
   }
   const int64_t row_bytes = k * (matrix.type == FloatType::kF32 ? 4 : 2);
@@ -71,7 +75,10 @@ QuantizeStatus quantize_panels(const Quantize& matrix, const WeightFormat& forma
     part.rows = left < kPanelRows ? left : kPanelRows;
     part.qvalue = qvalue.get();
     part.scales = scales.get();
-    part.zero_points = zero_points.get();
+    part.zero_points = origins.get();
+    part.minima = reinterpret_cast<int8_t*>(origins.get());
+    part.scale_units = reinterpret_cast<float*>(units.get());
+    part.minimum_units = part.scale_units + kPanelRows;
     part.scratch = reinterpret_cast<float*>(scratch.get());
     if (!kernels().quantize(part)) return QuantizeStatus::kNotFinite;
     Pack pack{};
@@ -79,23 +86,46 @@ QuantizeStatus quantize_panels(const Quantize& matrix, const WeightFormat& forma
     pack.n = part.rows;
     pack.data = part.qvalue;
     pack.scales = part.scales;
-    pack.source_bits = format.bits;
+    pack.source_bits = is_affine(matrix.calibration) ? 8 : format.bits;
     pack.is_signed = format.bits == 8;
     pack.zero_points = format.has_zero_points ? part.zero_points : nullptr;
+    pack.minima = format.minimum != ScaleType::kNone ? part.minima : nullptr;
+    pack.super_scales = format.super_scale != ScaleType::kNone ? part.scale_units : nullptr;
+    pack.super_minima = format.minimum != ScaleType::kNone ? part.minimum_units : nullptr;
     pack.packed = packed + panel * panel_bytes(format);
     pack_panels(pack, 0, 1);
   }
   return QuantizeStatus::kOk;
 }
 
+// How a quantized matrix is packed.
+WeightFormat packed_format(const Quantize& matrix) {
+  WeightFormat format{};
+  format.k = matrix.k;
+  if (matrix.wide_scales) {
+    format.type = WeightType::kInt8;
+    return format;
+  }
+  const bool affine = is_affine(matrix.calibration), is_int8 = matrix.calibration == Calibration::kInt8AbsMax;
+  format.type = WeightType::kCodes;
+  format.group = matrix.group;
+  format.bits = code_bits(matrix.calibration);
+  format.has_zero_points = matrix.calibration == Calibration::kInt4MinMax;
+  format.offset = format.has_zero_points || affine ? 0 : int64_t{1} << (format.bits - 1);
+  format.scale = affine || is_int8 ? ScaleType::kU8 : ScaleType::kBf16;
+  format.minimum = affine ? ScaleType::kI8 : ScaleType::kNone;
+  format.super_scale = affine || is_int8 ? ScaleType::kF32 : ScaleType::kNone;
+  format.super_block = affine || is_int8 ? matrix.k : 0;
+  return format;
+}
+
 }  // namespace
 }  // namespace jaxis
 
 // Quantizes a matrix, or some rows of one; see Quantize. Returns a QuantizeStatus.
-extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize(int32_t type, int32_t calibration,
-                                                                         const void* weight, int64_t rows, int64_t k,
-                                                                         int64_t group, bool wide_scales, void* qvalue,
-                                                                         void* scales, uint8_t* zero_points) {
+extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize(
+    int32_t type, int32_t calibration, const void* weight, int64_t rows, int64_t k, int64_t group, bool wide_scales,
+    void* qvalue, void* scales, uint8_t* zero_points, float* scale_units, int8_t* minima, float* minimum_units) {
   jaxis::Quantize matrix{};
   matrix.type = static_cast<jaxis::FloatType>(type);
   matrix.calibration = static_cast<jaxis::Calibration>(calibration);
@@ -107,6 +137,9 @@ extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize(int32_t
   matrix.qvalue = qvalue;
   matrix.scales = scales;
   matrix.zero_points = zero_points;
+  matrix.scale_units = scale_units;
+  matrix.minima = minima;
+  matrix.minimum_units = minimum_units;
   return static_cast<int32_t>(jaxis::quantize_rows(matrix));
 }
 
@@ -124,13 +157,5 @@ extern "C" __attribute__((visibility("default"))) int32_t jaxis_quantize_panels(
   matrix.k = k;
   matrix.group = group == 0 ? k : group;
   matrix.wide_scales = group == 0;
-  jaxis::WeightFormat format{};
-  format.type = group == 0 ? jaxis::WeightType::kInt8 : jaxis::WeightType::kCodes;
-  format.k = k;
-  format.group = group;
-  format.bits = jaxis::is_int8(matrix.calibration) ? 8 : 4;
-  format.has_zero_points = matrix.calibration == jaxis::Calibration::kInt4MinMax;
-  format.offset = format.has_zero_points ? 0 : format.bits == 8 ? 128 : 8;
-  format.scale = jaxis::ScaleType::kBf16;
-  return static_cast<int32_t>(jaxis::quantize_panels(matrix, format, packed, first, last));
+  return static_cast<int32_t>(jaxis::quantize_panels(matrix, jaxis::packed_format(matrix), packed, first, last));
 }

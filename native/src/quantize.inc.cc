@@ -2,63 +2,13 @@
 #include "quantize.h"
 
 #include <cstdint>
-#include <cstring>
 
-#include "low_precision_floats.h"
+#include "quantize_affine.h"
+#include "quantize_row.h"
 #include "simd.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
-
-constexpr uint32_t kSign = 0x80000000u, kExponent = 0x7f800000u;
-
-JAXIS_INLINE float from_bits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-JAXIS_INLINE uint32_t to_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-// Denormal numbers are zeros: XLA may compute without them.
-JAXIS_INLINE float flushed(float x) {
-  const uint32_t bits = to_bits(x);
-  return from_bits((bits & kExponent) != 0 ? bits : bits & kSign);
-}
-
-void upcast_row(const Quantize& a, int64_t row, float* out) {
-  switch (a.type) {
-    case FloatType::kF32: {
-      const float* in = static_cast<const float*>(a.weight) + row * a.k;
-      for (int64_t i = 0; i < a.k; ++i) out[i] = flushed(in[i]);
-      break;
-    }
-    case FloatType::kBf16: {
-      const uint16_t* in = static_cast<const uint16_t*>(a.weight) + row * a.k;
-      for (int64_t i = 0; i < a.k; ++i) out[i] = flushed(bf16_to_float(in[i]));
-      break;
-    }
-    case FloatType::kF16: {
-      const uint16_t* in = static_cast<const uint16_t*>(a.weight) + row * a.k;
-      for (int64_t i = 0; i < a.k; ++i) out[i] = f16_to_float(in[i]);
-      break;
-    }
-  }
-}
-
-// Among bits as integers, so that a NaN is larger than everything.
-JAXIS_INLINE float largest_magnitude(const float* x, int64_t size) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    const uint32_t bits = to_bits(x[i]) & ~kSign;
-    largest = bits > largest ? bits : largest;
-  }
-  return from_bits(largest);
-}
 
 struct Range {
   float low, high;
@@ -139,6 +89,27 @@ JAXIS_INLINE void quantize_to_int4(float* x, int64_t size, float scale, float lo
   }
 }
 
+// Scales of groups of int8, rounded up to codes times a power of two of the row; then the row's integers.
+JAXIS_INLINE void quantize_row_to_int8(const Quantize& a, int64_t row, const float* x, int64_t size, float* scales) {
+  const int64_t num_groups = a.k / size;
+  float largest = 0.0f;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    scales[g] = flushed(largest_magnitude(x + g * size, size) / 127.0f);
+    largest = scales[g] > largest ? scales[g] : largest;
+  }
+  const float unit = unit_of(largest, kScaleBits), per_unit = 1.0f / unit;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const float multiple = scales[g] * per_unit;
+    int32_t code = static_cast<int32_t>(multiple);
+    code += static_cast<float>(code) < multiple ? 1 : 0;
+    code = code == 0 && scales[g] > 0.0f ? 1 : code;
+    static_cast<uint8_t*>(a.scales)[row * num_groups + g] = static_cast<uint8_t>(code);
+    quantize_to_int8(x + g * size, size, static_cast<float>(code) * unit,
+                     static_cast<int8_t*>(a.qvalue) + row * a.k + g * size);
+  }
+  a.scale_units[row] = unit;
+}
+
 // kGroup is `group`, where the compiler is to know it; else 0.
 template <int64_t kGroup>
 bool quantize_groups(const Quantize& a) {
@@ -149,12 +120,16 @@ bool quantize_groups(const Quantize& a) {
   for (int64_t row = 0; row < a.rows; ++row) {
     upcast_row(a, row, x);
     if ((to_bits(largest_magnitude(x, a.k)) & kExponent) == kExponent) return false;
+    if (a.calibration == Calibration::kInt8AbsMax && !a.wide_scales) {
+      quantize_row_to_int8(a, row, x, group_size, sums);
+      continue;
+    }
     for (int64_t g = 0; g < num_groups; ++g) {
       float* const group = x + g * group_size;
       float scale = 0.0f;
       switch (a.calibration) {
         case Calibration::kInt8AbsMax:
-          scale = rounded_scale(largest_magnitude(group, group_size) / 127.0f, a.wide_scales);
+          scale = rounded_scale(largest_magnitude(group, group_size) / 127.0f, true);
           quantize_to_int8(group, group_size, scale, static_cast<int8_t*>(a.qvalue) + row * a.k + g * group_size);
           break;
         case Calibration::kInt4AbsMax:
@@ -175,6 +150,10 @@ bool quantize_groups(const Quantize& a) {
           scale = mse_scale(group, group_size, a.wide_scales, sums);
           quantize_to_int4(group, group_size, scale, -8.0f, 7.0f, 8.0f);
           break;
+        case Calibration::kInt4Affine:
+        case Calibration::kInt5Affine:
+        case Calibration::kInt6Affine:
+          return false;  // quantize_affine's
       }
       if ((to_bits(scale) & kExponent) == kExponent) return false;
       if (a.wide_scales) {
@@ -183,7 +162,7 @@ bool quantize_groups(const Quantize& a) {
         static_cast<uint16_t*>(a.scales)[row * num_groups + g] = static_cast<uint16_t>(to_bits(scale) >> 16);
       }
     }
-    if (!is_int8(a.calibration)) {
+    if (a.calibration != Calibration::kInt8AbsMax) {
       uint8_t* out = static_cast<uint8_t*>(a.qvalue) + row * (a.k / 2);
       for (int64_t i = 0; i < a.k / 2; ++i) {
         out[i] = static_cast<uint8_t>(static_cast<int32_t>(x[2 * i]) | static_cast<int32_t>(x[2 * i + 1]) << 4);
@@ -196,6 +175,7 @@ bool quantize_groups(const Quantize& a) {
 }  // namespace
 
 bool quantize(const Quantize& a) {
+  if (is_affine(a.calibration)) return quantize_affine(a);
   switch (a.group) {
     case 32:
       return quantize_groups<32>(a);

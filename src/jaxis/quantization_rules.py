@@ -19,9 +19,15 @@ from typing import Any
 
 from jaxis.errors import ConfigError
 
-QTYPES = ("int8", "int4")
+CALIBRATION_METHODS = {
+    "int8": ("absmax",),
+    "int6": ("affine",),
+    "int5": ("affine",),
+    "int4": ("absmax", "minmax", "mse", "affine"),
+}
+"""Type of weights -> how their scales can be chosen."""
+QTYPES = tuple(CALIBRATION_METHODS)
 ACT_QTYPES = ("int8",)
-CALIBRATION_METHODS = ("absmax", "minmax", "mse")
 DEQUANTIZE = "dequantize"
 _ADDITIONAL_KEYS = ("quantization",)
 
@@ -32,11 +38,12 @@ class QuantizationRule:
 
     Attributes:
       module_path: Regular expression for the whole dotted name of a module, such as `model.layers.0.mlp.up_proj`.
-      weight_qtype: "int8", "int4", or None to leave the weights of the matching modules as they are.
+      weight_qtype: "int8", "int6", "int5", "int4", or None to leave the weights of the matching modules as they are.
       act_qtype: "int8" quantizes the modules' input dynamically, with one scale per token and group; None does not.
         Without `weight_qtype` it is for checkpoints that are quantized already.
       tile_size: Input features of a weight that share a scale; None means all of them.
-      weight_calibration_method: "absmax", "minmax" (int4 with zero points) or "mse" (int4, least squared error).
+      weight_calibration_method: "absmax"; "affine" (a scale and a minimum to a group, of the least squared error; int4,
+        int5 and int6); "minmax" (int4 with zero points); or "mse" (int4 without, least squared error).
 
     Raises:
       ConfigError: On construction, if a value is unknown or has the wrong type, or they are inconsistent.
@@ -58,7 +65,7 @@ class QuantizationRule:
         for name, known in (
             ("weight_qtype", (None, *QTYPES)),
             ("act_qtype", (None, *ACT_QTYPES)),
-            ("weight_calibration_method", CALIBRATION_METHODS),
+            ("weight_calibration_method", sorted({name for names in CALIBRATION_METHODS.values() for name in names})),
         ):
             if (value := getattr(self, name)) not in known:
                 raise ConfigError(f"{name}={value!r} is not supported; known: {', '.join(map(str, known))}")
@@ -67,20 +74,21 @@ class QuantizationRule:
         if self.weight_qtype is None:
             if self.tile_size is not None or self.weight_calibration_method != "absmax":
                 raise ConfigError(f"the rule for {self.module_path!r} says how to quantize, but has no weight_qtype")
-        elif self.weight_qtype == "int8" and self.weight_calibration_method != "absmax":
+        elif self.weight_calibration_method not in (known := CALIBRATION_METHODS[self.weight_qtype]):
             raise ConfigError(
-                f"weight_calibration_method={self.weight_calibration_method!r} is for int4; int8 has 'absmax' only"
+                f"weight_calibration_method={self.weight_calibration_method!r} is not for {self.weight_qtype}, which "
+                f"has {', '.join(map(repr, known))}"
             )
 
 
-_INT8 = QuantizationRule(".*", "int8", "int8")
+_INT8 = QuantizationRule(".*", "int8", "int8", 32)
 SHORT_NAMES: dict[str, tuple[QuantizationRule, ...]] = {
     "none": (),
     "int8": (_INT8,),
     # Embeddings and head lose more accuracy to int4 than the layers, and are read only once per token.
     "int4": (
         dataclasses.replace(_INT8, module_path=r"(.*\.)?(embed_tokens|lm_head)"),
-        QuantizationRule(".*", "int4", "int8", 32, "mse"),
+        QuantizationRule(".*", "int4", "int8", 32, "affine"),
     ),
     "int8_activations": (QuantizationRule(".*", act_qtype="int8"),),
 }

@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 
 from jaxis.kernels.quantized_matmul import packed, quantize_native
-from jaxis.kernels.quantized_matmul.weight import QuantizedWeight, WeightScheme
+from jaxis.kernels.quantized_matmul.weight import WeightScheme
+from jaxis.kernels.weights import pack
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 
 # The package's own `quantize` hides the module of that name.
 definition = importlib.import_module("jaxis.kernels.quantized_matmul.quantize")
 
-METHODS = [("int8", "absmax"), ("int4", "absmax"), ("int4", "minmax"), ("int4", "mse")]
+METHODS = [
+    ("int8", "absmax"),
+    ("int4", "absmax"),
+    ("int4", "minmax"),
+    ("int4", "mse"),
+    ("int4", "affine"),
+    ("int5", "affine"),
+    ("int6", "affine"),
+]
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16]
-SHAPES = [(37, 192, 64), (3, 64, 64), (33, 96, 32), (9, 70, None), (7, 30, 10), (65, 1024, 128), (34, 96, None)]
+SHAPES = [(37, 192, 64), (3, 64, 64), (33, 96, 32), (9, 72, None), (7, 40, 10), (65, 1024, 128), (34, 96, None)]
 
 
 def _weights(rows: int, columns: int, kind: str) -> np.ndarray:
@@ -48,7 +57,7 @@ def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype:
 
             at_once = packed.quantize_and_pack(weight, WeightScheme(qtype, tile, method))
             if at_once is not None:
-                two_steps = packed.pack_quantized(QuantizedWeight(*expected))
+                two_steps = pack(definition.quantize(weight, WeightScheme(qtype, tile, method)))
                 assert at_once.format == two_steps.format
                 np.testing.assert_array_equal(at_once.data, two_steps.data)
 

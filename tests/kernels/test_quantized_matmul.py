@@ -47,6 +47,24 @@ def test_int8_by_channel_is_round_half_even_of_the_weight_over_its_scale():
     np.testing.assert_array_equal(weight.qvalue, np.rint(w / np.where(scale == 0, 1, scale)))
 
 
+@pytest.mark.parametrize("tile_size", [16, 32, 96])
+def test_int8_scales_of_groups_are_codes_times_a_power_of_two_rounded_up(tile_size):
+    w = random(40, 192) * np.exp2(np.random.default_rng(1).uniform(-12, 12, (40, 1))).astype(np.float32)
+    w[:, :96] *= 1e-4  # small beside the others: coarse scales, but of few codes never none
+    w[3, tile_size:] = 0
+    weight = quantize(w, WeightScheme("int8", tile_size))
+    assert weight.scale.dtype == ml_dtypes.bfloat16
+    scale = weight.scale.astype(np.float64)
+    unit = np.exp2(np.floor(np.log2(scale.max(axis=1, keepdims=True))) - 7)
+    codes = scale / unit
+    np.testing.assert_array_equal(codes, np.round(codes))
+    assert codes.max() <= 255
+    largest = np.abs(w.astype(np.float64)).reshape(40, -1, tile_size).max(axis=-1)
+    assert (scale * 127 >= largest * (1 - 2**-23)).all()
+    assert ((codes - 1) * unit * 127 < largest * (1 + 2**-23))[largest > 0].all()
+    np.testing.assert_array_equal(scale == 0, largest == 0)
+
+
 def test_integers_are_chosen_for_the_rounded_scale():
     w = random(8, 64)
     weight = quantize(w, WeightScheme("int4", 32))
@@ -99,14 +117,16 @@ def test_every_float_type_is_read(dtype):
     ("arguments", "message"),
     [
         (("int3",), "cannot be quantized to 'int3'"),
-        (("int4", 32, "rms"), "cannot be calibrated by 'rms'"),
+        (("int4", 32, "rms"), "cannot be quantized to int4 by 'rms'; known: absmax, minmax, mse, affine"),
+        (("int6", 32, "mse"), "cannot be quantized to int6 by 'mse'"),
+        (("int5", 4, "affine"), "has 12 input features; int5 needs a multiple of 8"),
         (("int8", None, "mse"), "quantized to int8 by 'mse'"),
         (("int8", 48), "has 32 input features, which tile_size=48 does not divide"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        quantize(random(4, 32), WeightScheme(*arguments))
+        quantize(random(4, 12 if arguments[0] == "int5" else 32), WeightScheme(*arguments))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.weight_format import WeightSlot
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -73,6 +74,19 @@ def test_short_names(name, qtypes):
     config.check_all_used()
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_of_short_names_layers_that_groups_do_not_divide_get_int8_by_row(name):
+    class Odd:
+        weight_slots = (WeightSlot("weight", (8, 50), (None, None)),)
+
+    config = parse_quantization(name)
+    assert config.get_quant_method(Odd(), "model.odd").scheme == WeightScheme("int8", None, act_qtype="int8")
+    assert config.get_quant_method(Layer(), "model.even").scheme.group_size == 32
+    resolved = RuleQuantizationConfig(rules_from(rules_to_dict(config.resolved_rules), "text"))
+    assert resolved.find("model.odd") == QuantizationRule(r"model\.odd", "int8", "int8")
+    assert resolved.find("model.even") == config.find("model.even")
+
+
 def test_the_first_rule_that_matches_the_whole_name_decides():
     config = RuleQuantizationConfig(EXPECTED)
     assert config.get_quant_method(Layer(), "lm_head") is None
@@ -116,11 +130,15 @@ def test_a_tile_that_does_not_divide_names_the_layer():
         ({"module_path": ".*", "weight_qtype": "int4", "tile_size": True}, "tile_size=True must be an integer"),
         (
             {"module_path": ".*", "weight_qtype": "int4", "weight_calibration_method": "rms"},
-            "weight_calibration_method='rms' is not supported; known: absmax, minmax, mse",
+            "weight_calibration_method='rms' is not supported; known: absmax, affine, minmax, mse",
         ),
         (
             {"module_path": ".*", "weight_qtype": "int8", "weight_calibration_method": "minmax"},
-            "weight_calibration_method='minmax' is for int4",
+            "weight_calibration_method='minmax' is not for int8, which has 'absmax'",
+        ),
+        (
+            {"module_path": ".*", "weight_qtype": "int5", "tile_size": 32},
+            "weight_calibration_method='absmax' is not for int5, which has 'affine'",
         ),
         ({"module_path": ".*", "tile_size": 32}, "says how to quantize, but has no weight_qtype"),
         ("int8", "rule 1 is 'int8', not an object"),

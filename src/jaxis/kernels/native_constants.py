@@ -10,7 +10,15 @@ WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "codes": 3, "float8_e4m3
 SCALE_TYPES = {"none": 0, "float32": 1, "bfloat16": 2, "float16": 3, "uint8": 4, "int8": 5, "float8_e4m3fn": 6}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-CALIBRATIONS = {"int8_absmax": 0, "int4_absmax": 1, "int4_minmax": 2, "int4_mse": 3}
+CALIBRATIONS = {
+    "int8_absmax": 0,
+    "int4_absmax": 1,
+    "int4_minmax": 2,
+    "int4_mse": 3,
+    "int4_affine": 4,
+    "int5_affine": 5,
+    "int6_affine": 6,
+}
 QUANTIZE_STATUS = {"ok": 0, "not_finite": 1, "unsupported": 2, "out_of_memory": 3}
 
 PANEL_ROWS = 32

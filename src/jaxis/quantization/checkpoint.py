@@ -13,7 +13,7 @@ import numpy as np
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import quantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, quantize
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
@@ -21,9 +21,9 @@ from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors
 from jaxis.models.model_loader import construct_abstractly
+from jaxis.quantization.checkpoint_export import ExportFormat, export_format
 from jaxis.quantization.checkpoint_parts import CheckpointParts
 from jaxis.quantization.compressed_tensors import RULES_KEY
-from jaxis.quantization.compressed_tensors_export import quantization_config, tensor_specs, tensors
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import rules_to_dict
 
@@ -33,6 +33,7 @@ def quantize_checkpoint(
     destination: Path,
     rules: RuleQuantizationConfig,
     *,
+    calibrated: Mapping[str, QuantizedWeight | CodedWeight] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
@@ -44,6 +45,8 @@ def quantize_checkpoint(
       source: An unquantized checkpoint in Hugging Face format.
       destination: A folder that does not exist yet.
       rules: The types of each module.
+      calibrated: Weights that are quantized already, of the types that `quantize` returns, by the names of their
+        modules (see `Part`); the others are quantized while they are read.
       max_shard_bytes: Maximum size of a file, unless one tensor alone is larger.
       on_progress: Called with (bytes read, total bytes).
 
@@ -68,6 +71,7 @@ def quantize_checkpoint(
     modules = parts.schemes()
     if not any(scheme for _, scheme in modules.values()):
         raise ConfigError("the quantization rules leave every module as it is: there is nothing to quantize")
+    export = export_format(modules)
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     except OSError as error:
@@ -78,12 +82,13 @@ def quantize_checkpoint(
             try:
                 headers = {name: _header(checkpoint, name) for name in names}
                 parts.check(headers.items(), type(model).__name__)
-                shards = plan_shards(_specs(headers, parts), max_shard_bytes)
-                _write_shards(partial, shards, _quantized(checkpoint, names, parts, on_progress))
+                shards = plan_shards(_specs(headers, parts, export), max_shard_bytes)
+                stream = _quantized(checkpoint, names, parts, export, calibrated or {}, on_progress)
+                _write_shards(partial, shards, stream)
             except CheckpointError as error:
                 raise CheckpointError(f"{source}: {error}") from None
         copy_other_files(source, partial)
-        config |= {"quantization_config": quantization_config(modules), RULES_KEY: rules_to_dict(rules.rules)}
+        config |= {**export.config, RULES_KEY: rules_to_dict(rules.resolved_rules)}
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         partial.chmod(0o755)
         partial.rename(destination)
@@ -106,20 +111,24 @@ def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
     return HeaderTensor.of(info.shape, info.dtype)
 
 
-def _specs(headers: Mapping[str, np.ndarray], parts: CheckpointParts) -> Iterator[dict[str, TensorHeader]]:
+def _specs(
+    headers: Mapping[str, np.ndarray], parts: CheckpointParts, export: ExportFormat
+) -> Iterator[dict[str, TensorHeader]]:
     """The tensors to write for each tensor read."""
     for name, tensor in headers.items():
         quantized = parts.of(name, tensor)
         if not quantized:
             yield {name: TensorHeader(tensor.dtype, tensor.shape)}
         for part in quantized:
-            yield tensor_specs(part.module, part.weight.shape, part.scheme)
+            yield export.tensor_specs(part.module, part.weight.shape, part.scheme)
 
 
 def _quantized(
     checkpoint: Checkpoint,
     names: list[str],
     parts: CheckpointParts,
+    export: ExportFormat,
+    calibrated: Mapping[str, QuantizedWeight | CodedWeight],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     wanted, bytes_read = set(names), 0
@@ -130,10 +139,10 @@ def _quantized(
                 yield name, tensor
             for part in quantized:
                 try:
-                    weight = quantize(part.weight, part.scheme)
+                    weight = calibrated.get(part.module) or quantize(part.weight, part.scheme)
                 except ValueError as error:
                     raise CheckpointError(f"tensor {name!r} {error}") from None
-                yield from tensors(part.module, weight).items()
+                yield from export.tensors(part.module, weight).items()
         bytes_read += tensor.nbytes
         if on_progress is not None:
             on_progress(bytes_read, checkpoint.total_bytes)

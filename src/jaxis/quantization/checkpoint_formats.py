@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,6 +76,8 @@ def quantization_of_checkpoint(
     method = "mlx" if mlx.is_mlx(stored) else stored.get("quant_method")
     if method == "compressed-tensors":
         return _compressed_tensors(stored, hint, choice, tensors)
+    if method == "mlx" and hint is not None:
+        return _as_chosen(_quantized_by_jaxis(stored, hint, choice, tensors), method, choice)
     if method == GGUF:
         return _as_chosen(GGUFQuantizationConfig(stored), "GGUF", choice)
     if tensors is not None and method in _IS_QUANTIZED and not _IS_QUANTIZED[method](tensors):
@@ -142,6 +145,20 @@ def _compressed_tensors(
     if choice is None and hint is not None:
         choice = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
     return CompressedTensorsConfig(stored, choice, tensors)
+
+
+def _quantized_by_jaxis(
+    stored: Mapping[str, Any],
+    hint: Mapping[str, Any],
+    choice: RuleQuantizationConfig | Dequantize | None,
+    tensors: Mapping[str, TensorInfo] | None,
+) -> QuantizationConfig:
+    """A checkpoint in MLX's format with the rules that jaxis wrote it with; a choice overrides their activations."""
+    rules = rules_from(hint, f"{RULES_KEY} in config.json")
+    if choice is not None:
+        rules = tuple(dataclasses.replace(rule, act_qtype=None) for rule in rules)
+    of_rules = RuleQuantizationConfig(rules, must_match=False)
+    return mlx.QuantizedByRules(mlx.mlx_config(stored, tensors).format_of, of_rules)
 
 
 def _as_chosen(

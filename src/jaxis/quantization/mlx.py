@@ -6,16 +6,20 @@ it can be seen in the tensors: a module is quantized if it has `scales`, and sha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.layers.weight_format import WeightFormat
+from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.safetensors import TensorInfo
 from jaxis.quantization.by_tensors import FormatsByTensors
 from jaxis.quantization.formats.mlx import AFFINE_BITS, FLOAT_MODES, MlxAffineFormat, MlxFloatFormat
+from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 
 KEY = "quantization"
 """Key of config.json; newer files repeat the object as `quantization_config`."""
@@ -41,6 +45,28 @@ def mlx_config(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | No
         return FormatsByTensors(lambda module, shape: _format_of_config(config.get(module, config), shape))
     _format_of_config(config, (1, 0))
     return FormatsByTensors(lambda module, shape: _format_of(module, shape, tensors))
+
+
+@dataclass(frozen=True)
+class QuantizedByRules(FormatsByTensors):
+    """A checkpoint that jaxis wrote in this format: what its weights are in memory follows from the rules.
+
+    Attributes:
+      rules: Those that it was quantized with.
+    """
+
+    rules: RuleQuantizationConfig
+
+    def get_quant_method(self, layer: WeightedLayer, prefix: str) -> WeightMethod | None:
+        """See `QuantizationConfig`."""
+        method, scheme = super().get_quant_method(layer, prefix), weight_scheme(self.rules.find(prefix))
+        if method is None:
+            return None
+        formats = {
+            slot: dataclasses.replace(each, scheme=scheme) if isinstance(each, MlxAffineFormat) else each
+            for slot, each in method.formats.items()
+        }
+        return dataclasses.replace(method, formats=formats)
 
 
 def _format_of_config(settings: Any, shape: tuple[int, ...]) -> WeightFormat | None:

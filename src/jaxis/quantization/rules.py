@@ -16,13 +16,20 @@ class RuleQuantizationConfig:
 
     Args:
       rules: In order; the first that matches decides.
-      must_match: Whether a rule that applies to no module is an error.
+      must_match: Whether a rule that applies to no module is an error. If not, the rules are general ones, and layers
+        that their groups do not divide get int8 by row.
     """
 
     def __init__(self, rules: Sequence[QuantizationRule], *, must_match: bool = True) -> None:
         self.rules = tuple(rules)
+        self._exceptions: dict[str, QuantizationRule] = {}
         self._must_match = must_match
         self._used: set[int] = set()
+
+    @property
+    def resolved_rules(self) -> tuple[QuantizationRule, ...]:
+        """The rules as they were applied to the layers so far, with rules for those that they did not fit."""
+        return (*self._exceptions.values(), *self.rules)
 
     def find(self, prefix: str) -> QuantizationRule | None:
         """The rule for the module with this dotted name; None if no rule matches."""
@@ -38,7 +45,7 @@ class RuleQuantizationConfig:
         Raises:
           ConfigError: The layer's sizes do not fit its rule.
         """
-        if (scheme := weight_scheme(self.find(prefix))) is None:
+        if (scheme := weight_scheme(self._fitting(self.find(prefix), layer, prefix))) is None:
             return None
         try:
             for slot in layer.weight_slots:
@@ -46,6 +53,15 @@ class RuleQuantizationConfig:
         except ValueError as error:
             raise ConfigError(f"{prefix} {error}: change its quantization rule, or exclude it before") from None
         return WeightMethod(scheme=scheme)
+
+    def _fitting(self, rule: QuantizationRule | None, layer: WeightedLayer, prefix: str) -> QuantizationRule | None:
+        """The rule; of general rules, int8 by row instead for a layer whose features groups do not divide."""
+        if self._must_match or rule is None or rule.tile_size is None:
+            return rule
+        if all(slot.shape[1] % rule.tile_size == 0 for slot in layer.weight_slots):
+            return rule
+        self._exceptions[prefix] = QuantizationRule(re.escape(prefix), "int8", rule.act_qtype)
+        return self._exceptions[prefix]
 
     @property
     def keeps_weights(self) -> bool:

@@ -99,7 +99,7 @@ def test_an_untied_checkpoint_without_its_head(checkpoint, tmp_path):
     assert groups(analysis) == {("unfilled", "lm_head.weight", 1)}
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", [{"module_path": ".*", "weight_qtype": "int4"}]])
 def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_path, quantization):
     from jaxis.quantization.arguments import parse_quantization
     from jaxis.quantization.checkpoint import quantize_checkpoint
@@ -116,6 +116,16 @@ def test_a_quantized_checkpoint_is_checked_in_its_own_layout(checkpoint, tmp_pat
     assert groups(analyze(damaged(tmp_path / "damaged", folder, change))) == {
         ("unfilled", "model.layers.1.mlp.up_proj.weight_scale", 1)
     }
+
+
+def test_a_checkpoint_with_affine_weights_is_complete(checkpoint, tmp_path):
+    from jaxis.quantization.arguments import parse_quantization
+    from jaxis.quantization.checkpoint import quantize_checkpoint
+
+    quantize_checkpoint(checkpoint(), tmp_path / "quantized", parse_quantization("int4"))
+    analysis = analyze(tmp_path / "quantized")
+    assert analysis.problems == ()
+    assert analysis.parameters.total == analyze(checkpoint()).parameters.total
 
 
 @pytest.mark.parametrize("scanned", [False, True])

@@ -15,6 +15,7 @@ import numpy as np
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.native_constants import ACTIVATIONS
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight, device_array
+from jaxis.kernels.quantized_matmul.wide_scales import can_widen, widen
 
 
 def pack_into(
@@ -40,14 +41,20 @@ def pack_into(
         nonlocal data
         if data is None:
             data = native_memory.empty((num_experts, *shape))
-        if data.shape[1:] != shape:
-            raise ValueError("has a different type from those of the other experts")
-        return data[expert]
+        return data[expert] if data.shape[1:] == shape else np.empty(shape, np.uint8)
 
     packed = pack(allocate)
-    if stack is not None and packed.format != stack.format:
+    if stack is None or packed.format == stack.format:
+        return dataclasses.replace(packed, data=data)
+    # The scales of one expert may be 8-bit codes by chance, and those of another not.
+    if can_widen(packed.format, stack.format):
+        packed = widen(packed, stack.format)
+    elif can_widen(stack.format, packed.format):
+        stack = widen(stack, packed.format)
+    else:
         raise ValueError("has a different type from those of the other experts")
-    return dataclasses.replace(packed, data=data)
+    np.asarray(stack.data)[expert] = packed.data
+    return stack
 
 
 def on_device(stack: PackedWeight) -> PackedWeight:

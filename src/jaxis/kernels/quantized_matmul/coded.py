@@ -1,4 +1,4 @@
-"""Weights of low-bit codes: what formats of 2 to 8 bits other than plain int8, int4 and fp8 are in memory.
+"""Weights of low-bit codes: jaxis' own affine ones, and formats of 2 to 8 bits other than plain int8, int4 and fp8.
 
 One type serves the block types of GGUF (K-quants, IQ4, Q4_1, ...), NF4, FP4, NVFP4, MLX, HQQ and others, which differ
 in their number of bits, in what a code means and in how scales are stored.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.native_constants import CODE_UNIT, MAX_CODE_GROUP, MAX_LEVELS, SCALE_TYPES
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS, CodedWeight
 from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
+from jaxis.kernels.quantized_matmul.scale_codes import find_codes
 from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight
 
 _SUPER_TYPES = ("float16", "float32")
@@ -40,9 +43,16 @@ class CodeSources:
 
 
 def sources_of_integers(weight: QuantizedWeight, group_size: int) -> tuple[PackedFormat, CodeSources]:
-    """Format and sources of a weight with a scale a group; `group_size` divides the weight's, whose scales repeat."""
+    """Format and sources of a weight with a scale a group; `group_size` divides the weight's, whose scales repeat.
+
+    Scales of int8 that are products of codes and powers of two are stored as such, in half the bytes of bfloat16.
+    Those of int4, which jaxis' own quantization does not choose so, would be by chance only.
+    """
     repeats = weight.group_size // group_size
-    scale = _repeat(_stored(np.asarray(weight.scale)), repeats)
+    scale, unit = _stored(np.asarray(weight.scale)), None
+    if weight.qtype == "int8" and (found := find_codes(scale)) is not None:
+        scale, unit = found
+    scale = _repeat(scale, repeats)
     zero_point = None if weight.zero_point is None else _repeat(np.asarray(weight.zero_point), repeats)
     bits = 8 if weight.qtype == "int8" else 4
     weight_format = PackedFormat(
@@ -53,9 +63,11 @@ def sources_of_integers(weight: QuantizedWeight, group_size: int) -> tuple[Packe
         offset=0 if zero_point is not None else 128 if bits == 8 else INT4_OFFSET,
         scale=scale.dtype.name,
         has_zero_points=zero_point is not None,
+        super_scale="none" if unit is None else unit.dtype.name,
+        super_block=0 if unit is None else weight.shape[1],
         act_qtype=weight.act_qtype,
     )
-    return weight_format, CodeSources(np.asarray(weight.qvalue), bits, scale, zero_point=zero_point)
+    return weight_format, CodeSources(np.asarray(weight.qvalue), bits, scale, zero_point=zero_point, super_scale=unit)
 
 
 def sources_of_codes(weight: CodedWeight) -> tuple[PackedFormat, CodeSources] | None:
@@ -64,6 +76,7 @@ def sources_of_codes(weight: CodedWeight) -> tuple[PackedFormat, CodeSources] | 
     if group_size is None or not _has_kernel(weight):
         return None
     repeats = weight.group_size // group_size
+    weight = _with_codes_for_scales(weight)
     scale, minimum = np.asarray(weight.scale), None if weight.minimum is None else np.asarray(weight.minimum)
     zero_point, super_scale = weight.zero_point, weight.super_scale
     if super_scale is None:
@@ -105,6 +118,20 @@ def sources_of_codes(weight: CodedWeight) -> tuple[PackedFormat, CodeSources] | 
         None if super_scale is None else np.asarray(super_scale),
         None if weight.super_minimum is None else np.asarray(weight.super_minimum),
     )
+
+
+def _with_codes_for_scales(weight: CodedWeight) -> CodedWeight:
+    """The weight with products of codes and powers of two as such, if its scales (and its minima) all are."""
+    scale, minimum = np.asarray(weight.scale), weight.minimum
+    is_float = np.issubdtype(scale.dtype, np.floating) or scale.dtype == ml_dtypes.bfloat16
+    if weight.super_scale is not None or weight.zero_point is not None or not is_float:
+        return weight
+    scales = find_codes(scale)
+    minima = None if minimum is None else find_codes(np.asarray(minimum), are_minima=True)
+    if scales is None or (minimum is not None and minima is None):
+        return weight
+    codes, units = minima or (None, None)
+    return dataclasses.replace(weight, scale=scales[0], super_scale=scales[1], minimum=codes, super_minimum=units)
 
 
 def kernel_group(in_size: int, group_size: int) -> int | None:

@@ -22,7 +22,7 @@ from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.pack_codes import CodeSources, kernel_group, sources_of_codes, sources_of_integers
 from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE, check_quantizable
-from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QuantizedWeight, WeightScheme
+from jaxis.kernels.quantized_matmul.weight import BITS, QuantizedWeight, WeightScheme
 
 GROUP_SIZES = (32, 64, 128)
 _PANELS_PER_TASK_BYTES = 1 << 20
@@ -141,25 +141,32 @@ def quantize_and_pack(
     is_grouped = scheme.group_size in GROUP_SIZES and scheme.group_size < in_size
     if not (is_whole_row or is_grouped) or weight.size == 0 or not quantize_native.usable(weight):
         return None
-    has_zero_points = scheme.weight_calibration_method == "minmax"
-    if is_whole_row:
-        weight_format = PackedFormat("int8", in_size, act_qtype=scheme.act_qtype)
-    else:
-        bits = 8 if qtype == "int8" else 4
-        weight_format = PackedFormat(
-            "codes",
-            in_size,
-            scheme.group_size or 0,
-            bits=bits,
-            offset=0 if has_zero_points else 128 if bits == 8 else INT4_OFFSET,
-            scale="bfloat16",
-            has_zero_points=has_zero_points,
-            act_qtype=scheme.act_qtype,
-        )
+    weight_format = _format_of(in_size, scheme)
     panels = _empty_panels(weight.shape, weight_format, allocate)
     if not quantize_native.quantize_panels(weight, scheme, panels, PANEL_ROWS):
         raise ValueError(NOT_FINITE)
     return PackedWeight(panels if allocate is not None else device_array(panels), weight.shape, weight_format)
+
+
+def _format_of(in_size: int, scheme: WeightScheme) -> PackedFormat:
+    """The format of weights that `quantize_and_pack` makes; native/src/quantize.cc has the same."""
+    if scheme.group_size is None:
+        return PackedFormat("int8", in_size, act_qtype=scheme.act_qtype)
+    bits, method = BITS[scheme.weight_qtype], scheme.weight_calibration_method
+    has_units = bits == 8 or method == "affine"
+    return PackedFormat(
+        "codes",
+        in_size,
+        scheme.group_size,
+        bits=bits,
+        offset=0 if method in ("minmax", "affine") else 1 << (bits - 1),
+        scale="uint8" if has_units else "bfloat16",
+        minimum="int8" if method == "affine" else "none",
+        has_zero_points=method == "minmax",
+        super_scale="float32" if has_units else "none",
+        super_block=in_size if has_units else 0,
+        act_qtype=scheme.act_qtype,
+    )
 
 
 def matmul(

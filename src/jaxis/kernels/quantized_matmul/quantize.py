@@ -1,4 +1,4 @@
-"""Quantizes float weights to QuantizedWeight on the host, some rows at a time."""
+"""Quantizes float weights to QuantizedWeight or CodedWeight on the host, some rows at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.quantized_matmul import quantize_native
+from jaxis.kernels.quantized_matmul.affine import pack_planes, quantize_affine
+from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.reference import divide
-from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET, QTYPES, QuantizedWeight, WeightScheme
+from jaxis.kernels.quantized_matmul.scale_codes import SCALE_BITS
+from jaxis.kernels.quantized_matmul.weight import BITS, INT4_OFFSET, QuantizedWeight, WeightScheme
 from jaxis.quantization_rules import CALIBRATION_METHODS
 
 NOT_FINITE = "has values that are not finite"
@@ -21,20 +24,22 @@ _ELEMENTS_AT_ONCE = 1 << 22
 _INT4_EXTREMES = (-8.0, -8.8)
 
 
-def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
+def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight | CodedWeight:
     """Quantizes a weight, always on the CPU, so that every device gets the same bits.
 
-    A grouped scale is rounded to bfloat16 first, and the integers are chosen for the rounded scale, so that
-    its rounding costs almost no accuracy.
+    Grouped scales are rounded first, and the integers are chosen for the rounded scales, so that rounding them costs
+    almost no accuracy. Those of int8 and of "affine" are codes of 8 bits times a power of two of the row, the others
+    bfloat16.
 
     Args:
       weight: float32, float16 or bfloat16 [out, in].
       scheme: Its `weight_calibration_method` determines how scales are chosen. "absmax": from the largest magnitude;
         "minmax": from the smallest and the largest value, with a zero point (int4 only); "mse": the one of a few
-        candidates with the least squared error (int4 only).
+        candidates with the least squared error (int4 only); "affine": with a minimum, both of the least squared error
+        (int4, int5 and int6). int8 scales are rounded up, so that no value is clipped.
 
     Returns:
-      A QuantizedWeight of numpy arrays.
+      A weight of numpy arrays: a CodedWeight if the method is "affine", else a QuantizedWeight.
 
     Raises:
       ValueError: The weight has values that are not finite, or the scheme does not fit it.
@@ -46,13 +51,20 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight:
     arrays = function(weight, scheme)
     if arrays is None:
         raise ValueError(NOT_FINITE)
+    if scheme.weight_calibration_method == "affine":
+        return _coded_weight(arrays, scheme)
     qvalue, scale, *zero_point = arrays
     return QuantizedWeight(qvalue, scale, *zero_point, act_qtype=scheme.act_qtype)
 
 
 def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `quantize`'s result, for the same arguments; None if a value is not finite."""
+    """The arrays of `quantize`'s result, for the same arguments; None if a value is not finite.
+
+    Those of "affine" are as `quantize_affine` returns them.
+    """
     out_size, in_size = weight.shape
+    if scheme.weight_calibration_method == "affine" and not np.isfinite(weight).all():
+        return None
     num_rows = min(out_size, max(1, _ELEMENTS_AT_ONCE // in_size))
     result: list[np.ndarray] = []
     for first in range(0, out_size, num_rows):
@@ -65,22 +77,42 @@ def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np
     return tuple(result) if np.isfinite(result[1]).all() else None
 
 
+def _coded_weight(arrays: tuple[np.ndarray, ...], scheme: WeightScheme) -> CodedWeight:
+    codes, scale, super_scale, minimum, super_minimum = arrays
+    bits = BITS[scheme.weight_qtype]
+    low, high = pack_planes(codes, bits)
+    return CodedWeight(
+        low,
+        scale,
+        high,
+        minimum=minimum,
+        super_scale=super_scale,
+        super_minimum=super_minimum,
+        bits=bits,
+        act_qtype=scheme.act_qtype,
+    )
+
+
 def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
     """Raises ValueError if the scheme does not fit a weight of `in_size` columns; the message follows its name."""
     qtype, calibration_method = scheme.weight_qtype, scheme.weight_calibration_method
-    if qtype not in QTYPES:
-        raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(QTYPES)}")
-    if calibration_method not in CALIBRATION_METHODS:
-        raise ValueError(f"cannot be calibrated by {calibration_method!r}; known: {', '.join(CALIBRATION_METHODS)}")
-    if qtype == "int8" and calibration_method != "absmax":
-        raise ValueError(f"cannot be quantized to int8 by {calibration_method!r}, which is for int4: use 'absmax'")
+    if qtype not in BITS:
+        raise ValueError(f"cannot be quantized to {qtype!r}; known: {', '.join(BITS)}")
+    if calibration_method not in (known := CALIBRATION_METHODS[qtype]):
+        raise ValueError(f"cannot be quantized to {qtype} by {calibration_method!r}; known: {', '.join(known)}")
     if scheme.group_size is not None and in_size % scheme.group_size:
         raise ValueError(f"has {in_size} input features, which tile_size={scheme.group_size} does not divide")
     if qtype == "int4" and in_size % 2:
         raise ValueError(f"has {in_size} input features; int4 needs an even number")
+    if qtype in ("int5", "int6") and in_size % 8:
+        raise ValueError(f"has {in_size} input features; {qtype} needs a multiple of 8")
 
 
 def _quantize_on_cpu(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...]:
+    if scheme.weight_calibration_method == "affine":
+        wide = weight.astype(np.float32)
+        wide[np.abs(wide) < np.finfo(np.float32).tiny] = 0
+        return quantize_affine(wide, scheme.group_size or weight.shape[1], BITS[scheme.weight_qtype])
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -98,7 +130,9 @@ def _quantize_on_cpu(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarr
 @functools.partial(jax.jit, static_argnums=1)
 def _int8_absmax(weight: jax.Array, scale_dtype: np.dtype) -> tuple[jax.Array, ...]:
     weight = _flushed(weight.astype(jnp.float32))
-    scale = _rounded(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 127), scale_dtype)
+    scale = _flushed(divide(jnp.max(jnp.abs(weight), axis=-1, keepdims=True), 127))
+    if scale_dtype != np.float32:
+        scale = _rounded_up_to_codes(scale)
     q = _divide_and_round(weight, scale, -127, 127)
     return q.astype(jnp.int8).reshape(len(q), -1), scale[..., 0].astype(scale_dtype)
 
@@ -159,6 +193,17 @@ _QUANTIZERS = {
     ("int4", "mse"): _int4_mse,
     ("int4", "minmax"): _int4_minmax,
 }
+
+
+def _rounded_up_to_codes(scale: jax.Array) -> jax.Array:
+    """Scales [out, groups, 1] rounded up to products of 0 to 255 and a power of two of the row; see `scale_codes`."""
+    largest = jnp.max(scale, axis=1, keepdims=True)
+    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
+    smallest = jnp.maximum(exponent - ((SCALE_BITS - 1) << 23), 1 << 23)
+    unit = jax.lax.bitcast_convert_type(smallest, jnp.float32)
+    unit = jnp.where(largest > unit * 255, unit * 2, unit)
+    codes = jnp.where(scale > 0, jnp.maximum(jnp.ceil(scale / unit), 1), 0)
+    return codes * unit
 
 
 def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:

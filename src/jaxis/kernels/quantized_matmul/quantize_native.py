@@ -14,6 +14,8 @@ from jaxis.kernels.native_constants import CALIBRATIONS, FLOAT_TYPES, QUANTIZE_S
 from jaxis.kernels.quantized_matmul.weight import WeightScheme
 
 _ELEMENTS_PER_TASK = 1 << 19
+_OUTPUTS = ("qvalue", "scale", "zero_point", "scale_unit", "minimum", "minimum_unit")
+"""What `jaxis_quantize` writes to, in the order of its arguments."""
 
 
 def usable(weight: np.ndarray) -> bool:
@@ -22,32 +24,60 @@ def usable(weight: np.ndarray) -> bool:
 
 
 def quantize(weight: np.ndarray, scheme: WeightScheme) -> tuple[np.ndarray, ...] | None:
-    """The arrays of `quantize.quantize`'s result, for the same arguments; None if a value is not finite."""
+    """The same as `quantize.quantize_by_definition`."""
     weight = np.ascontiguousarray(weight)
     rows, columns = weight.shape
     is_row_wise, group = scheme.group_size is None, scheme.group_size or columns
-    is_int8 = scheme.weight_qtype == "int8"
-    qvalue = np.empty(weight.shape, np.int8) if is_int8 else np.empty((rows, columns // 2), np.uint8)
-    scale = np.empty((rows, columns // group), np.float32 if is_row_wise else ml_dtypes.bfloat16)
-    arrays: tuple[np.ndarray, ...] = (qvalue, scale)
-    if scheme.weight_calibration_method == "minmax":
-        arrays = (*arrays, np.empty(scale.shape, np.uint8))
+    outputs = _outputs(rows, columns, scheme)
 
     def quantize_rows(first: int, last: int) -> bool:
-        parts = [ctypes.c_void_p(array[first:].ctypes.data) for array in (weight, *arrays)]
+        parts = {
+            name: ctypes.c_void_p(array[first:].ctypes.data) for name, array in (outputs | {"weight": weight}).items()
+        }
         return _function("jaxis_quantize")(
             *_how(weight, scheme),
-            parts[0],
+            parts["weight"],
             ctypes.c_int64(last - first),
             ctypes.c_int64(columns),
             ctypes.c_int64(group),
-            ctypes.c_bool(is_row_wise),
-            *parts[1:],
-            *[None] * (4 - len(parts)),
+            ctypes.c_bool(is_row_wise and "scale_unit" not in outputs),
+            *(parts.get(name) for name in _OUTPUTS),
         )
 
     are_finite = for_each_part(quantize_rows, rows, max(1, _ELEMENTS_PER_TASK // columns))
-    return arrays if all(are_finite) else None
+    if not all(are_finite):
+        return None
+    if scheme.weight_calibration_method == "affine":
+        names = ("qvalue", "scale", "scale_unit", "minimum", "minimum_unit")
+        return tuple(outputs[name] for name in names)
+    scale = outputs["scale"]
+    if "scale_unit" in outputs:
+        scale = (scale * outputs["scale_unit"]).astype(ml_dtypes.bfloat16)
+    zero_point = outputs.get("zero_point")
+    return (outputs["qvalue"], scale) if zero_point is None else (outputs["qvalue"], scale, zero_point)
+
+
+def _outputs(rows: int, columns: int, scheme: WeightScheme) -> dict[str, np.ndarray]:
+    """The arrays that the library fills, by names of _OUTPUTS."""
+    method, is_int8 = scheme.weight_calibration_method, scheme.weight_qtype == "int8"
+    groups = (rows, columns // (scheme.group_size or columns))
+    if method == "affine":
+        return {
+            "qvalue": np.empty((rows, columns), np.uint8),
+            "scale": np.empty(groups, np.uint8),
+            "scale_unit": np.empty((rows, 1), np.float32),
+            "minimum": np.empty(groups, np.int8),
+            "minimum_unit": np.empty((rows, 1), np.float32),
+        }
+    if is_int8:
+        qvalue = np.empty((rows, columns), np.int8)
+        if scheme.group_size is None:
+            return {"qvalue": qvalue, "scale": np.empty(groups, np.float32)}
+        unit = np.empty((rows, 1), np.float32)
+        return {"qvalue": qvalue, "scale": np.empty(groups, np.uint8), "scale_unit": unit}
+    scale_dtype = np.float32 if scheme.group_size is None else ml_dtypes.bfloat16
+    found = {"qvalue": np.empty((rows, columns // 2), np.uint8), "scale": np.empty(groups, scale_dtype)}
+    return found | ({"zero_point": np.empty(groups, np.uint8)} if method == "minmax" else {})
 
 
 def quantize_panels(weight: np.ndarray, scheme: WeightScheme, packed: np.ndarray, panel_rows: int) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jaxis.quantization_rules import QTYPES as QTYPES
-
+BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
+"""Type of quantized weights -> bits of an element."""
 INT4_OFFSET = 8
 """The offset added to a stored symmetric int4 value, so that a nibble is unsigned."""
 
@@ -18,9 +18,9 @@ class WeightScheme:
     """How a weight and the input of its products are quantized.
 
     Attributes:
-      weight_qtype: "int8" or "int4".
+      weight_qtype: A key of BITS.
       group_size: Input features that share a scale; None means all of them.
-      weight_calibration_method: How scales are chosen: "absmax", "minmax" or "mse"; see `quantize`.
+      weight_calibration_method: How scales are chosen: "absmax", "minmax", "mse" or "affine"; see `quantize`.
       act_qtype: "int8" quantizes the input of its products dynamically; None does not.
     """
 

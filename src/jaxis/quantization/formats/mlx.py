@@ -8,6 +8,7 @@ Source: MLX's `mlx.core.quantize` and `dequantize`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS
-from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
+from jaxis.kernels.quantized_matmul.scale_codes import find_codes
+from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightScheme
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
@@ -38,23 +40,55 @@ class MlxAffineFormat:
     Attributes:
       bits: Bits of an element.
       group_size: Elements that share a scale and a bias.
+      scheme: How jaxis quantized the weight, if it did, which says what it is in memory.
     """
 
     bits: int
     group_size: int
+    scheme: WeightScheme | None = None
 
     def tensors(self, shape: tuple[int, ...]) -> Mapping[str, TensorSpec]:
         groups = TensorSpec((shape[0], _num_groups(shape, self.group_size)), AFFINE_DTYPES)
         return {"weight": _words(shape, self.bits), "scales": groups, "biases": groups}
 
-    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> CodedWeight:
+    def assemble(self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> QuantizedWeight | CodedWeight:
         words, scales, biases = tensors["weight"], tensors["scales"], tensors["biases"]
         if not all(np.isfinite(array.astype(np.float32)).all() for array in (scales, biases)):
             raise ValueError("whose scales or biases are not all finite")
+        if self.scheme is not None:
+            return self._as_quantized(tensors, shape, self.scheme)
         if self.bits == LOW_BITS[self.bits]:
             return CodedWeight(_bytes_of(words), scales, minimum=biases, bits=self.bits)
         planes = code_planes(unpack_numbers(words, self.bits, shape[1]), self.bits)
         return CodedWeight(planes["codes"], scales, planes["high"], minimum=biases, bits=self.bits)
+
+    def _as_quantized(
+        self, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], scheme: WeightScheme
+    ) -> QuantizedWeight | CodedWeight:
+        """The weight that jaxis' own quantization gave."""
+        scales, biases = tensors["scales"], tensors["biases"]
+        if scheme.weight_calibration_method != "affine":
+            half = 1 << (self.bits - 1)
+            if (biases.astype(np.float32) != scales.astype(np.float32) * -half).any():
+                raise ValueError(
+                    f"whose biases are not -{half} times its scales, as those of {scheme.weight_qtype} are"
+                )
+            numbers = _bytes_of(tensors["weight"])
+            qvalue = (numbers ^ np.uint8(0x80)).view(np.int8) if self.bits == 8 else numbers
+            return QuantizedWeight(qvalue, scales, act_qtype=scheme.act_qtype)
+        weight = dataclasses.replace(self, scheme=None).assemble(tensors, shape)
+        scale, minimum = find_codes(scales), find_codes(biases, are_minima=True)
+        assert isinstance(weight, CodedWeight)
+        if scale is None or minimum is None:
+            raise ValueError("whose scales or biases are not 8-bit codes times a power of two")
+        return dataclasses.replace(
+            weight,
+            scale=scale[0],
+            super_scale=scale[1],
+            minimum=minimum[0],
+            super_minimum=minimum[1],
+            act_qtype=scheme.act_qtype,
+        )
 
 
 @dataclass(frozen=True)

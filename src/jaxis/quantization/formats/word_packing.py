@@ -61,6 +61,13 @@ def code_planes(numbers: np.ndarray, bits: int) -> dict[str, np.ndarray]:
     return {"codes": _pack_bytes(numbers & ((1 << low) - 1), low), "high": _pack_bytes(numbers >> low, bits - low)}
 
 
+def plane_numbers(codes: np.ndarray, high: np.ndarray | None, bits: int) -> np.ndarray:
+    """The inverse of `code_planes`: uint8 numbers [..., in]."""
+    low, count = LOW_BITS[bits], codes.shape[-1] * 8 // LOW_BITS[bits]
+    numbers = _unpack_bytes(codes, low, count)
+    return numbers if high is None else numbers | _unpack_bytes(high, bits - low, count) << low
+
+
 def _unpack_bytes(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
     """uint8 [..., bytes] -> the first `count` numbers, as uint8 [..., count]."""
     if bits == 8:

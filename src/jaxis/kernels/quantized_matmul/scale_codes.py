@@ -1,0 +1,46 @@
+"""Scales as 8-bit codes times a power of two of their row: half the bytes of bfloat16, which can hold each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+SCALE_BITS = 8
+MINIMUM_BITS = 7
+"""Bits of the largest code of a row: scales are 0 to 255, minima -127 to 127."""
+_SMALLEST = np.float32(2.0**-126)
+
+
+def unit_of(largest: np.ndarray, bits: int) -> np.ndarray:
+    """The smallest power of two by which codes of so many bits reach the largest magnitude of a row.
+
+    It is a normal number, so that its products with codes are exact.
+
+    Args:
+      largest: float32, 0 or more, not denormal.
+      bits: SCALE_BITS or MINIMUM_BITS.
+    """
+    exponent = largest.view(np.int32) & np.int32(0x7F800000)
+    unit = np.maximum(exponent - np.int32((bits - 1) << 23), np.int32(1 << 23)).view(np.float32)
+    return np.where(largest > unit * np.float32((1 << bits) - 1), unit * np.float32(2), unit)
+
+
+def find_codes(numbers: np.ndarray, *, are_minima: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+    """The codes and units that scales or minima are products of.
+
+    Args:
+      numbers: [out, groups], of any float type.
+      are_minima: Whether they may be negative.
+
+    Returns:
+      uint8 (for minima int8) [out, groups] and float32 [out, 1], whose products are exactly the numbers; None if there
+      are none for some row.
+    """
+    wide = numbers.astype(np.float32)
+    magnitudes = np.abs(wide)
+    largest = magnitudes.max(axis=1, keepdims=True, initial=0)
+    if not np.isfinite(largest).all() or (magnitudes < _SMALLEST)[magnitudes != 0].any():
+        return None
+    unit = unit_of(largest, MINIMUM_BITS if are_minima else SCALE_BITS)
+    multiples = wide / unit
+    codes = multiples.astype(np.int8 if are_minima else np.uint8)
+    return (codes, unit) if (codes == multiples).all() else None
