@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
+from jaxis.kernels.grouped_matmul.packed import StackPacker, experts
 from jaxis.kernels.quantized_matmul import QuantizedWeight, packed
 from jaxis.kernels.quantized_matmul.coded import dequantize_codes
 from jaxis.kernels.weights import CodedWeight, PackedWeight, dequantize, fused_matmul, pack
@@ -121,11 +121,11 @@ def test_experts(kinds_of_matrices, act_qtype):
 
     def stack(kind, n, k, seed):
         weights = [random_codes(kind, n, k, seed + expert) for expert in range(num)]
-        out = None
+        out = StackPacker(num)
         for expert, (weight, _) in enumerate(weights):
             one = dataclasses.replace(weight, act_qtype=act_qtype)
-            out = pack_into(out, num, expert, lambda allocate, one=one: packed.pack_coded(one, allocate))
-        return on_device(out), weights
+            out.pack(expert, lambda allocate, one=one: packed.pack_coded(one, allocate))
+        return out.stack(), weights
 
     gate, gates = stack(gate_kind, hidden, size, 1)
     up, ups = stack(up_kind, hidden, size, 11)

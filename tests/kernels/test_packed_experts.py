@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import experts, on_device, pack_into
+from jaxis.kernels.grouped_matmul.packed import StackPacker, experts
 from jaxis.kernels.quantized_matmul import packed
 from jaxis.kernels.weights import WeightScheme, quantize
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
@@ -65,7 +65,7 @@ class Stack:
 
 
 def make_stack(scheme, num_experts, n, k, seed):
-    stack, weights = None, []
+    stack, weights = StackPacker(num_experts), []
     for expert in range(num_experts):
         numbers = random(n, k, seed=seed + expert) * 0.3
         if scheme in NARROW_FLOATS:
@@ -75,7 +75,7 @@ def make_stack(scheme, num_experts, n, k, seed):
                 blocks, scale=(blocks.scale.astype(np.float32) / 16).astype(blocks.scale.dtype)
             )
             weights.append(weight / 16)
-            stack = pack_into(stack, num_experts, expert, lambda allocate, w=blocks: packed.pack_blocks(w, allocate))
+            stack.pack(expert, lambda allocate, w=blocks: packed.pack_blocks(w, allocate))
             continue
         if isinstance(scheme, str):
             weight = numbers.astype(ml_dtypes.bfloat16 if scheme == "bfloat16" else np.float32)
@@ -83,8 +83,8 @@ def make_stack(scheme, num_experts, n, k, seed):
         else:
             weight, pack = quantize(numbers, WeightScheme(*scheme)), packed.pack_quantized
         weights.append(weight)
-        stack = pack_into(stack, num_experts, expert, lambda allocate, w=weight, pack=pack: pack(w, allocate))
-    return Stack(on_device(stack), weights)
+        stack.pack(expert, lambda allocate, w=weight, pack=pack: pack(w, allocate))
+    return Stack(stack.stack(), weights)
 
 
 @dataclasses.dataclass
@@ -206,7 +206,8 @@ def test_weights_of_experts_not_hit_are_not_read():
 
 
 def test_a_stack_has_one_format():
-    first = pack_into(None, 2, 0, lambda allocate: packed.pack(random(4, 8), allocate))
+    stack = StackPacker(2)
+    stack.pack(0, lambda allocate: packed.pack(random(4, 8), allocate))
     narrow = random(4, 8).astype(ml_dtypes.bfloat16)
     with pytest.raises(ValueError, match="has a different type"):
-        pack_into(first, 2, 1, lambda allocate: packed.pack(narrow, allocate))
+        stack.pack(1, lambda allocate: packed.pack(narrow, allocate))

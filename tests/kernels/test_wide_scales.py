@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import pack_into
+from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, dequantize, pack, quantize
 
 SHAPE = (40, 128)
@@ -40,9 +40,10 @@ def affine(group_size: int, has_codes: bool) -> CodedWeight:
 def test_every_expert_keeps_its_values(make, group_size: int, order: tuple[bool, ...]) -> None:
     weights = [make(group_size, has_codes) for has_codes in order]
     assert {pack(weight).format.scale for weight in weights} == {"uint8", "bfloat16"}
-    stack = None
+    packer = StackPacker(len(weights))
     for expert, weight in enumerate(weights):
-        stack = pack_into(stack, len(weights), expert, lambda allocate, weight=weight: pack(weight, allocate=allocate))
+        packer.pack(expert, lambda allocate, weight=weight: pack(weight, allocate=allocate))
+    stack = packer.stack()
     assert stack.format.scale == "bfloat16"
     for expert, weight in enumerate(weights):
         one = dataclasses.replace(stack, data=jnp.asarray(stack.data[expert]))
@@ -51,6 +52,7 @@ def test_every_expert_keeps_its_values(make, group_size: int, order: tuple[bool,
 
 @pytest.mark.skipif(not native.usable(), reason="needs the native kernels")
 def test_other_differences_are_refused() -> None:
-    stack = pack_into(None, 2, 0, lambda allocate: pack(int8(32, True), allocate=allocate))
+    packer = StackPacker(2)
+    packer.pack(0, lambda allocate: pack(int8(32, True), allocate=allocate))
     with pytest.raises(ValueError, match="has a different type from those of the other experts"):
-        pack_into(stack, 2, 1, lambda allocate: pack(int8(64, False), allocate=allocate))
+        packer.pack(1, lambda allocate: pack(int8(64, False), allocate=allocate))

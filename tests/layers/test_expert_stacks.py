@@ -13,7 +13,7 @@ from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_parameters
-from jaxis.layers.partial_weight import PartialWeight, load_expert
+from jaxis.layers.partial_weight import PartialWeight, finish_experts, take_expert
 from jaxis.loading.headers import HeaderTensor, only_headers
 from jaxis.models.common.prediction_layers import without_prediction_layers
 from jaxis.models.model_loader import load_model
@@ -83,6 +83,11 @@ def test_an_expert_too_many_is_named(folder, tmp_path):
 
 def abstract_stack(dtype=jnp.float32):
     return nnx.Param(jax.ShapeDtypeStruct((3, 2, 4), dtype), logical_axes=("expert", "mlp", "embed"))
+
+
+def load_expert(param, expert, tensor):
+    assert take_expert(param, expert, tensor) is None  # it is not packed
+    finish_experts(param)
 
 
 def test_a_stack_is_filled_in_place():

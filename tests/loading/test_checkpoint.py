@@ -161,6 +161,33 @@ def test_truncated_shard(sharded):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_pages_of_a_view_are_dropped(tmp_path):
+    """Of the part that it views, so that whoever reads tensors later than they were yielded holds no pages of them."""
+    save_file({"t": np.ones((64, 2**18), np.float32)}, tmp_path / "model.safetensors")
+    code = f"""
+import numpy as np
+from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.mapped_pages import drop_pages_of
+def rss_mib():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmRSS")).split()[1]) / 1024
+tensor = Checkpoint({str(tmp_path)!r}).tensor("t")
+before = rss_mib()
+assert tensor.sum() == tensor.size
+print(rss_mib() - before)
+drop_pages_of(tensor[16:].T)
+print(rss_mib() - before)
+assert tensor.sum() == tensor.size
+array = np.ones(3)
+drop_pages_of(array)
+assert array.sum() == 3
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    read, dropped = map(float, result.stdout.split())
+    assert read > 60
+    assert dropped < 24
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_iterate_holds_one_mapped_tensor_at_a_time(tmp_path):
     tensor_mib, count = 8, 16
     names = [f"t{i:02d}" for i in range(count)]

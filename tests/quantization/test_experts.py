@@ -232,6 +232,30 @@ def test_broken_checkpoints_are_one_clear_error(packed):
     assert layer.gate_proj.get_value().missing == [1, 2, 3, 4]
 
 
+@packings
+def test_the_expert_that_cannot_be_quantized_is_named(packed):
+    """Whichever thread packs it, and whatever comes after it."""
+    config = rules("int8")
+    layer, weights = abstract(PackingConfig(config) if packed else config), dict(tensors())
+    name = "2.down_proj.weight"
+    weights[name] = np.full_like(weights[name], np.inf)
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}' .* has values that are not finite"):
+        layer.load_weights(weights.items())
+
+
+@needs_native
+@schemes
+def test_packed_stacks_are_the_same_in_any_order(scheme):
+    config, generator = PackingConfig(rules(*scheme)), np.random.default_rng(0)
+    names = list(tensors())
+    expected = loaded(config, tensors())
+    for _ in range(5):
+        found = loaded(config, {name: tensors()[name] for name in generator.permutation(names)})
+        for value, other in zip(stacks(expected), stacks(found), strict=True):
+            assert value.format == other.format
+            assert np.array_equal(value.data, other.data)
+
+
 @needs_native
 def test_types_that_differ_between_experts():
     narrow, wide = random(F, E).astype(ml_dtypes.bfloat16), random(F, E)

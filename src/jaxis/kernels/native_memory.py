@@ -14,8 +14,9 @@ import threading
 import numpy as np
 
 HUGE_PAGE_BYTES = 2 << 20
-# Reserved at a time. Pages take up memory only once they are written to.
-CHUNK_BYTES = 32 * HUGE_PAGE_BYTES
+# Reserved at a time. Pages take up memory only once they are written to, and so does what is left of a chunk when the
+# next weight does not fit, except for the rest of a huge page: with large chunks that is rare.
+CHUNK_BYTES = 256 * HUGE_PAGE_BYTES
 ALIGNMENT_BYTES = 4096
 
 

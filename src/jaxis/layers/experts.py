@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
@@ -13,10 +14,11 @@ from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.errors import CheckpointError
+from jaxis.kernels.host_threads import BackgroundJobs
 from jaxis.kernels.weights import ExpertStacks, GatedUnit, experts
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.layers.partial_weight import WeightLoader, load_expert
+from jaxis.layers.partial_weight import WeightLoader, finish_experts, take_expert
 from jaxis.layers.weight_format import InvalidWeightError, WeightSlot
 from jaxis.layers.weight_method import create_weights
 
@@ -140,24 +142,27 @@ class JaxExperts(JaxModule):
         Raises:
           CheckpointError: A tensor belongs to no stack or expert of this layer, has the wrong shape, or occurs twice.
         """
-        filled = set()
-        for name, tensor in weights:
-            try:
-                for stack_name, expert, part in self.parts(name, tensor):
-                    filled.add(self._load_part(stack_name, expert, part))
-            except InvalidWeightError as error:
-                raise CheckpointError(f"after tensor {name!r}, an expert {error}") from None
-            except CheckpointError as error:
-                raise CheckpointError(f"tensor {name!r} {list(tensor.shape)} {error}") from None
+        filled: set[str] = set()
+        # A layer has hundreds of weights that are too small to share between threads: each is one thread's.
+        with BackgroundJobs() as background:
+            for name, tensor in weights:
+                with _errors_name(name, tensor.shape):
+                    jobs = [self._take_part(*part, filled) for part in self.parts(name, tensor)]
+                for job in jobs:
+                    if job is not None:
+                        background.submit(_errors_name(name, tensor.shape)(job))
+        for name in filled:
+            finish_experts(getattr(self, name))
         return filled
 
-    def _load_part(self, stack_name: str, expert: int, part: np.ndarray) -> str:
-        """Loads one expert's part of a tensor, and returns the name of its parameter."""
+    def _take_part(self, stack_name: str, expert: int, part: np.ndarray, filled: set[str]) -> Callable[[], None] | None:
+        """Takes one expert's part of a tensor and adds its parameter's name to `filled`; see `take_expert`."""
         name, tensor_name = self._parameter_of(stack_name)
         if expert >= self.num_experts:
             raise CheckpointError(f"is for expert {expert}, but the model has {self.num_experts}")
-        load_expert(getattr(self, name), expert, part, tensor_name)
-        return name
+        job = take_expert(getattr(self, name), expert, part, tensor_name)
+        filled.add(name)
+        return job
 
     def _parameter_of(self, stack_name: str) -> tuple[str, str]:
         """Name of a stack in the file -> its parameter, and the tensor's name in the weights' format."""
@@ -224,6 +229,17 @@ class JaxExperts(JaxModule):
             raise CheckpointError("has an odd number of outputs, so they are not gate and up")
         half = len(part) // 2
         return (part[::2], part[1::2]) if layout.interleaved else (part[:half], part[half:])
+
+
+@contextmanager
+def _errors_name(name: str, shape: Sequence[int]) -> Iterator[None]:
+    """Errors of a tensor's weights say which tensor it was."""
+    try:
+        yield
+    except InvalidWeightError as error:
+        raise CheckpointError(f"after tensor {name!r}, an expert {error}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"tensor {name!r} {list(shape)} {error}") from None
 
 
 def _suffix(tensor_name: str) -> str:

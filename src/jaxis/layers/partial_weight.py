@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.errors import CheckpointError
-from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
+from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.weights import Allocate, PackedWeight, Weight
 from jaxis.layers.module import Initializer, initializers_are_skipped
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.loading.headers import HeaderTensor, reading_only_headers
+from jaxis.loading.mapped_pages import drop_pages_of
 from jaxis.parallel.mesh import logical_sharding
 
 
@@ -36,19 +38,22 @@ class PartialWeight:
     Attributes:
       target: Shape [out, in] or [X, out, in]. Abstract, so that an incomplete parameter counts as not loaded.
       waiting: (Expert, tensor name) -> tensors of incomplete weights; views of the mapped file.
-      stack: The weights of the experts that are complete.
-      complete: Those experts.
+      stack: The weights of the experts that are complete, or what packs them.
+      complete: The experts all of whose tensors have arrived.
+      first_type: Type of the first tensor of them.
     """
 
     target: jax.ShapeDtypeStruct
     waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    stack: Weight | None = None
+    stack: Weight | StackPacker | None = None
     complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
+    first_type: np.dtype | None = field(default=None, metadata={"static": True})
 
     @property
     def missing(self) -> list[int]:
-        """The experts that are not complete."""
-        return [expert for expert in range(self.target.shape[0]) if expert not in self.complete]
+        """The experts that have no weight yet."""
+        present = self.stack.experts if isinstance(self.stack, StackPacker) else self.complete
+        return [expert for expert in range(self.target.shape[0]) if expert not in present]
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ class WeightLoader:
         else:
             param.set_value(self._place(self._make(tensors)))
 
-    def load_expert(self, param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
+    def take_expert(
+        self, param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight"
+    ) -> Callable[[], None] | None:
         """Takes one tensor of an expert's weight.
 
         Args:
@@ -108,6 +115,10 @@ class WeightLoader:
           expert: The expert's index.
           tensor: The tensor, with its outputs along the first axis.
           name: The tensor's name in the format.
+
+        Returns:
+          A function that packs the weight, in any thread, if this was its last tensor and it is packed; else None. It
+          raises CheckpointError. `finish_experts` must be called after the last of these functions has returned.
 
         Raises:
           CheckpointError: The weight does not take this tensor, or already has it.
@@ -119,17 +130,26 @@ class WeightLoader:
             raise CheckpointError(f"is a duplicate for expert {expert}")
         self._check(name, tensor, "has {} for an expert in the checkpoint, {} in the model")
         if name not in self._needed:
-            return
+            return None
         tensors = self._take(partial, expert, name, tensor)
+        job = None
         if tensors is not None:
-            stack = None if reading_only_headers() else self._put(partial.stack, expert, tensors)
-            partial = dataclasses.replace(partial, stack=stack, complete=partial.complete | {expert})
-        if len(partial.complete) < partial.target.shape[0]:
-            param.set_value(partial)
-        elif reading_only_headers():
-            param.set_value(HeaderTensor.of(partial.target.shape, partial.target.dtype))
-        else:
-            param.set_value(_complete(partial.stack))
+            stack, first_type = partial.stack, partial.first_type or tensor.dtype
+            if reading_only_headers():
+                pass
+            elif self.recipe.packs:
+                stack = stack if isinstance(stack, StackPacker) else StackPacker(partial.target.shape[0])
+                if self.recipe.format is PLAIN and tensor.dtype == ml_dtypes.bfloat16 != first_type:
+                    # The stack is of a wider type, so this tensor is upcast.
+                    tensors = {each: array.astype(np.float32) for each, array in tensors.items()}
+                job = functools.partial(self._pack_expert, stack, expert, tensors)
+            else:
+                assert not isinstance(stack, StackPacker)
+                stack = self._put(stack, expert, tensors)
+            complete = partial.complete | {expert}
+            partial = dataclasses.replace(partial, stack=stack, complete=complete, first_type=first_type)
+        param.set_value(partial)
+        return job
 
     def missing(self, value: object) -> list[str]:
         """The tensors that a parameter with this value lacks, by the names that they have beside it in the file."""
@@ -198,33 +218,32 @@ class WeightLoader:
             raise InvalidWeightError(f"has a {self.slot.name} that is stored differently from what config.json says")
         return weight
 
-    def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
-        """The stack with an expert's weight added; a packed weight is packed in place, straight from the file."""
-        num_experts, axes = self.slot.num_experts, self.slot.axes
-        assert num_experts is not None
+    def _pack_expert(self, stack: StackPacker, expert: int, tensors: dict[str, np.ndarray]) -> None:
+        """Packs an expert's weight in place, straight from the file."""
         try:
-            if self.recipe.packs:
-                assert stack is None or isinstance(stack, PackedWeight)
-                if self.recipe.format is PLAIN and stack is not None and stack.qtype == "float32":
-                    # The stack already holds float32, so lower-precision tensors are upcast.
-                    tensors = {name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items()}
-                return pack_into(stack, num_experts, expert, lambda allocate: self._make_packed(tensors, allocate))
-            weight = self._make(tensors)
-            is_array = isinstance(weight, jax.Array | np.ndarray)
-            entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
-            if stack is None:
-                dtype = self.dtype if is_array else None
-                stack = jax.tree.map(
-                    lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry
-                )
-            elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
-                raise ValueError("has a different type from those of the other experts")
-            # Pages are released two tensors later, so finish with this one first.
-            return jax.block_until_ready(
-                jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)
-            )
+            stack.pack(expert, lambda allocate: self._make_packed(tensors, allocate))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
+        for tensor in tensors.values():
+            # The file's reader has gone on, and may have dropped them before they were read.
+            drop_pages_of(tensor)
+
+    def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
+        """The stack with an expert's weight added."""
+        num_experts, axes = self.slot.num_experts, self.slot.axes
+        assert num_experts is not None
+        weight = self._make(tensors)
+        is_array = isinstance(weight, jax.Array | np.ndarray)
+        entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
+        if stack is None:
+            dtype = self.dtype if is_array else None
+            stack = jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
+        elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
+            raise CheckpointError("has a different type from those of the other experts")
+        # Pages are released two tensors later, so finish with this one first.
+        return jax.block_until_ready(
+            jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)
+        )
 
     def _place(self, weight: Weight) -> Weight:
         """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
@@ -241,14 +260,17 @@ class WeightLoader:
         loader = dataclasses.replace(self, recipe=dataclasses.replace(recipe, format=PLAIN, dequantizes=False))
         if self.slot.num_experts is None:
             return loader._place(loader._make({"weight": np.asarray(array)}))
-        stack = None
+        stack, packer = None, StackPacker(self.slot.num_experts)
         for expert, weight in enumerate(np.asarray(array)):
-            stack = loader._put(stack, expert, {"weight": weight})
-        return _complete(stack)
+            if recipe.packs:
+                loader._pack_expert(packer, expert, {"weight": weight})
+            else:
+                stack = loader._put(stack, expert, {"weight": weight})
+        return packer.stack() if stack is None else stack
 
 
-def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> None:
-    """`WeightLoader.load_expert` for any parameter [X, ...]; without a WeightLoader, an expert is one tensor."""
+def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> Callable[[], None] | None:
+    """`WeightLoader.take_expert` for any parameter [X, ...]; without a WeightLoader, an expert is one tensor."""
     loader = param.get_metadata().get("weight_loader")
     if not isinstance(loader, WeightLoader):
         value = param.get_value()
@@ -256,7 +278,18 @@ def load_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "
         axes = param.get_metadata().get("logical_axes") or (None,) * len(target.shape)
         slot = WeightSlot("weight", tuple(target.shape[1:]), axes, target.shape[0])
         loader = WeightLoader(WeightRecipe(), slot, target.dtype)
-    loader.load_expert(param, expert, tensor, name)
+    return loader.take_expert(param, expert, tensor, name)
+
+
+def finish_experts(param: nnx.Param) -> None:
+    """Gives a parameter [X, ...] its weight, if `take_expert` has taken every expert; otherwise does nothing."""
+    value = param.get_value()
+    if not isinstance(value, PartialWeight) or value.missing:
+        return
+    if reading_only_headers():
+        param.set_value(HeaderTensor.of(value.target.shape, value.target.dtype))
+    else:
+        param.set_value(value.stack.stack() if isinstance(value.stack, StackPacker) else value.stack)
 
 
 def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
@@ -269,11 +302,6 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
         return [f"{name} of expert {expert}" for expert in value.missing]
     prefix = name.rpartition(".")[0]
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
-
-
-def _complete(stack: Weight | None) -> Weight:
-    assert stack is not None  # there is at least one expert
-    return on_device(stack) if isinstance(stack, PackedWeight) else stack
 
 
 def _type(array: jax.Array) -> np.dtype:

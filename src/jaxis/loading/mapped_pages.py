@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
 
 def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
     """Lets the operating system drop the pages of a part of a file from this process.
@@ -20,3 +23,14 @@ def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
     # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def drop_pages_of(array: np.ndarray) -> None:
+    """`drop_pages` for an array, which views a mapped file or a part of one; does nothing for others."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and array.size:
+        first, end = byte_bounds(array)
+        start_of_map = np.frombuffer(base, np.uint8, count=1).ctypes.data
+        drop_pages(base, first - start_of_map, end - start_of_map)

@@ -6,7 +6,8 @@ Like all packed weights, they are for inference only: results have no derivative
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,51 +16,70 @@ import numpy as np
 from jaxis.kernels import native, native_memory
 from jaxis.kernels.native_constants import ACTIVATIONS
 from jaxis.kernels.quantized_matmul.packed import Allocate, PackedWeight, device_array
+from jaxis.kernels.quantized_matmul.packed_format import PackedFormat
 from jaxis.kernels.quantized_matmul.wide_scales import can_widen, widen
 
 
-def pack_into(
-    stack: PackedWeight | None, num_experts: int, expert: int, pack: Callable[[Allocate], PackedWeight]
-) -> PackedWeight:
-    """Packs one expert's weight into its place in a stack.
+class StackPacker:
+    """Packs the weights of X experts, each straight into its place in one stack.
+
+    Experts may be packed in any order, and in several threads at a time.
 
     Args:
-      stack: The stack that this function returned for the previous expert; None for the first.
       num_experts: X.
-      expert: Index of the expert.
-      pack: Packs the weight, given an allocator for its memory.
-
-    Returns:
-      The stack: its data is a numpy array, uint8 [X, panels, panel's bytes].
-
-    Raises:
-      ValueError: The weight is packed in another format than the earlier ones; the message follows its name.
     """
-    data = None if stack is None else np.asarray(stack.data)
 
-    def allocate(shape: tuple[int, int]) -> np.ndarray:
-        nonlocal data
-        if data is None:
-            data = native_memory.empty((num_experts, *shape))
-        return data[expert] if data.shape[1:] == shape else np.empty(shape, np.uint8)
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._lock = threading.Lock()
+        self._data: np.ndarray | None = None
+        self._packed: dict[int, PackedWeight] = {}
+        self._formats: set[PackedFormat] = set()
 
-    packed = pack(allocate)
-    if stack is None or packed.format == stack.format:
-        return dataclasses.replace(packed, data=data)
-    # The scales of one expert may be 8-bit codes by chance, and those of another not.
-    if can_widen(packed.format, stack.format):
-        packed = widen(packed, stack.format)
-    elif can_widen(stack.format, packed.format):
-        stack = widen(stack, packed.format)
-    else:
-        raise ValueError("has a different type from those of the other experts")
-    np.asarray(stack.data)[expert] = packed.data
-    return stack
+    @property
+    def experts(self) -> Iterable[int]:
+        """Those that are packed."""
+        return self._packed.keys()
+
+    def pack(self, expert: int, pack: Callable[[Allocate], PackedWeight]) -> None:
+        """Packs one expert's weight.
+
+        Args:
+          expert: Index of the expert.
+          pack: Packs the weight, given an allocator for its memory.
+
+        Raises:
+          ValueError: The weight is packed in another format than an earlier one; the message follows its name.
+        """
+        packed = pack(lambda shape: self._place(expert, shape))
+        with self._lock:
+            if not all(_fit(packed.format, other) for other in self._formats):
+                raise ValueError("has a different type from those of the other experts")
+            self._formats.add(packed.format)
+            self._packed[expert] = packed
+
+    def stack(self) -> PackedWeight:
+        """The stack, once every expert is packed: uint8 [X, panels, panel's bytes] as a JAX array."""
+        assert self._data is not None
+        assert len(self._packed) == self._num_experts
+        # The scales of one expert may be 8-bit codes by chance, and those of another not: all become those of the other.
+        wide = next(one for one in self._formats if not any(can_widen(one, other) for other in self._formats))
+        data = self._data
+        if len(self._formats) > 1:
+            experts = [self._packed[expert] for expert in range(self._num_experts)]
+            data = np.stack([np.asarray((e if e.format == wide else widen(e, wide)).data) for e in experts])
+        return dataclasses.replace(self._packed[0], data=device_array(data), format=wide)
+
+    def _place(self, expert: int, shape: tuple[int, int]) -> np.ndarray:
+        with self._lock:
+            if self._data is None:
+                self._data = native_memory.empty((self._num_experts, *shape))
+        return self._data[expert] if self._data.shape[1:] == shape else np.empty(shape, np.uint8)
 
 
-def on_device(stack: PackedWeight) -> PackedWeight:
-    """The complete stack with its data as a JAX array that shares the memory."""
-    return dataclasses.replace(stack, data=device_array(np.asarray(stack.data)))
+def _fit(one: PackedFormat, other: PackedFormat) -> bool:
+    """Whether weights of two formats can stand in one stack."""
+    return one == other or can_widen(one, other) or can_widen(other, one)
 
 
 def experts(

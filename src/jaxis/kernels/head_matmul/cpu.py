@@ -7,18 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native
-from jaxis.kernels.grouped_matmul.packed import on_device, pack_into
+from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.quantized_matmul import packed
 
 
 def pack(weight: np.ndarray) -> packed.PackedWeight:
     """Packs a stack [H, out, in]: bfloat16 stays so, every other type becomes float32."""
-    stack = None
+    stack = StackPacker(len(weight))
     for head, matrix in enumerate(weight):
         rows = np.ascontiguousarray(matrix)
-        stack = pack_into(stack, len(weight), head, lambda allocate, rows=rows: packed.pack(rows, allocate))
-    assert stack is not None
-    return on_device(stack)
+        stack.pack(head, lambda allocate, rows=rows: packed.pack(rows, allocate))
+    return stack.stack()
 
 
 def head_matmul(x: jax.Array, weight: packed.PackedWeight) -> jax.Array:

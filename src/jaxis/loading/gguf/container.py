@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.block_types import BlockType, find_block_type
 from jaxis.loading.git_lfs import check_not_lfs_pointer
-from jaxis.loading.mapped_pages import drop_pages
+from jaxis.loading.mapped_pages import drop_pages_of
 
 MAX_HEADER_BYTES = 100_000_000
 DEFAULT_ALIGNMENT = 32
@@ -114,11 +113,8 @@ class GGUFFile:
 
         Reading it again reads the file again.
         """
-        if self._map is None:
-            return
-        first, end = byte_bounds(view)
-        start_of_map = np.frombuffer(self._map, np.uint8, count=1).ctypes.data
-        drop_pages(self._map, first - start_of_map, end - start_of_map)
+        if self._map is not None:
+            drop_pages_of(view)
 
     def close(self) -> None:
         """Releases the map; the file is unmapped when the last array that views it is gone."""
