@@ -30,7 +30,8 @@ help:
 	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
-	@echo "make compare    the same beside transformers and llama.cpp (compiles llama.cpp, takes long); ARGS=... likewise"
+	@echo "make compare    the same beside transformers, llama.cpp (compiles it, takes long) and ik_llama.cpp, whose tools are in"
+	@echo "                the folder IK_LLAMA_CPP; ARGS=... likewise, such as --dry-run"
 	@echo "make release-check  build the sdist and the wheel, and try the wheel in a fresh environment"
 	@echo "make clean      remove $(VENV) and what builds and tests left"
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from summary import Figures, LoadKey
-
-SHORT_INPUT_LEN = 128
+from summary import Figures, FiguresByLoad, LoadKey, Spread, spread
 
 
 @dataclass(frozen=True)
@@ -16,56 +14,57 @@ class Sweep:
     """One plot.
 
     Attributes:
-      name: Of its file.
+      name: Of the sweep, and of the plot's file.
       title, x_label, y_label: What it says.
-      x: The place of a load on the axis, or None if the load is not part of the sweep.
-      y: The height of an engine's figures.
+      x: The place of a load on the axis.
+      y: The height of an engine's figures, by round.
     """
 
     name: str
     title: str
     x_label: str
     y_label: str
-    x: Callable[[LoadKey], float | None]
-    y: Callable[[Figures], float]
+    x: Callable[[LoadKey], float]
+    y: Callable[[Figures], dict[int, float]]
 
 
-def sweeps(figures: dict[LoadKey, dict[str, Figures]]) -> list[Sweep]:
+KNOWN = (
+    Sweep(
+        "context",
+        "Decoding one request: cost against context",
+        "context, tokens",
+        "step, ms",
+        lambda load: load.input_len,
+        lambda figures: {number: 1000 * seconds for number, seconds in figures.step_seconds.items()},
+    ),
+    Sweep(
+        "batch",
+        "Decoding at 128 tokens of context: speed against batch size",
+        "requests",
+        "tokens/s, all requests",
+        lambda load: load.batch_size,
+        lambda figures: figures.decode_tokens_per_second,
+    ),
+    Sweep(
+        "size",
+        "Decoding one request: cost against model size",
+        "parameters, billions",
+        "step, ms",
+        lambda load: _billions(load.model),
+        lambda figures: {number: 1000 * seconds for number, seconds in figures.step_seconds.items()},
+    ),
+)
+
+
+def sweeps(figures: FiguresByLoad) -> list[Sweep]:
     """The plots that these figures have at least two points for."""
-    first_model = next(iter(figures))[0]
-    models = list(dict.fromkeys(model for model, _, _ in figures))
-    known = [
-        Sweep(
-            "context",
-            "Decoding one request: cost against context",
-            "context, tokens",
-            "step, ms",
-            lambda load: load[2] if load[:2] == (first_model, 1) and load[2] > SHORT_INPUT_LEN else None,
-            lambda figure: 1000 * figure.step_seconds,
-        ),
-        Sweep(
-            "batch",
-            f"Decoding at {SHORT_INPUT_LEN} tokens of context: speed against batch size",
-            "requests",
-            "tokens/s, all requests",
-            lambda load: load[1] if (load[0], load[2]) == (first_model, SHORT_INPUT_LEN) else None,
-            lambda figure: figure.decode_tokens_per_second,
-        ),
-        Sweep(
-            "size",
-            "Decoding one request: cost against model size",
-            "parameters, billions",
-            "step, ms",
-            lambda load: _billions(load[0]) if load[1:] == (1, SHORT_INPUT_LEN) and len(models) > 1 else None,
-            lambda figure: 1000 * figure.step_seconds,
-        ),
-    ]
-    return [sweep for sweep in known if len([load for load in figures if sweep.x(load) is not None]) > 1]
+    groups = [load.group for load in figures]
+    return [sweep for sweep in KNOWN if groups.count(sweep.name) > 1]
 
 
-def write_plots(figures: dict[LoadKey, dict[str, Figures]], folder: Path) -> list[Path]:
+def write_plots(figures: FiguresByLoad, folder: Path) -> list[Path]:
     """Writes a PNG for each sweep that was measured; returns their paths."""
-    wanted = sweeps(figures) if figures else []
+    wanted = sweeps(figures)
     if not wanted:
         return []
     import matplotlib
@@ -78,9 +77,12 @@ def write_plots(figures: dict[LoadKey, dict[str, Figures]], folder: Path) -> lis
     for sweep in wanted:
         figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
         for engine, points in series(sweep, figures).items():
-            axes.plot(*zip(*points, strict=True), marker="o", label=engine, ls="-" if engine[:5] == "jaxis" else "--")
+            x, y = zip(*points, strict=True)
+            bars = [[at.median - at.low for at in y], [at.high - at.median for at in y]]
+            line = "-" if engine.startswith("jaxis") else "--"
+            axes.errorbar(x, [at.median for at in y], bars, marker="o", capsize=3, label=engine, ls=line)
         axes.set(title=sweep.title, xlabel=sweep.x_label, ylabel=sweep.y_label, xscale="log", yscale="log")
-        ticks = sorted({x for load in figures if (x := sweep.x(load)) is not None})
+        ticks = sorted({sweep.x(load) for load in figures if load.group == sweep.name})
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         axes.xaxis.minorticks_off()
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -93,13 +95,12 @@ def write_plots(figures: dict[LoadKey, dict[str, Figures]], folder: Path) -> lis
     return paths
 
 
-def series(sweep: Sweep, figures: dict[LoadKey, dict[str, Figures]]) -> dict[str, list[tuple[float, float]]]:
+def series(sweep: Sweep, figures: FiguresByLoad) -> dict[str, list[tuple[float, Spread]]]:
     """Each engine's points, from left to right."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, Spread]]] = {}
     for load, by_engine in figures.items():
-        x = sweep.x(load)
-        for engine, figure in by_engine.items() if x is not None else ():
-            lines.setdefault(engine, []).append((x, sweep.y(figure)))
+        for engine, of_engine in by_engine.items() if load.group == sweep.name else ():
+            lines.setdefault(engine, []).append((sweep.x(load), spread(sweep.y(of_engine).values())))
     return {engine: sorted(points) for engine, points in lines.items()}
 
 

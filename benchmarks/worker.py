@@ -1,4 +1,4 @@
-"""Runs one engine on one load, in a process of its own; prints what it measured as one JSON line.
+"""Runs one engine on some loads, in a process of its own; prints what it measured as one JSON line.
 
 Not for use by hand: `compare.py` starts it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ CLASSES = {
     "jaxis": "peers.jaxis_peer:JaxisPeer",
     "transformers": "peers.transformers_peer:TransformersPeer",
     "llama.cpp": "peers.llama_cpp_peer:LlamaCppPeer",
+    "ik_llama.cpp": "peers.ik_llama_cpp_peer:IkLlamaCppPeer",
 }
 SEED = 0
 START_TOKENS = 128
@@ -31,25 +33,42 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     """What a task measured, in seconds and bytes.
 
     Args:
-      task: "engine", "model", "arguments" and "load", and "start_only": whether to end with the first token.
+      task: "engine", "model", "arguments", "loads", and "start_only": whether to end with the first token.
+
+    Returns:
+      Of the process as a whole; "loads" has what was measured of each load.
     """
     module, _, name = CLASSES[task["engine"]].partition(":")
-    load = Load(**task["load"])
+    loads = [Load(**load) for load in task["loads"]]
     rng = np.random.default_rng(SEED)
-    peer = getattr(importlib.import_module(module), name)(Path(task["model"]), task["arguments"], load)
-    peer.run(Load(1, min(START_TOKENS, load.input_len), 1), rng)
-    start = {"first_token_at": time.time(), "start_peak_memory_bytes": peak_memory_bytes()}
+    peer = getattr(importlib.import_module(module), name)(Path(task["model"]), task["arguments"], loads)
+    peer.run(Load(1, min(START_TOKENS, *(load.input_len for load in loads)), 1), rng)
+    start = {"first_token_at": time.time(), "start_peak_memory_bytes": _peak_memory_bytes()}
     if task["start_only"]:
         return start
-    peer.warm_up(load, rng)
-    run = peer.run(load, rng)
+    measured = []
+    for load in loads:
+        peer.warm_up(load, rng)
+        run = peer.run(load, rng)
+        measured.append(
+            {
+                **dataclasses.asdict(load),
+                "prefill_seconds": run.prefill_seconds,
+                "step_seconds": float(np.median(run.step_seconds)),
+                "context_len": run.context_len,
+            }
+        )
     return start | {
-        "prefill_seconds": run.prefill_seconds,
-        "step_seconds": float(np.median(run.step_seconds)),
-        "context_len": run.context_len,
+        "loads": measured,
         **dataclasses.asdict(peer.decode_cost),
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": _peak_memory_bytes(),
     }
+
+
+def _peak_memory_bytes() -> int:
+    """Of this process, or of the largest that it has run."""
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return max(peak_memory_bytes(), of_children if sys.platform == "darwin" else of_children * 1024)
 
 
 if __name__ == "__main__":

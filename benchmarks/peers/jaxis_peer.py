@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,18 @@ from jaxis.bench.run import BatchRun, Load, run_batch
 from jaxis.bench.session import build_sized_engine, longest_sequence
 from jaxis.host.progress import ProgressDisplay
 
+WARM_UP_OUTPUT_LEN = 4
+
 
 class JaxisPeer:
     """See the package. `arguments` are those of `jaxis.LLM`."""
 
-    def __init__(self, model: Path, arguments: dict[str, Any], load: Load) -> None:
+    def __init__(self, model: Path, arguments: dict[str, Any], loads: Sequence[Load]) -> None:
         self._engine = build_sized_engine(
             str(model),
             arguments,
-            max_num_seqs=load.batch_size,
-            max_model_len=longest_sequence([load], arguments),
+            max_num_seqs=max(load.batch_size for load in loads),
+            max_model_len=longest_sequence(loads, arguments),
             progress=ProgressDisplay(enabled=False),
         )
 
@@ -30,8 +34,17 @@ class JaxisPeer:
         return decode_cost(self._engine)
 
     def warm_up(self, load: Load, rng: np.random.Generator) -> None:
-        # Only the load itself has all the step shapes that are to be compiled.
-        run_batch(self._engine, load, rng)
+        # Compiles all the step shapes of the load: of its chunks of prefill and of its decode steps. All chunks of one
+        # long prompt but the last are alike, so that two of them will do.
+        budget = self._engine.vllm_config.scheduler_config.max_num_batched_tokens
+        input_len = load.input_len
+        if load.batch_size == 1:
+            input_len = min(input_len, 2 * budget + input_len % budget)
+        run_batch(
+            self._engine,
+            dataclasses.replace(load, input_len=input_len, output_len=min(load.output_len, WARM_UP_OUTPUT_LEN)),
+            rng,
+        )
 
     def run(self, load: Load, rng: np.random.Generator) -> BatchRun:
         return run_batch(self._engine, load, rng)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import llama_cpp
 import numpy as np
 
-from jaxis.bench.cost import DecodeCost, bytes_read
 from jaxis.bench.run import BatchRun, Load, random_prompts
 
-WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
-_KV_ITEMSIZE = 2  # its cache is float16 unless told otherwise
+if TYPE_CHECKING:
+    from jaxis.bench.cost import DecodeCost
+
+WARM_UP_TOKENS = 128
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
@@ -24,42 +25,53 @@ class LlamaCppPeer:
     `arguments`: "threads"; "repack", whether it may lay weights out anew for this processor, as it does by default.
     """
 
-    def __init__(self, model: Path, arguments: dict[str, Any], load: Load) -> None:
+    def __init__(self, model: Path, arguments: dict[str, Any], _loads: Sequence[Load]) -> None:
         llama_cpp.llama_log_set(_QUIET, None)
         llama_cpp.llama_backend_init()
         self._path = model
-        model_params = llama_cpp.llama_model_default_params()
-        model_params.use_extra_bufts = arguments.get("repack", True)
-        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), model_params)
+        self._threads = arguments["threads"]
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = arguments.get("repack", True)
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
         if not self._model:
             raise OSError(f"llama.cpp cannot load {model}")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._load: Load | None = None
+
+    @property
+    def decode_cost(self) -> DecodeCost:
+        from peers.gguf_cost import gguf_decode_cost
+
+        return gguf_decode_cost(self._path)
+
+    def warm_up(self, load: Load, rng: np.random.Generator) -> None:
+        self._make_context(load)
+        self._run(Load(1, min(WARM_UP_TOKENS, load.input_len), 4), rng)
+
+    def run(self, load: Load, rng: np.random.Generator) -> BatchRun:
+        if load != self._load:
+            self._make_context(load)
+        return self._run(load, rng)
+
+    def _make_context(self, load: Load) -> None:
+        """A context of the load's size in place of that of another load."""
+        if self._load is not None:
+            llama_cpp.llama_batch_free(self._batch)
+            llama_cpp.llama_free(self._context)
+        self._load = load
         params = llama_cpp.llama_context_default_params()
         # In whole 256s, as it would round up anyway; each sequence has a part of its own.
         length = -(-(load.input_len + load.output_len + 1) // 256) * 256
         params.n_ctx = load.batch_size * length
         params.n_seq_max = load.batch_size
         params.n_batch = max(params.n_batch, load.batch_size * load.input_len)
-        params.n_threads = params.n_threads_batch = arguments["threads"]
+        params.n_threads = params.n_threads_batch = self._threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise MemoryError(f"llama.cpp cannot make a context of {params.n_ctx} tokens")
         self._batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
 
-    @property
-    def decode_cost(self) -> DecodeCost:
-        names = {"token_embd.weight": "embed_tokens", "output.weight": "lm_head"}
-        reader = gguf.GGUFReader(self._path)
-        weights = {names.get(tensor.name, tensor.name): int(tensor.n_bytes) for tensor in reader.tensors}
-        fields = {name: reader.get_field(f"{_architecture(reader)}.{name}").contents() for name in _KV_FIELDS}
-        kv_numbers = fields["attention.key_length"] + fields["attention.value_length"]
-        kv_numbers *= fields["block_count"] * fields["attention.head_count_kv"]
-        return DecodeCost(bytes_read(weights), kv_numbers * _KV_ITEMSIZE)
-
-    def warm_up(self, _load: Load, rng: np.random.Generator) -> None:
-        self.run(WARM_UP, rng)
-
-    def run(self, load: Load, rng: np.random.Generator) -> BatchRun:
+    def _run(self, load: Load, rng: np.random.Generator) -> BatchRun:
         prompts = random_prompts(rng, self._vocab_size, [load.input_len] * load.batch_size)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         start = time.perf_counter()
@@ -92,10 +104,3 @@ class LlamaCppPeer:
         logits = llama_cpp.llama_get_logits(self._context)
         rows = np.ctypeslib.as_array(logits, shape=(len(sequences), self._vocab_size))
         return rows.argmax(axis=-1).tolist()
-
-
-_KV_FIELDS = ("attention.key_length", "attention.value_length", "attention.head_count_kv", "block_count")
-
-
-def _architecture(reader: gguf.GGUFReader) -> str:
-    return reader.get_field("general.architecture").contents()

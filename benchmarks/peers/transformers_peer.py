@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from jaxis.bench.cost import DecodeCost, decode_cost_of, expert_share
 from jaxis.bench.run import BatchRun, Load, random_prompts
+
+if TYPE_CHECKING:
+    from jaxis.bench.cost import DecodeCost
 
 WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
 
@@ -19,7 +22,7 @@ WARM_UP = Load(batch_size=1, input_len=16, output_len=4)
 class TransformersPeer:
     """See the package. `arguments`: "dtype", "float32" or "bfloat16"; "threads"."""
 
-    def __init__(self, model: Path, arguments: dict[str, Any], _load: Load) -> None:
+    def __init__(self, model: Path, arguments: dict[str, Any], _loads: Sequence[Load]) -> None:
         torch.set_num_threads(arguments["threads"])
         dtype = getattr(torch, arguments["dtype"])
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -27,6 +30,8 @@ class TransformersPeer:
 
     @property
     def decode_cost(self) -> DecodeCost:
+        from jaxis.bench.cost import decode_cost_of, expert_share
+
         config = self._model.config
         weights = {name: p.numel() * p.element_size() for name, p in self._model.named_parameters()}
         kv_numbers = 2 * config.num_key_value_heads * config.head_dim
