@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -16,8 +18,12 @@ from jaxis.loading.checkpoint import Checkpoint
 ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3}
 FILE_TYPES = {
     "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
+    "q5_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
     "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "q4_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_1,
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "iq4_nl": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL,
 }
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
@@ -71,13 +77,14 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
     writer.close()
 
 
-def quantize_gguf(source: Path, target: Path, quantization: str) -> None:
+def quantize_gguf(source: Path, target: Path, quantization: str, importance: Path | None = None) -> None:
     """Quantizes a GGUF file as llama.cpp's own tool does by default.
 
     Args:
-      source: From `write_gguf`.
+      source: From `write_gguf`, or another whose weights are not quantized.
       target: Is made.
       quantization: One of FILE_TYPES.
+      importance: An importance matrix in the format `dat` of llama.cpp's `llama-imatrix`.
 
     Raises:
       OSError: llama.cpp cannot.
@@ -85,8 +92,34 @@ def quantize_gguf(source: Path, target: Path, quantization: str) -> None:
     llama_cpp.llama_log_set(_QUIET, None)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[quantization]
+    if importance is not None:
+        matrix = read_importance(importance)  # llama.cpp reads its memory
+        entries = [
+            llama_cpp.llama_model_imatrix_data(name, values.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), values.size)
+            for name, values in matrix.items()
+        ]
+        # An entry without a name ends the list.
+        params.imatrix = (llama_cpp.llama_model_imatrix_data * (len(matrix) + 1))(*entries)
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
         raise OSError(f"llama.cpp cannot quantize {source} to {quantization}")
+
+
+def read_importance(file: Path) -> dict[bytes, np.ndarray]:
+    """Tensor name -> mean square of each input feature, float32, from a file of llama.cpp's `llama-imatrix`.
+
+    The file has, in int32 unless noted: the number of entries; for each the length of its name, its name, the number of
+    chunks, the number of values, and the values in float32, which are the means times the number of chunks.
+    """
+    data, place = file.read_bytes(), 4
+    entries = {}
+    for _ in range(int.from_bytes(data[:4], "little")):
+        length = int.from_bytes(data[place : place + 4], "little")
+        name, place = data[place + 4 : place + 4 + length], place + 4 + length
+        num_chunks, num_values = struct.unpack_from("<ii", data, place)
+        values = np.frombuffer(data, "<f4", num_values, place + 8)
+        place += 8 + 4 * num_values
+        entries[name] = np.ascontiguousarray(values / max(num_chunks, 1), np.float32)
+    return entries
 
 
 def _rope_theta(config: dict) -> float:

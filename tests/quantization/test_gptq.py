@@ -332,3 +332,17 @@ def test_hostile_headers_are_errors(source, tmp_path):
         folder = change(tmp_path / name, packed, **{name: lambda _, tensor=tensor: tensor})
         with pytest.raises(CheckpointError, match=f"up_proj.{name}' has shape"):
             load(folder)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "auto-round"])
+def test_plain_weights_under_a_config_that_says_they_are_quantized_load_and_it_is_said(
+    source, tmp_path, method, caplog
+):
+    stored = {"quant_method": method, "bits": 4, "group_size": 32}
+    plain = load_file(source / "model.safetensors")
+    folder = replace_tensors(tmp_path / "plain", source, plain, quantization_config=stored)
+    np.testing.assert_array_equal(logits(load(folder)), logits(load(source)))
+    assert caplog.messages == [
+        f"config.json says {method}, but the weights are not quantized: they are loaded as they are"
+    ]
+    np.testing.assert_array_equal(logits(load(folder, "int8")), logits(load(source, "int8")))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxis.cli.console import note, report_errors
 from jaxis.cli.options import Debug, parse_additional_config
+
+if TYPE_CHECKING:
+    from jaxis.calibration.calibrate import CalibratedWeights
+    from jaxis.calibration.evaluate import Evaluation
+    from jaxis.host.progress import ProgressDisplay
+    from jaxis.quantization.rules import RuleQuantizationConfig
 
 
 def quantize(
@@ -16,7 +24,14 @@ def quantize(
         str,
         typer.Argument(metavar="SOURCE", help="Folder or Hub id of the unquantized checkpoint.", show_default=False),
     ],
-    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="Folder to make.", show_default=False)],
+    destination: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DESTINATION]",
+            help="Folder to make; with --evaluate, it may be left out, or be a quantized folder or GGUF file.",
+            show_default=False,
+        ),
+    ] = None,
     quantization: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="int8 (the default), int4, or a YAML or JSON file with rules."),
@@ -25,6 +40,37 @@ def quantize(
         str | None,
         typer.Option(
             metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BITS", help="Choose the types of modules for this many bits a weight on average: 4.5 to 8.25."
+        ),
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NATS", help="Choose the types of modules for the smallest size with at most this mean KL."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Round for the least error in what the layers compute on a .txt or .jsonl file. Takes minutes.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Most tokens of the --calibrate text to use; time grows with them.", min=1)
+    ] = 16384,
+    evaluate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Compare with the source on a .txt file, or on a .jsonl file with text or messages. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     revision: Annotated[
@@ -36,29 +82,143 @@ def quantize(
 
     Tokenizer, chat templates and model card are copied.
     The folder appears when it is complete.
+    --calibrate makes 4 bits a weight several times closer to the source.
+    --evaluate prints size, perplexity, KL and top-1 agreement of the result beside the source's.
+    Without DESTINATION nothing is written; one that exists is compared as it is.
 
     \b
     [bold]Examples[/bold]
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8
       jaxis quantize Qwen/Qwen3-0.6B ./Qwen3-0.6B-int4 --quantization int4
       jaxis chat ./Qwen3-0.6B-int4
+      jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int4 --quantization int4 --calibrate text.jsonl
+      jaxis quantize ./Qwen3-0.6B --quantization int4 --evaluate text.txt
+      jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int4 --evaluate text.txt
+      jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-small --target-bits 5 --evaluate text.txt
     """
     additional = None if additional_config is None else parse_additional_config(additional_config)
-    with report_errors(debug=debug):
-        from jaxis.errors import ConfigError
+    texts = evaluate or []
+    _check_usage(destination, texts, quantization, additional, target_bits, max_kl, calibrate)
+    with report_errors(debug=debug), ExitStack() as stack:
+        from jaxis.calibration.choose import choose_rules
+        from jaxis.calibration.evaluate import SourcePredictions
         from jaxis.host.progress import ProgressDisplay
         from jaxis.loading.hub import resolve_model
-        from jaxis.quantization.arguments import parse_quantization
-        from jaxis.quantization.checkpoint import quantize_checkpoint
+        from jaxis.quantization.checkpoint import check_destination, quantize_checkpoint
         from jaxis.quantization.rules import RuleQuantizationConfig
 
-        if quantization is None and additional is None:
-            quantization = "int8"
-        rules = parse_quantization(quantization, additional)
-        if not isinstance(rules, RuleQuantizationConfig):
-            raise ConfigError(f"jaxis quantize cannot write what --quantization {quantization} asks for: give rules")
-        with ProgressDisplay().working(f"Quantizing {source}") as on_progress:
-            nbytes = quantize_checkpoint(
-                resolve_model(source, revision=revision), destination, rules, on_progress=on_progress
+        display = ProgressDisplay()
+        path = resolve_model(source, revision=revision)
+        predictions = None
+        if texts:
+            with display.counting(f"Running {source}") as on_progress:
+                predictions = stack.enter_context(SourcePredictions(path, texts, on_progress=on_progress))
+        exists = destination is not None and destination.exists()
+        says_nothing = all(value is None for value in (quantization, additional, target_bits, max_kl, calibrate))
+        if exists and predictions is not None and says_nothing:
+            rules = None
+        elif target_bits is not None or max_kl is not None:
+            with display.counting(f"Measuring {source}") as on_progress:
+                chosen = choose_rules(
+                    path,
+                    texts if calibrate is None else [calibrate],
+                    predictions,
+                    target_bits=target_bits,
+                    max_kl=max_kl,
+                    on_progress=on_progress,
+                )
+            rules = RuleQuantizationConfig(chosen)
+        else:
+            rules = _requested_rules(quantization, additional)
+        if rules is not None and destination is not None:
+            weights = None
+            if calibrate is not None:
+                check_destination(destination)
+                weights = _calibrated_weights(path, calibrate, rules, calibration_tokens, display)
+            with display.working(f"Quantizing {source}") as on_progress:
+                nbytes = quantize_checkpoint(path, destination, rules, calibrated=weights, on_progress=on_progress)
+            note(f"{destination}: {nbytes / 1e6:.1f} MB of weights")
+        if predictions is not None:
+            with display.counting("Evaluating") as on_progress:
+                if destination is not None:
+                    evaluation = predictions.evaluate(destination, on_progress=on_progress)
+                else:
+                    assert rules is not None
+                    evaluation = predictions.evaluate(path, quantization=rules.rules, on_progress=on_progress)
+            print(format_evaluation(evaluation))
+
+
+def _calibrated_weights(
+    source: Path, text: Path, rules: RuleQuantizationConfig, num_tokens: int, display: ProgressDisplay
+) -> CalibratedWeights:
+    from jaxis.calibration.calibrate import calibrate
+    from jaxis.host.peak_memory import peak_memory_bytes
+
+    start = time.perf_counter()
+    with display.counting(f"Calibrating {source}, layer") as on_progress:
+        weights = calibrate(source, text, rules, num_tokens=num_tokens, on_progress=on_progress)
+    seconds = time.perf_counter() - start
+    count, peak_bytes = len(set(map(id, weights.values()))), peak_memory_bytes()
+    note(f"{count} weights calibrated in {seconds:.0f} s, with {peak_bytes / 1e9:.1f} GB of memory at most")
+    return weights
+
+
+def _check_usage(
+    destination: Path | None,
+    texts: list[Path],
+    quantization: str | None,
+    additional: dict[str, Any] | None,
+    target_bits: float | None,
+    max_kl: float | None,
+    calibrate: Path | None,
+) -> None:
+    """Raises BadParameter for options that do not go together."""
+    if destination is None and not texts:
+        raise typer.BadParameter("is missing: only with --evaluate may it be left out", param_hint="DESTINATION")
+    if destination is None and calibrate is not None:
+        raise typer.BadParameter("writes a folder: give DESTINATION", param_hint="--calibrate")
+    for option, value in (("--target-bits", target_bits), ("--max-kl", max_kl)):
+        if value is None:
+            continue
+        if value <= 0:
+            raise typer.BadParameter(f"{value} is not positive", param_hint=option)
+        if not texts and (calibrate is None or option == "--max-kl"):
+            raise typer.BadParameter("needs a text to measure on: give --evaluate", param_hint=option)
+        if quantization is not None or additional is not None:
+            raise typer.BadParameter(
+                "chooses the types of modules: leave out --quantization and --additional-config", param_hint=option
             )
-        note(f"{destination}: {nbytes / 1e6:.1f} MB of weights")
+    if target_bits is not None and max_kl is not None:
+        raise typer.BadParameter("and --target-bits were both given: leave one out", param_hint="--max-kl")
+
+
+def _requested_rules(quantization: str | None, additional: dict[str, Any] | None) -> RuleQuantizationConfig:
+    from jaxis.errors import ConfigError
+    from jaxis.quantization.arguments import parse_quantization
+    from jaxis.quantization.rules import RuleQuantizationConfig
+
+    if quantization is None and additional is None:
+        quantization = "int8"
+    rules = parse_quantization(quantization, additional)
+    if not isinstance(rules, RuleQuantizationConfig):
+        raise ConfigError(f"jaxis quantize cannot write what --quantization {quantization} asks for: give rules")
+    return rules
+
+
+def format_evaluation(evaluation: Evaluation) -> str:
+    """The table that --evaluate prints."""
+    share = evaluation.quantized_bytes / evaluation.source_bytes
+    rows = [
+        ("", "source", "quantized"),
+        (
+            "weights",
+            f"{evaluation.source_bytes / 1e6:.1f} MB",
+            f"{evaluation.quantized_bytes / 1e6:.1f} MB ({share:.0%})",
+        ),
+        ("perplexity", f"{evaluation.source_perplexity:.3f}", f"{evaluation.perplexity:.3f}"),
+        ("KL, mean", "", f"{evaluation.kl_mean:.5f}"),
+        ("KL, 99th percentile", "", f"{evaluation.kl_p99:.5f}"),
+        ("same top-1", "", f"{evaluation.top1:.2%}"),
+    ]
+    lines = [f"{name:<20}{source:>14}{quantized:>22}".rstrip() for name, source, quantized in rows]
+    return "\n".join([f"{evaluation.num_tokens} predicted tokens", *lines])

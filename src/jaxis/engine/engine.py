@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import abc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -213,6 +213,16 @@ class LLMEngine:
         except BaseException:
             self.reset()  # the caches were donated to the step, which may have invalidated them
             raise
+
+    def iterate_logits(self, token_ids: abc.Sequence[int]) -> Iterator[np.ndarray]:
+        """As `compute_logits` without a cache, a few rows of [T, V] at a time.
+
+        Raises:
+          RequestError, EngineError: See `compute_logits`.
+        """
+        if self.has_unfinished:
+            raise EngineError("iterate_logits requires an idle engine: finish or abort the running requests first")
+        return self.runner.iterate_whole_logits(self._checked_prompt(token_ids, spare=0))
 
     def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
         self._discard_inflight()

@@ -41,6 +41,13 @@ class ProgressDisplay:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @contextmanager
+    def counting(self, description: str) -> Iterator[Any]:
+        """A bar of steps under any description; yields `update(done, total)`."""
+        with self._progress(MofNCompleteColumn()) as progress:
+            task = progress.add_task(description, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    @contextmanager
     def generating(self, num_requests: int) -> Iterator[Any]:
         """A bar of requests; yields `update(finished, output_tokens)`."""
         with self._progress(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:

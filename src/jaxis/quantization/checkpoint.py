@@ -58,10 +58,7 @@ def quantize_checkpoint(
       CheckpointError: The source cannot be read, is already quantized or does not match its model; or the destination
         exists or cannot be written.
     """
-    if destination.exists():
-        raise CheckpointError(f"{destination} already exists: give a folder that does not exist, or remove it")
-    if not destination.parent.is_dir():
-        raise CheckpointError(f"{destination.parent} is not a folder: make it first")
+    check_destination(destination)
     hf_config = HFConfig.from_folder(source)
     if hf_config.get("quantization_config") is not None:
         raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
@@ -97,6 +94,14 @@ def quantize_checkpoint(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
+
+
+def check_destination(destination: Path) -> None:
+    """Raises CheckpointError if a folder cannot be made because it exists or its parent does not."""
+    if destination.exists():
+        raise CheckpointError(f"{destination} already exists: give a folder that does not exist, or remove it")
+    if not destination.parent.is_dir():
+        raise CheckpointError(f"{destination.parent} is not a folder: make it first")
 
 
 def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxis.quantization.unsupported import unsupported_method, unsupported_tenso
 from jaxis.quantization.wrappers import Dequantize, DequantizingConfig, QuantizedActivationsConfig
 from jaxis.quantization_rules import rules_from
 
+_logger = logging.getLogger(__name__)
 # `quant_method` -> candidate formats; the first whose `is_meant` holds is used. compressed-tensors is separate.
 _FORMATS: dict[str, tuple[PublishedFormat, ...]] = {
     "fp8": (FP8_TENSOR, FP8_BLOCKS),
@@ -49,6 +51,10 @@ _IS_QUANTIZED: dict[str, Callable[[Mapping[str, TensorInfo]], bool]] = {
     "hqq": hqq.is_quantized,
     "torchao": torchao.is_quantized,
 }
+# Methods that quantize beforehand: config.json names them over plain weights only where a tool wrote its result
+# dequantized, or by mistake.
+_ALWAYS_STORED = ("gptq", "gptqmodel", "awq", "auto-round", "intel/auto-round")
+_QUANTIZED_TENSORS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 QUANT_METHODS = ("compressed-tensors", *_FORMATS, *_BY_TENSORS)
 
 
@@ -81,12 +87,10 @@ def quantization_of_checkpoint(
     if method == GGUF:
         return _as_chosen(GGUFQuantizationConfig(stored), "GGUF", choice)
     if tensors is not None and method in _IS_QUANTIZED and not _IS_QUANTIZED[method](tensors):
-        if isinstance(choice, RuleQuantizationConfig) and not choice.keeps_weights:
-            return choice
-        raise ConfigError(
-            f"config.json asks for the weights to be quantized by {method} when they are loaded, which is not done: "
-            "give quantization='int4' or 'int8' (--quantization) for jaxis' own quantization"
-        )
+        return _instead_of_quantizing(method, choice)
+    if method in _ALWAYS_STORED and tensors and _are_plain(tensors):
+        _logger.warning("config.json says %s, but the weights are not quantized: they are loaded as they are", method)
+        return _for_unquantized(choice)
     if method in _BY_TENSORS:
         return _as_chosen(_BY_TENSORS[method](stored, tensors), method, choice)
     if method not in _FORMATS:
@@ -109,12 +113,21 @@ def _description(hf_config: HFConfig, tensors: Mapping[str, TensorInfo] | None) 
     stored, of_mlx = hf_config.read_object("quantization_config"), hf_config.read_object(mlx.KEY)
     stored = of_mlx if stored is None else stored
     if tensors is None or (stored is not None and not mlx.is_mlx(stored)):
-        return stored
+        return None if stored is not None and _describes_nothing(stored, tensors) else stored
     if (kind := unsupported_tensors(tensors)) is not None:
         raise ConfigError(kind.message)
     if stored is None:
         return next(({"quant_method": method} for method, found in _IS_QUANTIZED.items() if found(tensors)), None)
     return stored
+
+
+def _describes_nothing(stored: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None) -> bool:
+    """Whether the weights are plain although config.json says that they were quantized, which is logged."""
+    method = stored.get("quant_method")
+    if not tensors or method not in _ALWAYS_STORED or any(name.endswith(_QUANTIZED_TENSORS) for name in tensors):
+        return False
+    _logger.warning("config.json says %s, but the weights are not quantized: they are loaded as they are", method)
+    return True
 
 
 def _for_unquantized(choice: RuleQuantizationConfig | Dequantize | None) -> RuleQuantizationConfig | None:
@@ -145,6 +158,25 @@ def _compressed_tensors(
     if choice is None and hint is not None:
         choice = RuleQuantizationConfig(rules_from(hint, f"{RULES_KEY} in config.json"), must_match=False)
     return CompressedTensorsConfig(stored, choice, tensors)
+
+
+def _instead_of_quantizing(method: str, choice: RuleQuantizationConfig | Dequantize | None) -> RuleQuantizationConfig:
+    """The user's rules, for plain weights of which config.json says that an engine should quantize them.
+
+    Raises:
+      ConfigError: The user gave none.
+    """
+    if isinstance(choice, RuleQuantizationConfig) and not choice.keeps_weights:
+        return choice
+    raise ConfigError(
+        f"config.json asks for the weights to be quantized by {method} when they are loaded, which is not done: "
+        "give quantization='int4' or 'int8' (--quantization) for jaxis' own quantization"
+    )
+
+
+def _are_plain(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether no tensor has a name that only those of quantized weights have."""
+    return not any(name.endswith(_QUANTIZED_TENSORS) for name in tensors)
 
 
 def _quantized_by_jaxis(

@@ -8,7 +8,7 @@ step, and are copied to the host when asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -253,13 +253,21 @@ class Runner:
 
     def whole_logits(self, token_ids: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Logits, float32 [T, V], of one whole sequence without a cache; of these rows only, where given."""
+        hidden = self._whole_hidden(token_ids)
+        return self._logits(hidden, np.arange(len(token_ids)) if rows is None else np.asarray(rows))
+
+    def iterate_whole_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """As `whole_logits`, in parts of up to LOGITS_CHUNK_ROWS rows."""
+        yield from self._logits_in_chunks(self._whole_hidden(token_ids), np.arange(len(token_ids)))
+
+    def _whole_hidden(self, token_ids: Sequence[int]) -> jax.Array:
+        """Hidden states [T or more, E] of one whole sequence without a cache."""
         num_tokens = len(token_ids)
         padded = self._padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
-        hidden = program(self._arrays.arrays, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
-        return self._logits(hidden, np.arange(num_tokens) if rows is None else np.asarray(rows))
+        return program(self._arrays.arrays, *jax.device_put((input_ids, np.int32(num_tokens)), self._replicated))
 
     def recover(self) -> None:
         """Makes the runner usable after a step that failed or was interrupted midway."""
@@ -308,13 +316,14 @@ class Runner:
         return sampled
 
     def _logits(self, hidden: jax.Array, rows: np.ndarray) -> np.ndarray:
-        """Logits of these rows of hidden states [T, E], computed chunk by chunk."""
+        """Logits of these rows of hidden states [T, E]."""
+        return np.concatenate(list(self._logits_in_chunks(hidden, rows)))
+
+    def _logits_in_chunks(self, hidden: jax.Array, rows: np.ndarray) -> Iterator[np.ndarray]:
         program = self._programs.get(LogitsKey(hidden.shape[0], targets=False))
-        chunks = []
         for start in range(0, len(rows), LOGITS_CHUNK_ROWS):
             chunk = _chunk(rows[start:].astype(np.int32))
-            chunks.append(np.asarray(program(self._arrays.head_arrays, hidden, chunk)))
-        return np.concatenate(chunks)[: len(rows)]
+            yield np.asarray(program(self._arrays.head_arrays, hidden, chunk))[: len(rows) - start]
 
     def _prompt_logprobs(self, hidden: jax.Array, output: SchedulerOutput, index: int) -> TokenLogprobs[np.ndarray]:
         """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too."""

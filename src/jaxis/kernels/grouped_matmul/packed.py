@@ -62,7 +62,7 @@ class StackPacker:
         """The stack, once every expert is packed: uint8 [X, panels, panel's bytes] as a JAX array."""
         assert self._data is not None
         assert len(self._packed) == self._num_experts
-        # The scales of one expert may be 8-bit codes by chance, and those of another not: all become those of the other.
+        # The scales of one expert may be 8-bit codes by chance, and those of another not: all become like the other's.
         wide = next(one for one in self._formats if not any(can_widen(one, other) for other in self._formats))
         data = self._data
         if len(self._formats) > 1:

@@ -1,0 +1,195 @@
+"""Quantizes the linear layers of a model for the inputs that they have on a text, one decoder layer after the other.
+
+Rounding compensates errors (GPTQ, arXiv:2210.17323): what the rounding of one column changes in the products is taken
+back by the columns after it, as far as their inputs are correlated. Each layer's inputs are those that the quantized
+layers before it compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxis.calibration.calibrated_weight import InputStatistics, quantize_calibrated
+from jaxis.calibration.experts import quantize_experts
+from jaxis.calibration.layer_inputs import collect_inputs, run_layer
+from jaxis.calibration.sequences import SEQUENCE_TOKENS, cut_sequences
+from jaxis.calibration.text import read_documents
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.dtype import checkpoint_dtype
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import CheckpointError, ConfigError
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.scale import scaled
+from jaxis.layers.weight_method import WeightMethod
+from jaxis.models.common.decoder import DecoderModel
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.tokenizer import Tokenizer
+
+NUM_TOKENS = 16384
+
+CalibratedWeights = dict[str, QuantizedWeight | CodedWeight]
+"""Name of a module (of an expert's projection, `model.layers.0.mlp.experts.3.up_proj`) -> its quantized weight."""
+
+
+def calibrate(
+    source: Path,
+    text: Path,
+    rules: RuleQuantizationConfig,
+    *,
+    num_tokens: int = NUM_TOKENS,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> CalibratedWeights:
+    """Quantizes the modules in a model's decoder layers for the inputs that they have on a text.
+
+    In memory are the model in its checkpoint's type, one decoder layer in float32 with its inputs' second moments, the
+    hidden states of all tokens in float32, and the quantized weights so far.
+
+    Args:
+      source: An unquantized checkpoint in Hugging Face format.
+      text: See `read_documents`.
+      rules: The types of each module.
+      num_tokens: How many tokens of the text to use at most.
+      on_progress: Called with (layers done, layers in all).
+
+    Raises:
+      RequestError: The text cannot be used, or is too short.
+      ConfigError: The model has no decoder layers that can be run one by one.
+      CheckpointError: The source cannot be read.
+    """
+    tokenizer = Tokenizer.from_path(source)
+    documents = read_documents(text, tokenizer)
+    sequences = cut_sequences(documents, None if tokenizer is None else tokenizer.bos_token_id, num_tokens)
+    schemes = _schemes(source, rules)
+    model = load_model(_unquantized(source), make_mesh())
+    prefix, decoder = _decoder_of(model)
+    found: CalibratedWeights = {}
+    hidden_states = _embed(decoder, schemes.get(f"{prefix}embed_tokens"), sequences)
+    for number, layer in enumerate(decoder.layers):
+        calibrator = _LayerCalibrator(layer, f"{prefix}layers.{number}", schemes, found)
+        calibrator.quantize(hidden_states)
+        if number + 1 < len(decoder.layers):
+            hidden_states = run_layer(layer, hidden_states)
+        _release(layer)
+        if on_progress is not None:
+            on_progress(number + 1, len(decoder.layers))
+    return found
+
+
+class _LayerCalibrator:
+    """Quantizes the modules of one decoder layer, and gives them the weights that result.
+
+    Args:
+      layer: The layer.
+      name: Its dotted name in the model.
+      schemes: Of the model's modules.
+      found: What to add the quantized weights to.
+    """
+
+    def __init__(self, layer: JaxModule, name: str, schemes: dict[str, WeightScheme], found: CalibratedWeights) -> None:
+        self._layer = layer
+        self._name = name
+        self._schemes = schemes
+        self._found = found
+
+    def quantize(self, hidden_states: Sequence[jax.Array]) -> None:
+        """Quantizes all modules for the layer's inputs [T, E]."""
+        for _, parameter in self._layer.named_parameters():
+            parameter.set_value(parameter.get_value().astype(jnp.float32))
+        inputs = collect_inputs(self._layer, hidden_states)
+        modules = dict(named_modules(self._layer))
+        num_tokens = sum(map(len, hidden_states))
+        for names, moments in inputs.moments.items():
+            if any(self._scheme(name) for name in names):
+                statistics = InputStatistics.of(moments / num_tokens)
+                for name in names:
+                    self._quantize_linear(name, modules[name], statistics)
+        for name, calls in inputs.routed.items():
+            self._quantize_experts(name, modules[name], calls)
+
+    def _quantize_linear(self, name: str, linear: nnx.Module, statistics: InputStatistics) -> None:
+        if (scheme := self._scheme(name)) is not None and isinstance(linear, JaxLinear):
+            weight = np.asarray(linear.weight.get_value())
+            linear.weight.set_value(jnp.asarray(self._round([name], weight, scheme, statistics)))
+
+    def _quantize_experts(self, name: str, experts: nnx.Module, calls: list[tuple[np.ndarray, ...]]) -> None:
+        if (scheme := self._scheme(name)) is None or not isinstance(experts, JaxExperts):
+            return
+
+        def quantize_one(stack: str, expert: int, weight: np.ndarray, statistics: InputStatistics | None) -> np.ndarray:
+            # Families name the projections of an expert differently in their files.
+            names = [f"{name}.{expert}.{projection}" for projection in PROJECTION_NAMES[stack]]
+            return self._round(names, weight, scheme, statistics)
+
+        quantize_experts(experts, calls, quantize_one)
+
+    def _scheme(self, name: str) -> WeightScheme | None:
+        return self._schemes.get(f"{self._name}.{name}")
+
+    def _round(
+        self, names: Sequence[str], weight: np.ndarray, scheme: WeightScheme, statistics: InputStatistics | None
+    ) -> np.ndarray:
+        """Quantizes a weight that has these names, and returns what it stands for then, float32 [out, in]."""
+        full_names = [f"{self._name}.{name}" for name in names]
+        try:
+            if statistics is None:
+                quantized = quantize(weight, scheme)
+            else:
+                quantized = quantize_calibrated(weight, scheme, statistics)
+        except ValueError as error:
+            raise CheckpointError(f"the weight of {full_names[0]} {error}") from None
+        self._found.update(dict.fromkeys(full_names, quantized))
+        return np.asarray(dequantize(quantized))
+
+
+def _schemes(source: Path, rules: RuleQuantizationConfig) -> dict[str, WeightScheme]:
+    """Dotted name of each module to be quantized -> how."""
+    model = construct_abstractly(VllmConfig(ModelConfig(str(source), HFConfig.from_folder(source)), quant_config=rules))
+    methods = {name: getattr(module, "quant_method", None) for name, module in named_modules(model)}
+    return {
+        name: method.scheme
+        for name, method in methods.items()
+        if isinstance(method, WeightMethod) and method.scheme is not None
+    }
+
+
+def _unquantized(source: Path) -> VllmConfig:
+    hf_config = HFConfig.from_folder(source)
+    return VllmConfig(ModelConfig(str(source), hf_config, dtype=jnp.dtype(checkpoint_dtype(hf_config) or "float32")))
+
+
+def _decoder_of(model: JaxModule) -> tuple[str, DecoderModel]:
+    """The decoder in a model, and what the names of its modules begin with."""
+    for name, module in named_modules(model):
+        if isinstance(module, DecoderModel):
+            return f"{name}.", module
+    raise ConfigError(f"{type(model).__name__} has no DecoderModel, whose layers calibration could run one by one")
+
+
+def _embed(decoder: DecoderModel, scheme: WeightScheme | None, sequences: Sequence[np.ndarray]) -> list[jax.Array]:
+    """The first layer's input float32 [T, E] for each sequence, from embeddings that are quantized already.
+
+    Only the rows of tokens that occur are kept.
+    """
+    parameter = decoder.embed_tokens.weight
+    ids, numbers = np.unique(np.stack(sequences), return_inverse=True)
+    rows = np.asarray(parameter.get_value()[jnp.asarray(ids)])
+    parameter.set_value(jnp.asarray(rows) if scheme is None else dequantize(quantize(rows, scheme), rows.dtype))
+    hidden_states = scaled(decoder.embed_tokens(jnp.asarray(numbers.reshape(-1))), decoder.embedding_multiplier)
+    return list(hidden_states.astype(jnp.float32).reshape(len(sequences), SEQUENCE_TOKENS, -1))
+
+
+def _release(layer: JaxModule) -> None:
+    """Frees a layer's weights."""
+    for _, parameter in layer.named_parameters():
+        parameter.set_value(jnp.zeros(()))

@@ -1,0 +1,97 @@
+"""Quantizes a weight for the inputs that it is multiplied with."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxis.calibration.grid import fit_grid
+from jaxis.calibration.rounding import ErrorFeedback, damped, round_in_order
+from jaxis.kernels.quantized_matmul.affine import pack_planes
+from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE
+from jaxis.kernels.quantized_matmul.weight import BITS, INT4_OFFSET
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, quantize
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """What is known of an input, shared by the weights that are multiplied with it.
+
+    Attributes:
+      importance: float32 [in], the mean square of each feature, damped.
+      feedback: How rounding errors are compensated.
+    """
+
+    importance: np.ndarray
+    feedback: ErrorFeedback
+
+    @classmethod
+    def of(cls, moments: np.ndarray) -> InputStatistics:
+        """The statistics for the mean of x x^T, [in, in], over inputs x."""
+        positive = damped(moments)
+        return cls(np.diag(positive).astype(np.float32), ErrorFeedback.of(positive))
+
+
+def quantize_calibrated(
+    weight: np.ndarray, scheme: WeightScheme, statistics: InputStatistics
+) -> QuantizedWeight | CodedWeight:
+    """Quantizes a weight so that its products with such inputs, not its elements, change as little as possible.
+
+    Args:
+      weight: [out, in], of any float type.
+      scheme: Its types. The scales of "affine" are chosen for the products too; others are as `quantize` chooses them.
+      statistics: Of the input.
+
+    Returns:
+      A weight of numpy arrays, of the type that `quantize` returns.
+
+    Raises:
+      ValueError: See `quantize`.
+    """
+    if scheme.weight_calibration_method == "affine":
+        return _quantize_affine(weight, scheme, statistics)
+    return _quantize_integers(weight, scheme, statistics)
+
+
+def _quantize_affine(weight: np.ndarray, scheme: WeightScheme, statistics: InputStatistics) -> CodedWeight:
+    if not np.isfinite(weight).all():
+        raise ValueError(NOT_FINITE)
+    wide, bits = jnp.asarray(weight, jnp.float32), BITS[scheme.weight_qtype]
+    group_size = scheme.group_size or weight.shape[1]
+    grid = fit_grid(wide, jnp.asarray(statistics.importance), bits=bits, group_size=group_size)
+    low, high = pack_planes(_codes(wide, grid.scale, grid.minimum, statistics, (1 << bits) - 1), bits)
+    return CodedWeight(
+        low,
+        np.asarray(grid.scale / grid.scale_unit).astype(np.uint8),
+        high,
+        minimum=np.asarray(grid.minimum / grid.minimum_unit).astype(np.int8),
+        super_scale=np.asarray(grid.scale_unit),
+        super_minimum=np.asarray(grid.minimum_unit),
+        bits=bits,
+        act_qtype=scheme.act_qtype,
+    )
+
+
+def _quantize_integers(weight: np.ndarray, scheme: WeightScheme, statistics: InputStatistics) -> QuantizedWeight:
+    plain = quantize(weight, scheme)
+    assert isinstance(plain, QuantizedWeight)
+    # A scale is 0 where all elements are; those of "mse" may be negative.
+    scale = jnp.asarray(plain.scale, jnp.float32)
+    scale = jnp.where(scale == 0, jnp.finfo(jnp.float32).tiny, scale)
+    lowest, largest = (-127, 254) if plain.qtype == "int8" else (-INT4_OFFSET, 15)
+    zero_point = -lowest if plain.zero_point is None else jnp.asarray(plain.zero_point, jnp.float32)
+    codes = _codes(jnp.asarray(weight, jnp.float32), scale, -scale * zero_point, statistics, largest)
+    if plain.qtype == "int8":
+        return dataclasses.replace(plain, qvalue=(codes.astype(np.int16) + lowest).astype(np.int8))
+    return dataclasses.replace(plain, qvalue=codes[:, 0::2] | codes[:, 1::2] << 4)
+
+
+def _codes(
+    weight: jax.Array, scale: jax.Array, minimum: jax.Array, statistics: InputStatistics, largest: int
+) -> np.ndarray:
+    feedback = statistics.feedback
+    return np.asarray(round_in_order(weight, scale, minimum, feedback.order, feedback.factors, largest=largest))

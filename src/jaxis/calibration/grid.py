@@ -1,0 +1,96 @@
+"""The values that a quantized weight can have: a scale and a minimum for each group of columns."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+# Guesses of a scale are a group's range over the largest code plus one of these; below 0 they clip its ends.
+_CANDIDATES = (-1.0, -0.6, -0.2, 0.2, 0.6, 1.0, 1.4)
+_LARGEST_SCALE_CODE, _LARGEST_MINIMUM_CODE = 255, 127
+_TINY = 1e-30
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AffineGrid:
+    """Element = `scale * code + minimum`, where both are integers times a power of two of their row.
+
+    Attributes:
+      scale, minimum: float32 [out, groups].
+      scale_unit: float32 [out, 1]; scales are 1 to 255 times it.
+      minimum_unit: float32 [out, 1]; minima are -127 to 127 times it.
+    """
+
+    scale: jax.Array
+    minimum: jax.Array
+    scale_unit: jax.Array
+    minimum_unit: jax.Array
+
+    def round_scale(self, scale: jax.Array) -> jax.Array:
+        """The nearest scale that there is, for scales [out, groups]."""
+        return jnp.clip(jnp.round(scale / self.scale_unit), 1, _LARGEST_SCALE_CODE) * self.scale_unit
+
+    def round_minimum(self, minimum: jax.Array) -> jax.Array:
+        """The nearest minimum that there is."""
+        codes = jnp.clip(jnp.round(minimum / self.minimum_unit), -_LARGEST_MINIMUM_CODE, _LARGEST_MINIMUM_CODE)
+        return codes * self.minimum_unit
+
+
+@functools.partial(jax.jit, static_argnames=("bits", "group_size"))
+def fit_grid(weight: jax.Array, importance: jax.Array, *, bits: int, group_size: int) -> AffineGrid:
+    """The grid on which a weight has the least squared error, each column's errors weighted by its importance.
+
+    Args:
+      weight: float32 [out, in].
+      importance: float32 [in], positive: the mean square of each input.
+      bits: Bits of a code.
+      group_size: Columns that share a scale and a minimum; divides `in`.
+    """
+    x = weight.reshape(weight.shape[0], -1, group_size)
+    columns = (importance / importance.mean()).reshape(1, -1, group_size)
+    largest = (1 << bits) - 1
+    scale, minimum = _search(x, columns, largest, None)
+    grid = AffineGrid(
+        scale,
+        minimum,
+        _unit(scale.max(axis=1, keepdims=True), _LARGEST_SCALE_CODE),
+        _unit(jnp.abs(minimum).max(axis=1, keepdims=True), _LARGEST_MINIMUM_CODE),
+    )
+    scale, minimum = _search(x, columns, largest, grid)
+    return AffineGrid(scale, minimum, grid.scale_unit, grid.minimum_unit)
+
+
+def _search(x: jax.Array, columns: jax.Array, largest: int, rounding: AffineGrid | None) -> tuple[jax.Array, jax.Array]:
+    """The best scale and minimum [out, groups] for x [out, groups, group size]; those of `rounding`, if given."""
+    low, high = x.min(-1), x.max(-1)
+    total, total_x = columns.sum(-1), (columns * x).sum(-1)
+    best_scale, best_minimum, best_error = low, low, jnp.full_like(low, jnp.inf)
+    for candidate in _CANDIDATES:
+        step = jnp.maximum((high - low) / (largest + candidate), _TINY)
+        q = jnp.clip(jnp.round((x - low[..., None]) / step[..., None]), 0, largest)
+        weighted = columns * q
+        sum_q, sum_qq, sum_qx = weighted.sum(-1), (weighted * q).sum(-1), (weighted * x).sum(-1)
+        determinant = total * sum_qq - sum_q * sum_q
+        scale = (total * sum_qx - sum_q * total_x) / jnp.maximum(determinant, _TINY)
+        scale = jnp.where(determinant > 1e-6 * total * sum_qq, jnp.maximum(scale, _TINY), step)
+        if rounding is not None:
+            scale = rounding.round_scale(scale)
+        minimum = (total_x - scale * sum_q) / total
+        if rounding is not None:
+            minimum = rounding.round_minimum(minimum)
+        q = jnp.clip(jnp.round((x - minimum[..., None]) / scale[..., None]), 0, largest)
+        error = (columns * (q * scale[..., None] + minimum[..., None] - x) ** 2).sum(-1)
+        is_better = error < best_error
+        best_scale = jnp.where(is_better, scale, best_scale)
+        best_minimum = jnp.where(is_better, minimum, best_minimum)
+        best_error = jnp.minimum(error, best_error)
+    return best_scale, best_minimum
+
+
+def _unit(largest: jax.Array, largest_code: int) -> jax.Array:
+    """The smallest power of two by which codes reach a row's largest magnitude."""
+    return jnp.exp2(jnp.ceil(jnp.log2(jnp.maximum(largest, _TINY) / largest_code)))

@@ -1,0 +1,232 @@
+"""How much each module's precision matters: the divergence that quantizing it alone would cause, by width.
+
+For a small change D of a module's weights, the divergence of the next-token distribution p is, to second order,
+
+    KL = 1/2 sum over i, j of F_ij D_i D_j,    F = E over y ~ p of g g^T,    g = gradient of log p(y),
+
+averaged over the predictions of a text. Errors of rounding are nearly uncorrelated, so that only the diagonal of the
+Fisher information F is left, and squares of gradients estimate it: for each window of the text, tokens y are drawn from
+the model's own predictions, and the gradient of their log-probability is squared. (Contributions of different tokens to
+such a gradient have a mean of zero and are uncorrelated, so the square of the sum is the sum of the squares.)
+As in: Dong et al., HAWQ-V2 (2019); Kim et al., SqueezeLLM (2023).
+
+It costs a forward and a backward pass of float32 weights over each window, and each weight is quantized once to each
+width. Weights, gradients and the sum of their squares are in memory at once: 12 bytes a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.engine.execution.model_arrays import GenerativeModel
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, check_quantizable, dequantize, quantize
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.experts import JaxExperts
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.module import JaxModule, named_modules
+from jaxis.layers.weight_method import WeightMethod
+from jaxis.loading.open_checkpoint import read_hf_config
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
+from jaxis.quantization_rules import QuantizationRule
+
+WINDOW_TOKENS = 256
+MAX_WINDOWS = 16
+_LOGITS_ROWS = 64
+_ROWS_AT_ONCE = 1 << 22  # elements of a matrix whose errors are computed together
+
+OnProgress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to quantize a module.
+
+    Attributes:
+      rule: How, for any module.
+      num_bytes: Of its weights.
+      kl: What quantizing this module alone adds to the mean divergence of a prediction, in nats, to second order.
+    """
+
+    rule: QuantizationRule
+    num_bytes: int
+    kl: float
+
+
+@dataclass(frozen=True)
+class ModuleSensitivity:
+    """What quantizing a module costs.
+
+    Attributes:
+      name: Dotted name.
+      num_weights: Elements of its matrices.
+      options: One for each width that fits it.
+    """
+
+    name: str
+    num_weights: int
+    options: tuple[Option, ...]
+
+
+def measure_sensitivity(
+    folder: Path,
+    windows: Sequence[list[int]],
+    rules: Sequence[QuantizationRule],
+    *,
+    on_progress: OnProgress | None = None,
+) -> list[ModuleSensitivity]:
+    """The cost of each rule for each module of a model that can be quantized.
+
+    Args:
+      folder: A checkpoint that is not quantized.
+      windows: Token ids of a text; at most MAX_WINDOWS are used, evenly spaced.
+      rules: The ways to quantize a module.
+      on_progress: See `OnProgress`.
+
+    Raises:
+      ConfigError, CheckpointError: The model cannot be loaded.
+    """
+    config = VllmConfig(ModelConfig(str(folder), read_hf_config(folder), dtype=jnp.float32))
+    mesh = make_mesh(1)
+    with jax.set_mesh(mesh):
+        model = load_model(config, mesh)
+        weights = _weights_of(model, _quantizable_modules(folder))
+        chosen = [windows[i] for i in np.linspace(0, len(windows) - 1, min(MAX_WINDOWS, len(windows))).astype(int)]
+        steps = len(chosen) + len(weights)
+
+        def done(step: int) -> None:
+            if on_progress is not None:
+                on_progress(step, steps)
+
+        squares: dict[str, jax.Array] = {}
+        for step, gradients in enumerate(_gradients(model, weights, chosen), 1):
+            squares = {name: _add_square(squares.get(name), gradient) for name, gradient in gradients.items()}
+            done(step)
+        num_tokens = sum(map(len, chosen))
+        modules: dict[str, list[str]] = {}
+        for name in weights:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        result = []
+        for step, (module, names) in enumerate(modules.items(), len(chosen) + 1):
+            arrays = [(np.asarray(weights.pop(name)), np.asarray(squares.pop(name))) for name in names]
+            result.append(_sensitivity(module, arrays, rules, num_tokens))
+            done(step)
+        return result
+
+
+def _quantizable_modules(folder: Path) -> set[str]:
+    """Names of the modules that rules quantize: routers are of the same classes, and are never quantized."""
+    every = RuleQuantizationConfig([QuantizationRule(".*", "int8")])
+    model = construct_abstractly(VllmConfig(ModelConfig(str(folder), read_hf_config(folder)), quant_config=every))
+    return {
+        name
+        for name, module in named_modules(model)
+        if isinstance(module, JaxLinear | JaxEmbed | JaxExperts)
+        and isinstance(module.quant_method, WeightMethod)
+        and module.quant_method.scheme is not None
+    }
+
+
+def _weights_of(model: JaxModule, names: set[str]) -> dict[str, jax.Array]:
+    """Dotted name -> weights [..., out, in] of the parameters of these modules, each once."""
+    found: dict[str, jax.Array] = {}
+    for name, module in named_modules(model):
+        if name in names and isinstance(module, JaxLinear | JaxEmbed | JaxExperts):
+            for slot in module.weight_slots:
+                found[f"{name}.{slot.name}"] = getattr(module, slot.name).get_value()
+    return found
+
+
+def _gradients(
+    model: JaxModule, weights: Mapping[str, jax.Array], windows: Sequence[list[int]]
+) -> Iterator[dict[str, jax.Array]]:
+    """For each window, by parameter, the gradient of the log-probability of tokens drawn from its predictions."""
+    graph, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+    index_of = {id(leaf): i for i, leaf in enumerate(leaves)}
+    places = {name: index_of[id(weight)] for name, weight in weights.items()}
+
+    def score(some: dict[str, jax.Array], others: list[jax.Array], ids: jax.Array, key: jax.Array) -> jax.Array:
+        arrays = list(others)
+        for name, weight in some.items():
+            arrays[places[name]] = weight
+        merged = nnx.merge(graph, jax.tree.unflatten(tree, arrays))
+        return _log_probability_of_draws(cast(GenerativeModel, merged), ids, key)
+
+    gradient = jax.jit(jax.grad(score))
+    others = [jnp.zeros(0) if i in places.values() else leaf for i, leaf in enumerate(leaves)]
+    for number, window in enumerate(windows):
+        yield gradient(dict(weights), others, jnp.asarray(window, jnp.int32), jax.random.key(number))
+
+
+def _log_probability_of_draws(model: GenerativeModel, ids: jax.Array, key: jax.Array) -> jax.Array:
+    """The log-probability of one token for each position, drawn from the model's own predictions, summed."""
+    num_tokens = len(ids)
+    _, hidden, _ = model(None, ids, AttentionMetadata.for_whole_sequences([num_tokens]))
+    rows = _LOGITS_ROWS if num_tokens % _LOGITS_ROWS == 0 else num_tokens
+
+    # Logits are computed again in the backward pass: all at once, they would be larger than the model.
+    @jax.checkpoint
+    def of_rows(hidden: jax.Array, key: jax.Array) -> jax.Array:
+        logits = model.compute_logits(hidden)
+        drawn = jax.random.categorical(key, jax.lax.stop_gradient(logits))
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), drawn[:, None], axis=-1).sum()
+
+    chunks = hidden.reshape(-1, rows, hidden.shape[-1])
+    return jax.lax.map(lambda chunk: of_rows(*chunk), (chunks, jax.random.split(key, len(chunks)))).sum()
+
+
+@jax.jit
+def _add_square(total: jax.Array | None, gradient: jax.Array) -> jax.Array:
+    return gradient * gradient if total is None else total + gradient * gradient
+
+
+def _sensitivity(
+    name: str, arrays: Sequence[tuple[np.ndarray, np.ndarray]], rules: Sequence[QuantizationRule], num_tokens: int
+) -> ModuleSensitivity:
+    """The cost of each rule for a module of these (weights [..., out, in], sums of squared gradients)."""
+    options = []
+    for rule in rules:
+        scheme = weight_scheme(rule)
+        assert scheme is not None
+        try:
+            for weight, _ in arrays:
+                check_quantizable(weight.shape[-1], scheme)
+        except ValueError:
+            continue
+        num_bytes, kl = 0, 0.0
+        for weight, square in arrays:
+            for part, importance in _row_blocks(weight, square):
+                quantized = quantize(part, scheme)
+                num_bytes += _packed_bytes(quantized)
+                error = np.asarray(dequantize(quantized, jnp.float32)) - part
+                kl += float(np.vdot(importance, error * error)) / (2 * num_tokens)
+        options.append(Option(rule, num_bytes, kl))
+    return ModuleSensitivity(name, sum(weight.size for weight, _ in arrays), tuple(options))
+
+
+def _packed_bytes(quantized: QuantizedWeight | CodedWeight) -> int:
+    """Bytes in memory: packing stores a group's scale as a code of 8 bits, with a float32 for each row."""
+    if isinstance(quantized, QuantizedWeight) and quantized.scale.dtype != np.float32:
+        return quantized.nbytes - quantized.scale.nbytes + quantized.scale.size + 4 * len(quantized.scale)
+    return quantized.nbytes
+
+
+def _row_blocks(*stacks: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """The same rows of each stack [..., out, in], as matrices of a moderate size."""
+    matrices = [stack.reshape(-1, stack.shape[-1]) for stack in stacks]
+    num_rows = max(1, _ROWS_AT_ONCE // matrices[0].shape[-1])
+    for first in range(0, len(matrices[0]), num_rows):
+        yield tuple(matrix[first : first + num_rows] for matrix in matrices)
