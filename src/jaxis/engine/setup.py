@@ -26,10 +26,11 @@ from jaxis.config.rope_config import rope_config
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
-from jaxis.engine.execution.step_programs import ForwardKey
+from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
+from jaxis.loading.gguf.container import headers_read_once
 from jaxis.loading.hub import resolve_model
 from jaxis.loading.open_checkpoint import TensorListing, read_config_values, read_generation_defaults
 from jaxis.models.model_loader import load_model
@@ -58,6 +59,7 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
 
 
+@headers_read_once()
 def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None) -> BuiltEngine:
     """Loads the model and allocates the cache.
 
@@ -92,7 +94,9 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
         model = load_model(vllm_config, mesh, on_progress)
 
     def on_compile(key: Hashable) -> AbstractContextManager[None]:
-        what = f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey) else "the sampler"
+        what = (
+            f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey | GreedyStepKey) else "the sampler"
+        )
         return progress.compiling(what)
 
     if config.assumptions:
@@ -121,7 +125,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
             f"max_model_len is {engine.max_model_len}, not {wanted}: that is what the KV cache has memory for; "
             "kv_cache_memory gives it more"
         )
-    engine.runner.precompile(1)
+    engine.runner.precompile(1, greedy=default_sampling_params.greedy)
     return BuiltEngine(engine, default_sampling_params)
 
 

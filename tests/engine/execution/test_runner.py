@@ -1,6 +1,7 @@
 """The compiled step programs."""
 
 import contextlib
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.model_arrays import indices_read
 from jaxis.engine.execution.runner import Runner
-from jaxis.engine.execution.step_programs import ForwardKey
+from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh
@@ -69,6 +70,11 @@ def test_a_step_updates_the_kv_caches_in_place(any_runner, num_tokens):
     assert memory.temp_size_in_bytes < runner._caches[0].nbytes / 4
 
 
+def test_a_greedy_step_updates_the_kv_caches_in_place(any_runner):
+    program = any_runner._step_programs.compile(GreedyStepKey(any_runner.step_shape(1)))
+    assert program.memory_analysis().alias_size_in_bytes >= sum(cache.nbytes for cache in any_runner._caches)
+
+
 def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypatch):
     """As after a step that failed, when another thread may be preparing programs."""
     monkeypatch.setattr(any_runner, "_caches", [])
@@ -115,3 +121,32 @@ def test_a_step_is_sampled_before_the_next_one_is_forwarded(start_llm):
             engine.runner.forward(output)
         engine.reset()
         assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0].finished
+
+
+@pytest.mark.skipif(native.library() is None, reason="without native kernels, every step is two programs")
+def test_a_greedy_decode_is_one_program_and_samples_what_two_do(start_llm, monkeypatch):
+    """Log-probabilities make a step two programs, which see the same logits."""
+    prompt, params = [1, 2, 3], {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+    with start_llm() as llm:
+        forward, shapes = llm.engine.runner._forward, []
+        monkeypatch.setattr(
+            llm.engine.runner, "_forward", lambda *args: shapes.append(args[1].num_tokens) or forward(*args)
+        )
+        [one] = llm.generate([prompt], SamplingParams(**params))
+        assert 1 not in shapes
+        [two] = llm.generate([prompt], SamplingParams(**params, logprobs=1))
+        assert shapes.count(1) >= 10
+    assert one.outputs[0].token_ids == two.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 1.0, "seed": 3}, {"logit_bias": {7: 100.0}}, {"logprobs": 2}])
+def test_greedy_and_other_sequences_follow_each_other(start_llm, changes):
+    """A sequence samples alone what it does beside a greedy one that ends early, or that goes on after it."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    other = SamplingParams(**({"temperature": 0.0, "max_tokens": 10, "ignore_eos": True} | changes))
+    with start_llm(max_num_seqs=2) as llm:
+        [alone] = llm.generate([[5, 6, 7]], other)
+        _, beside = llm.generate([[1, 2], [5, 6, 7]], [greedy, other])
+        beside_longer, longer = llm.generate([[5, 6, 7], [1, 2]], [other, dataclasses.replace(greedy, max_tokens=20)])
+    assert alone.outputs[0].token_ids == beside.outputs[0].token_ids == beside_longer.outputs[0].token_ids
+    assert len(longer.outputs[0].token_ids) == 20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxis.errors import CheckpointError
 from jaxis.loading.gguf.block_types import BLOCK_TYPES
-from jaxis.loading.gguf.container import GGUFFile, read_gguf_metadata
+from jaxis.loading.gguf.container import GGUFFile, headers_read_once, read_gguf_metadata
 
 TENSORS = {
     "token_embd.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -85,6 +85,16 @@ def test_tensors_and_keys_are_those_that_were_written(alignment, tmp_path):
         value = found[key].tolist() if isinstance(found[key], np.ndarray) else found[key]
         assert value == expected
         assert type(value) is type(expected)
+
+
+def test_a_header_is_parsed_once_where_asked_for_and_again_when_the_file_changes(tmp_path):
+    path = write(tmp_path / "model.gguf")
+    with headers_read_once():
+        with GGUFFile(path) as file:
+            assert read_gguf_metadata(path) is file.metadata
+        write(path, alignment=4096)
+        assert read_gguf_metadata(path)["general.alignment"] == 4096
+    assert read_gguf_metadata(path) is not read_gguf_metadata(path)
 
 
 def test_quantized_rows_are_bytes(tmp_path):

@@ -1,8 +1,9 @@
 """Runs steps on the devices: packs a scheduled batch, dispatches the compiled programs, returns the tokens.
 
 A step is two programs, the model over T tokens and the sampler over R sequences, so that the few sampler variants do
-not multiply with the many token counts. Dispatch returns at once; the sampled tokens stay on the device for the next
-step, and are copied to the host when asked for.
+not multiply with the many token counts. Only the greedy decode of a single sequence, whose fixed costs show most, is
+one program. Dispatch returns at once; the sampled tokens stay on the device for the next step, and are copied to the
+host when asked for.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from jaxis.engine.execution.step_inputs import StepShape, pack_step
 from jaxis.engine.execution.step_programs import (
     LOGITS_CHUNK_ROWS,
     ForwardKey,
+    GreedyStepKey,
     LogitsKey,
     SampleKey,
     StepPrograms,
     WholeKey,
 )
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
-from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.kernels import native
 from jaxis.sampling_params import SamplingParams
@@ -97,8 +99,6 @@ class ForwardedStep:
         sampled = None
         if any(entry.samples for entry in self.output.scheduled):
             sampled = self.run_sampler(sampling)
-            for array in jax.tree.leaves(sampled):
-                array.copy_to_host_async()
         return DispatchedStep(self.output, sampled, self.prompt_logprobs)
 
 
@@ -139,6 +139,8 @@ class Runner:
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
         self._replicated = NamedSharding(mesh, PartitionSpec())
+        # On CPU, the host reads the device's memory.
+        self._is_on_host = mesh.devices.flat[0].platform == "cpu"
 
         cache_config = vllm_config.cache_config
         self._specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, vllm_config)]
@@ -171,8 +173,9 @@ class Runner:
             seed=0,
         )
         with jax.set_mesh(mesh):
-            # Native kernels are compiled ahead of time: a program only calls them.
-            self._compiles_fast = native.usable()
+            self._is_native = native.usable()
+        # Native kernels are compiled ahead of time: a program only calls them.
+        self._compiles_fast = self._is_native
         self._programs = ProgramCache(self._step_programs.compile, on_compile)
 
     @property
@@ -194,9 +197,17 @@ class Runner:
         """When a step last waited for a program, if one did."""
         return self._programs.last_wait
 
-    def precompile(self, num_tokens: int) -> None:
-        """Starts compiling, in the background, the programs for a step of this many tokens and greedy sequences."""
+    def precompile(self, num_tokens: int, *, greedy: bool) -> None:
+        """Starts compiling, in the background, the programs for a step of this many tokens.
+
+        Args:
+          num_tokens: One for each sequence.
+          greedy: Whether all sequences take the most likely tokens, with nothing else asked for.
+        """
         shape = self.step_shape(num_tokens)
+        if greedy and self._can_be_one_program(num_tokens):
+            self._programs.precompile(GreedyStepKey(shape))
+            return
         self._programs.precompile(ForwardKey(shape))
         self._programs.precompile(SampleKey(shape.num_seqs, SamplerFeatures()))
 
@@ -220,7 +231,29 @@ class Runner:
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
+        if self._can_be_one_program(output.num_tokens) and self.on_step_logits is None:
+            [entry] = output.scheduled
+            state = sampling.get(entry.sequence.seq_id)
+            if state is not None and state.takes_argmax and entry.samples and not _has_prompt_logprobs(entry):
+                return self._greedy_step(output)
         return self.forward(output).sample(sampling)
+
+    def _can_be_one_program(self, num_tokens: int) -> bool:
+        return self._is_native and num_tokens == 1
+
+    def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
+        self._check_is_sampled()
+        shape = self.step_shape(1)
+        program = self._programs.get(GreedyStepKey(shape))
+        packed = pack_step(output, shape, self._last_rows)
+        self._caches, sampled, self._last_tokens = program(self._arrays.arrays, self._caches, self._last_tokens, packed)
+        self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
+        return DispatchedStep(output, sampled, ())
+
+    def _start_copy_to_host(self, sampled: SamplerOutput) -> None:
+        if not self._is_on_host:
+            for array in jax.tree.leaves(sampled):
+                array.copy_to_host_async()
 
     def forward(self, output: SchedulerOutput) -> ForwardedStep:
         """Sends a step's model to the devices.
@@ -228,11 +261,12 @@ class Runner:
         Raises:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
-        if self._unsampled is not None:
-            raise RuntimeError("the step before must be sampled first")
+        self._check_is_sampled()
         shape = self.step_shape(output.num_tokens)
         if output.num_decodes < len(output.scheduled):
-            self.precompile(len(output.scheduled))  # the next step decodes the same number of sequences
+            # The next step decodes the same number of sequences.
+            is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
+            self.precompile(len(output.scheduled), greedy=is_greedy)
         hidden, rows = self._forward(output, shape)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
@@ -241,8 +275,7 @@ class Runner:
         prompt_logprobs = [
             (i, self._prompt_logprobs(hidden, output, i))
             for i, entry in enumerate(output.scheduled)
-            if entry.sequence.sampling_params.prompt_logprobs is not None
-            and entry.start + 1 < entry.sequence.num_prompt_tokens
+            if _has_prompt_logprobs(entry)
         ]
         return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, rows))
 
@@ -282,6 +315,10 @@ class Runner:
         self._arrays.release()
         self._caches = []
 
+    def _check_is_sampled(self) -> None:
+        if self._unsampled is not None:
+            raise RuntimeError("the step before must be sampled first")
+
     def _forget_last_tokens(self) -> None:
         self._unsampled: SchedulerOutput | None = None
         self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
@@ -311,6 +348,7 @@ class Runner:
                 parameters = arrays.pack()
         program = self._programs.get(SampleKey(num_rows, features))
         sampled, self._last_tokens = program(self._arrays.head_arrays, rows, parameters)
+        self._start_copy_to_host(sampled)
         self._last_rows = {entry.sequence.seq_id: i for i, entry in enumerate(output.scheduled) if entry.samples}
         self._unsampled = None
         return sampled
@@ -341,6 +379,12 @@ class Runner:
         return TokenLogprobs(
             *(np.concatenate([np.asarray(part) for part in parts])[: len(targets)] for parts in fields)
         )
+
+
+def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
+    """Whether a step's logits are also wanted for the log-probabilities of the prompt."""
+    sequence = entry.sequence
+    return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

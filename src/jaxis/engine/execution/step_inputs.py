@@ -94,32 +94,40 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
     """
-    entries = output.scheduled
-    num_seqs = len(entries)
-    starts = np.fromiter((entry.start for entry in entries), np.int32, num_seqs)
-    counts = np.fromiter((entry.num_tokens for entry in entries), np.int32, num_seqs)
-    stops, row_stops = starts + counts, np.cumsum(counts, dtype=np.int32)
-    num_tokens = int(row_stops[-1])
-
+    # Lists, not arrays: a step is packed while the devices run the one before, with caches full of weights, and every
+    # small NumPy operation then takes some microseconds from the threads of a CPU.
+    seq_lens: list[int] = []
+    row_stops = [0]
+    positions: list[int] = []
+    for entry in output.scheduled:
+        stop = entry.start + entry.num_tokens
+        seq_lens.append(stop)
+        row_stops.append(row_stops[-1] + entry.num_tokens)
+        positions += range(entry.start, stop)
+    num_seqs = len(seq_lens)
+    token_ids, rows = _input_tokens(output, inflight_rows)
     packed = np.zeros(shape.packed_size, np.int32)
-    fields = _split(packed, shape)
-    fields["seq_lens"][:num_seqs] = stops
-    fields["query_start_loc"][1 : num_seqs + 1] = row_stops
-    fields["query_start_loc"][num_seqs + 1 :] = num_tokens
-    fields["logits_rows"][:num_seqs] = row_stops - 1
-    fields["positions"][:num_tokens] = np.arange(num_tokens) + np.repeat(stops - row_stops, counts)
-    fields["request_distribution"][:] = output.num_decodes, num_seqs, num_seqs
-    _pack_tokens(output, fields["input_ids"], fields["inflight_rows"], inflight_rows)
+    values = {
+        "input_ids": token_ids,
+        "positions": positions,
+        "seq_lens": seq_lens,
+        "query_start_loc": row_stops + row_stops[-1:] * (shape.num_seqs - num_seqs),
+        "request_distribution": (output.num_decodes, num_seqs, num_seqs),
+        "inflight_rows": rows + [NOT_IN_FLIGHT] * (shape.num_seqs - num_seqs),
+        "logits_rows": [row_stop - 1 for row_stop in row_stops[1:]],
+    }
+    for name, field_values in values.items():
+        begin = shape.fields[name].start
+        packed[begin : begin + len(field_values)] = field_values
     for i, span in enumerate(shape.spans):
-        _pack_block_tables(output, shape, i, span, fields)
+        _pack_block_tables(output, shape, i, span, packed)
     return packed
 
 
-def _pack_tokens(
-    output: SchedulerOutput, input_ids: np.ndarray, packed_rows: np.ndarray, inflight_rows: Mapping[SequenceId, int]
-) -> None:
+def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, int]) -> tuple[list[int], list[int]]:
+    """The step's tokens, 0 for those in flight, and for each sequence the row that samples it, or NOT_IN_FLIGHT."""
     token_ids: list[int] = []
-    rows = []
+    rows: list[int] = []
     for entry in output.scheduled:
         sequence, stop = entry.sequence, entry.start + entry.num_tokens
         if stop <= sequence.num_tokens:
@@ -128,16 +136,14 @@ def _pack_tokens(
         else:
             token_ids.append(0)
             rows.append(inflight_rows[sequence.seq_id])
-    input_ids[: len(token_ids)] = token_ids
-    packed_rows[: len(rows)] = rows
-    packed_rows[len(rows) :] = NOT_IN_FLIGHT
+    return token_ids, rows
 
 
 def _pack_block_tables(
-    output: SchedulerOutput, shape: StepShape, index: int, span: AttentionSpan, fields: Mapping[str, np.ndarray]
+    output: SchedulerOutput, shape: StepShape, index: int, span: AttentionSpan, packed: np.ndarray
 ) -> None:
-    packed_ids = fields[f"block_tables_{index}"].reshape(shape.num_seqs, -1)
-    first_blocks = fields[f"first_blocks_{index}"]
+    packed_ids = packed[shape.fields[f"block_tables_{index}"]].reshape(shape.num_seqs, -1)
+    first_blocks = packed[shape.fields[f"first_blocks_{index}"]]
     block_size, sees_all = shape.block_size, span == FULL_CONTEXT
     for i, entry in enumerate(output.scheduled):
         table = entry.sequence.block_tables[index]

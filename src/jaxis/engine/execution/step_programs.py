@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxis.engine.execution.model_arrays import ModelArrays
+from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
 from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.sampling_params import MAX_LOGPROBS
 
@@ -44,6 +45,17 @@ class SampleKey:
 
     num_seqs: int
     features: SamplerFeatures
+
+
+@dataclass(frozen=True)
+class GreedyStepKey:
+    """Program: what those of a ForwardKey and of a greedy SampleKey compute, in one.
+
+    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, SamplerOutput, last tokens). The caches are
+    donated.
+    """
+
+    shape: StepShape
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,8 @@ class StepPrograms:
                 return self._lower_forward(key)
             if isinstance(key, SampleKey):
                 return self._lower_sample(key)
+            if isinstance(key, GreedyStepKey):
+                return self._lower_greedy_step(key)
             if isinstance(key, LogitsKey):
                 return self._lower_logits(key)
             if isinstance(key, WholeKey):
@@ -128,27 +142,51 @@ class StepPrograms:
         jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
         return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
 
+    def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
+        def greedy_step(
+            arrays: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
+        ) -> tuple[list[jax.Array], SamplerOutput, jax.Array]:
+            step = unpack_step(packed, key.shape, last_tokens)
+            model = self._model.merge(arrays)
+            caches, hidden, _ = model(caches, step.input_ids, step.attention_metadata)
+            # Rounded as where another program reads them: a sequence's tokens do not depend on what samples them.
+            rows = materialize(hidden[step.logits_rows])
+            return caches, *self._sample_greedily(model, rows)
+
+        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
+        last_tokens = self._int32(self._max_num_seqs)
+        packed = self._int32(key.shape.packed_size)
+        jitted = jax.jit(greedy_step, donate_argnums=1, out_shardings=shardings)
+        return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
+
     def _lower_sample(self, key: SampleKey) -> jax.stages.Lowered:
         num_seqs, features = key.num_seqs, key.features
         parameters = None
         if features != SamplerFeatures():
             parameters = self._int32(SamplingArrays.packed_size(num_seqs, features))
-        greedy = SamplingArrays.greedy(num_seqs, self._vocab_size)
 
         def run(
             head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
         ) -> tuple[SamplerOutput, jax.Array]:
-            logits = self._replicate(self._model.merge_head(head_arrays).compute_logits(rows))
+            model = self._model.merge_head(head_arrays)
             if parameters is None:
-                arrays = jax.tree.map(jnp.asarray, greedy)
-            else:
-                arrays = SamplingArrays.unpack(parameters, num_seqs, features)
-            sampled = sample(logits, arrays, features=features)
-            last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[:num_seqs].set(sampled.token_ids)
-            return sampled, last_tokens
+                return self._sample_greedily(model, rows)
+            return self._sample(model, rows, SamplingArrays.unpack(parameters, num_seqs, features), features)
 
         jitted = jax.jit(run, out_shardings=self._replicated)
         return jitted.lower(self._model.head_arrays, self._hidden(num_seqs), parameters)
+
+    def _sample_greedily(self, model: GenerativeModel, rows: jax.Array) -> tuple[SamplerOutput, jax.Array]:
+        arrays = SamplingArrays.greedy(rows.shape[0], self._vocab_size)
+        return self._sample(model, rows, jax.tree.map(jnp.asarray, arrays), SamplerFeatures())
+
+    def _sample(
+        self, model: GenerativeModel, rows: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures
+    ) -> tuple[SamplerOutput, jax.Array]:
+        """Samples from hidden states [R, E]; also returns the tokens as the next step takes them, i32 [max R]."""
+        sampled = sample(self._replicate(model.compute_logits(rows)), arrays, features=features)
+        last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[: rows.shape[0]].set(sampled.token_ids)
+        return sampled, last_tokens
 
     def _lower_logits(self, key: LogitsKey) -> jax.stages.Lowered:
         def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
