@@ -15,12 +15,14 @@ namespace jaxis::JAXIS_ISA {
 
 #if defined(JAXIS_SIMD_AVX512)
 
+// A vector of sixteen numbers rather than __m512i, which is one of eight: where sums change between the two from one
+// dot product to the next, GCC copies them to another register and back.
 struct I32x16 {
-  __m512i v;
+  __v16si v;
 };
-JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
-JAXIS_INLINE F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+JAXIS_INLINE I32x16 broadcast_i32(int32_t x) { return {reinterpret_cast<__v16si>(_mm512_set1_epi32(x))}; }
+JAXIS_INLINE F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
+JAXIS_INLINE I32x16 operator+(I32x16 a, I32x16 b) { return {a.v + b.v}; }
 
 #if defined(JAXIS_SIMD_VNNI)
 
@@ -37,8 +39,10 @@ JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
   std::memcpy(&bits, p, 4);
   return {_mm512_set1_epi32(bits)};
 }
-JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
-JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) { return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi8(1))}; }
+JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
+  return {reinterpret_cast<__v16si>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum.v), w.v, x.v))};
+}
+JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) { return dot(sum, w, {_mm512_set1_epi8(1)}); }
 
 #else
 
@@ -60,11 +64,11 @@ JAXIS_INLINE ActivationQuad load_activation_quad(const uint8_t* p) {
 }
 JAXIS_INLINE I32x16 dot(I32x16 sum, U8x64 w, ActivationQuad x) {
   const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
-  return {_mm512_add_epi32(sum.v, products)};
+  return {sum.v + reinterpret_cast<__v16si>(products)};
 }
 JAXIS_INLINE I32x16 add_quads(I32x16 sum, U8x64 w) {
   const __m512i pairs = _mm512_add_epi16(w.even, w.odd);
-  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+  return {sum.v + reinterpret_cast<__v16si>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 
 #endif

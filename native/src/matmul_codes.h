@@ -211,9 +211,48 @@ JAXIS_INLINE void for_each_span(const CodeReader& r, const uint8_t* panel, int h
   }
 }
 
+// Formats whose layout the loops over integers know when they are compiled: groups of one unit with uint8 scales and,
+// or not, int8 minima, both times float32 super-numbers. Others' layout is looked up at each group, which takes about a
+// fifth of a single row's time.
+enum class KnownLayout { kNone, kScales, kScalesAndMinima };
+
+inline KnownLayout known_layout(const CodeReader& r) {
+  const bool is_known = r.scale == ScaleType::kU8 && r.super_scale == ScaleType::kF32 && !r.has_zero_points &&
+                        r.layout.groups_per_span == 1 && r.layout.units_per_span == 1;
+  if (is_known && r.minimum == ScaleType::kNone) return KnownLayout::kScales;
+  if (is_known && r.minimum == ScaleType::kI8) return KnownLayout::kScalesAndMinima;
+  return KnownLayout::kNone;
+}
+
+// The same reader, with what is known as constants.
+template <CodeKind kKind, KnownLayout kLayout>
+JAXIS_INLINE CodeReader with_known_layout(const CodeReader& reader) {
+  CodeReader r = reader;
+  if constexpr (kLayout != KnownLayout::kNone) {
+    constexpr bool kMinima = kLayout == KnownLayout::kScalesAndMinima;
+    r.scale = ScaleType::kU8;
+    r.minimum = kMinima ? ScaleType::kI8 : ScaleType::kNone;
+    r.super_scale = ScaleType::kF32;
+    r.has_zero_points = false;
+    CodeLayout& l = r.layout;
+    l.span = kUnit;
+    l.groups_per_span = l.units_per_span = 1;
+    l.scale_bytes = 1;
+    l.minimum_bytes = kMinima ? 1 : 0;
+    l.super_minimum_at = 4 * kPanelRows;
+    l.super_bytes = (kMinima ? 2 : 1) * l.super_minimum_at;
+    l.minimum_at = kPanelRows;
+    l.unit_at = (kMinima ? 2 : 1) * kPanelRows;
+    l.unit_bytes = bits_of(kKind) * kUnit * kPanelRows / 8;
+    l.span_bytes = l.unit_at + l.unit_bytes;
+  }
+  return r;
+}
+
 // A quantized row times a panel -> c [32]; see micro_int8 for the arithmetic.
-template <CodeKind kKind>
-void micro_stored_int8(const QuantizedRows& x, const CodeReader& r, const uint8_t* panel, float* c) {
+template <CodeKind kKind, KnownLayout kLayout>
+void micro_stored_int8(const QuantizedRows& x, const CodeReader& reader, const uint8_t* panel, float* c) {
+  const CodeReader r = with_known_layout<kKind, kLayout>(reader);
   const ByteTable levels = load_byte_table(r.byte_levels);
   const int64_t units = r.layout.units_per_span;
   for (int half = 0; half < 2; half += kHalves) {
@@ -225,6 +264,7 @@ void micro_stored_int8(const QuantizedRows& x, const CodeReader& r, const uint8_
         r, panel, half,
         [&](const uint8_t* span, int64_t, const SuperNumbers(&super)[kHalves]) __attribute__((always_inline)) {
           const uint8_t* unit = span + r.layout.unit_at;
+          prefetch(span);  // its numbers; the units come below
           I32x16 dots[kHalves], sums[kHalves];
           const auto begin_part = [&](int64_t part, int columns) __attribute__((always_inline)) {
             for (int h = 0; h < kHalves; ++h) dots[h] = broadcast_i32(x.offsets[part]);
@@ -286,6 +326,7 @@ void micro_stored_f32(const float* x, const float* sums, const CodeReader& r, co
                   [&](const uint8_t* span, int64_t s, const SuperNumbers(&super)[kHalves])
                       __attribute__((always_inline)) {
                         const uint8_t* unit = span + r.layout.unit_at;
+                        prefetch(span);  // its numbers; the units come below
                         F32x16 scales[kHalves], sum[kHalves];
                         CodeZero zeros[kHalves];
                         const auto begin_group = [&](int64_t g) __attribute__((always_inline)) {

@@ -155,7 +155,7 @@ JAXIS_INLINE void part_dots(const int32_t* offsets, const uint8_t** x, const uin
   for (int r = 0; r < R; ++r) {
     for (int h = 0; h < kHalves; ++h) dots[r][h] = broadcast_i32(offsets[r]);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int step = 0; step < kSteps; ++step, wi += 128) {
     U8x64 values[kHalves];
 #pragma GCC unroll 2
@@ -187,33 +187,42 @@ void micro_int8(const QuantizedRows& x, const IntegerColumns& w, float* c, bool 
         const float *x_scales = x.scales + p / kPartsPerGroup * R, *midpoints = x.midpoints + p / kPartsPerGroup * R;
         const float* x_sums = x.sums + p * R;
         const int64_t at = p * kPanelRows + half * kLanes;
+        F32x16 products[R][kHalves];
+        const auto for_each_sum = [&](const auto& function) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          F32x16 products[R];
+          for (int h = 0; h < kHalves; ++h) {
 #pragma GCC unroll 6
-          for (int r = 0; r < R; ++r) products[r] = to_float(dots[r][h]);
-          if (w.zero_points != nullptr) {
-            const F32x16 zeros = zero() - load(w.zero_points + at + h * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) products[r] = fma(zeros, broadcast(x_sums[r]), products[r]);  // exact
+            for (int r = 0; r < R; ++r) function(r, h);
           }
-          if (w.scales != nullptr) {
-            const F32x16 scales = load(w.scales + at + h * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) sum[r][h] = fma(products[r], scales * broadcast(x_scales[r]), sum[r][h]);
-          } else {
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) sum[r][h] = fma(products[r], broadcast(x_scales[r]), sum[r][h]);
-          }
-          const F32x16 scaled_sums = load(w.scaled_sums + at + h * kLanes);
-#pragma GCC unroll 6
-          for (int r = 0; r < R; ++r) sum[r][h] = fma(scaled_sums, broadcast(midpoints[r]), sum[r][h]);
-          if (w.minima != nullptr) {
-            const F32x16 minima = load(w.minima + at + h * kLanes);
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) sum[r][h] = fma(minima, broadcast(x_sums[r]), sum[r][h]);
-          }
+        };
+        // sum[r][h] += numbers of the weights * a number of the row.
+        const auto add = [&](const float* of_weights, const float* of_rows) __attribute__((always_inline)) {
+          F32x16 numbers[kHalves];
+          for (int h = 0; h < kHalves; ++h) numbers[h] = load(of_weights + h * kLanes);
+          for_each_sum([&](int r, int h) __attribute__((always_inline)) {
+            sum[r][h] = fma(numbers[h], broadcast(of_rows[r]), sum[r][h]);
+          });
+        };
+        for_each_sum([&](int r, int h) __attribute__((always_inline)) { products[r][h] = to_float(dots[r][h]); });
+        if (w.zero_points != nullptr) {
+          for_each_sum([&](int r, int h) __attribute__((always_inline)) {  // exact
+            const F32x16 zeros = load(w.zero_points + at + h * kLanes);
+            products[r][h] = fma(zero() - zeros, broadcast(x_sums[r]), products[r][h]);
+          });
         }
+        if (w.scales != nullptr) {
+          F32x16 scales[kHalves];
+          for (int h = 0; h < kHalves; ++h) scales[h] = load(w.scales + at + h * kLanes);
+          for_each_sum([&](int r, int h) __attribute__((always_inline)) {
+            sum[r][h] = fma(products[r][h], scales[h] * broadcast(x_scales[r]), sum[r][h]);
+          });
+        } else {
+          for_each_sum([&](int r, int h) __attribute__((always_inline)) {
+            sum[r][h] = fma(products[r][h], broadcast(x_scales[r]), sum[r][h]);
+          });
+        }
+        add(w.scaled_sums + at, midpoints);
+        if (w.minima != nullptr) add(w.minima + at, x_sums);
       }
     }
     end_sums<R>(sum, c, half);

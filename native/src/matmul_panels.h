@@ -132,16 +132,38 @@ void with_code_kind(CodeKind kind, const Function& function) {
   }
 }
 
-// Calls function(span, super-numbers of its super-block) for spans [begin, begin + count), for half a panel's rows.
+// Calls function(kind, what is known of the layout) with both as constants.
 template <typename Function>
-void for_spans(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, int half,
-               const Function& function) {
+void with_layout(const CodeReader& r, const Function& function) {
+  with_code_kind(r.kind, [&](auto kind) {
+    if constexpr (kind() == CodeKind::kBytes || kind() == CodeKind::kNibbles) {
+      switch (known_layout(r)) {
+        case KnownLayout::kScales:
+          return function(kind, std::integral_constant<KnownLayout, KnownLayout::kScales>());
+        case KnownLayout::kScalesAndMinima:
+          return function(kind, std::integral_constant<KnownLayout, KnownLayout::kScalesAndMinima>());
+        case KnownLayout::kNone:
+          break;
+      }
+    }
+    function(kind, std::integral_constant<KnownLayout, KnownLayout::kNone>());
+  });
+}
+
+// Calls function(span, super-numbers of its super-block, a half of a panel's rows each) for spans [begin, begin +
+// count).
+template <typename Function>
+void for_spans(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count, const Function& function) {
   const CodeLayout& l = r.layout;
-  SuperNumbers super{};
+  SuperNumbers super[2];
   for (int64_t s = begin; s < begin + count; ++s) {
     const uint8_t* span = r.span(panel, s);
     const int64_t place = s % l.spans_per_super;
-    if (s == begin || place == 0) super = load_super(r, span - l.super_bytes - place * l.span_bytes, half);
+    if (s == begin || place == 0) {
+      for (int half = 0; half < 2; ++half) {
+        super[half] = load_super(r, span - l.super_bytes - place * l.span_bytes, half);
+      }
+    }
     function(span, super);
   }
 }
@@ -152,15 +174,15 @@ FloatColumns unpack_float_columns(const CodeReader& r, const uint8_t* panel, int
   const CodeLayout& l = r.layout;
   const int64_t numbers = count * l.groups_per_span * kPanelRows;
   float *const scales = memory, *const minima = scales + numbers, *const values = minima + numbers;
-  for (int half = 0; half < 2; ++half) {
-    int64_t at = half * kLanes;
-    for_spans(r, panel, begin, count, half, [&](const uint8_t* span, const SuperNumbers& super) {
-      for (int64_t g = 0; g < l.groups_per_span; ++g, at += kPanelRows) {
-        store(scales + at, load_scale(r, super, span, g, half));
-        if (r.has_minima()) store(minima + at, load_minimum(r, super, span, g, half));
+  int64_t at = 0;
+  for_spans(r, panel, begin, count, [&](const uint8_t* span, const SuperNumbers(&super)[2]) {
+    for (int64_t g = 0; g < l.groups_per_span; ++g) {
+      for (int half = 0; half < 2; ++half, at += kLanes) {
+        store(scales + at, load_scale(r, super[half], span, g, half));
+        if (r.has_minima()) store(minima + at, load_minimum(r, super[half], span, g, half));
       }
-    });
-  }
+    }
+  });
   with_code_kind(r.kind, [&](auto kind) {
     float* to = values;
     for (int64_t s = begin; s < begin + count; ++s) {
@@ -178,9 +200,10 @@ int64_t float_columns_bytes(const CodeLayout& l, int64_t spans) {
 }
 
 // Unpacks spans [begin, begin + count) of a panel for products of integers. `memory` has integer_columns_bytes.
-template <CodeKind kKind>
-IntegerColumns unpack_integer_columns(const CodeReader& r, const uint8_t* panel, int64_t begin, int64_t count,
+template <CodeKind kKind, KnownLayout kLayout>
+IntegerColumns unpack_integer_columns(const CodeReader& reader, const uint8_t* panel, int64_t begin, int64_t count,
                                       float* memory) {
+  const CodeReader r = with_known_layout<kKind, kLayout>(reader);
   const CodeLayout& l = r.layout;
   const ByteTable levels = load_byte_table(r.byte_levels);
   const bool is_halved = l.groups_per_span == 2;
@@ -190,35 +213,39 @@ IntegerColumns unpack_integer_columns(const CodeReader& r, const uint8_t* panel,
   float* const zero_points = minima + numbers;
   auto* const bytes = reinterpret_cast<uint8_t*>(zero_points + numbers);
   constexpr bool kStands = kKind == CodeKind::kBytes;  // as it is read
-  for (int half = 0; half < 2; ++half) {
-    int64_t at = half * kLanes;
-    uint8_t* to = bytes;
-    for_spans(r, panel, begin, count, half, [&](const uint8_t* span, const SuperNumbers& super) {
-      const auto add_part = [&](int64_t g, I32x16 codes) {
-        const F32x16 scale = load_scale(r, super, span, g, half), zeros = load_zero(r, span, g, half);
+  int64_t at = 0;
+  uint8_t* to = bytes;
+  for_spans(r, panel, begin, count, [&](const uint8_t* span, const SuperNumbers(&super)[2]) {
+    const auto add_part = [&](int64_t g, const I32x16(&codes)[2]) {
+      for (int half = 0; half < 2; ++half, at += kLanes) {
+        const F32x16 scale = load_scale(r, super[half], span, g, half), zeros = load_zero(r, span, g, half);
         store(scales + at, scale);
-        store(scaled_sums + at,
-              scale * (to_float(codes) - zeros * broadcast(part_columns)));  // exact but for the scale
-        if (r.has_minima()) store(minima + at, load_minimum(r, super, span, g, half));
+        // Exact but for the scale.
+        store(scaled_sums + at, scale * (to_float(codes[half]) - zeros * broadcast(part_columns)));
+        if (r.has_minima()) store(minima + at, load_minimum(r, super[half], span, g, half));
         if (r.has_zero_points) store(zero_points + at, zeros);
-        at += kPanelRows;
-      };
-      const uint8_t* unit = span + l.unit_at;
-      for (int64_t u = 0; u < l.units_per_span; ++u, unit += l.unit_bytes, to += kUnit * kPanelRows) {
-        prefetch_unit<kKind>(unit, half);
-        uint8_t* const out = kStands ? nullptr : to;
-        constexpr int kLater = kUnitSteps / 2;
-        const I32x16 earlier = unpack_bytes<kKind, 0, kLater>(unit, half, levels, out);
-        const I32x16 later = unpack_bytes<kKind, kLater, kUnitSteps>(unit, half, levels, out);
-        if (is_halved) {
-          add_part(0, earlier);
-          add_part(1, later);
-        } else {
-          add_part(0, earlier + later);
-        }
       }
-    });
-  }
+    };
+    const uint8_t* unit = span + l.unit_at;
+    JAXIS_ISA::prefetch(span);
+    for (int64_t u = 0; u < l.units_per_span; ++u, unit += l.unit_bytes, to += kUnit * kPanelRows) {
+      constexpr int kLater = kUnitSteps / 2;
+      uint8_t* const out = kStands ? nullptr : to;
+      I32x16 earlier[2], later[2];
+      for (int half = 0; half < 2; half += kHalves) prefetch_unit<kKind>(unit, half);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        earlier[half] = unpack_bytes<kKind, 0, kLater>(unit, half, levels, out);
+        later[half] = unpack_bytes<kKind, kLater, kUnitSteps>(unit, half, levels, out);
+      }
+      if (is_halved) {
+        add_part(0, earlier);
+        add_part(1, later);
+      } else {
+        add_part(0, {earlier[0] + later[0], earlier[1] + later[1]});
+      }
+    }
+  });
   IntegerColumns out{};
   out.bytes = kStands ? r.span(panel, begin) + l.unit_at : bytes;
   out.span_stride = kStands ? l.span_bytes : l.span * kPanelRows;
@@ -244,9 +271,9 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
   // Bytes that stand between super-scales have no single stride.
   if (r.kind == CodeKind::kBytes && l.super_bytes != 0) spans_at_once = min_of(spans_at_once, l.spans_per_super);
   auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once)));
-  with_code_kind(r.kind, [&](auto kind) {
+  with_layout(r, [&](auto kind, auto layout) {
     if (last - first == 1 && rows.rows_of(first) == 1) {
-      return micro_stored_int8<kind()>(rows.quantized_block(first), r, panel, tile);
+      return micro_stored_int8<kind(), layout()>(rows.quantized_block(first), r, panel, tile);
     }
     int64_t count = 0;
     for (int64_t begin = 0; begin < l.num_spans; begin += count) {
@@ -254,7 +281,7 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
       if (l.super_bytes != 0 && r.kind == CodeKind::kBytes) {
         count = min_of(count, l.spans_per_super - begin % l.spans_per_super);
       }
-      const IntegerColumns w = unpack_integer_columns<kind()>(r, panel, begin, count, memory);
+      const IntegerColumns w = unpack_integer_columns<kind(), layout()>(r, panel, begin, count, memory);
       if (l.groups_per_span == 2) {
         multiply_integers<kGroupSteps / 2>(rows, w, begin * groups, first, last, tile);
       } else {

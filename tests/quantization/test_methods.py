@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
-from jaxis.kernels.weights import QuantizedWeight, WeightScheme, dequantize, quantize
+from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.embed import JaxEmbed, JaxLmHead
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
@@ -122,7 +122,7 @@ def test_a_quantized_model_predicts_much_as_the_plain_one(checkpoint, quantizati
 
 def test_dummy_weights_are_quantized(checkpoint):
     held = values(load(checkpoint(), "int4", load_format="dummy"))
-    assert isinstance(held["model.layers.0.mlp.up_proj.weight"], QuantizedWeight)
+    assert isinstance(held["model.layers.0.mlp.up_proj.weight"], CodedWeight)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held))
     assert np.isfinite(logits(load(checkpoint(), "int4", load_format="dummy"))).all()
 

@@ -81,7 +81,8 @@ def test_each_expert_is_a_linear_module_to_other_engines(tmp_path):
     written = load_file(tmp_path / "q" / "model.safetensors")
     original = load_file(checkpoint("Qwen3 MoE") / "model.safetensors")
     name = "model.layers.0.mlp.experts.3.up_proj"
-    restored = written[f"{name}.weight"].astype(np.float64) * written[f"{name}.weight_scale"]
+    scale = written[f"{name}.weight_scale"].astype(np.float64)
+    restored = written[f"{name}.weight"] * np.repeat(scale, 32, axis=1)
     weight = original[f"{name}.weight"]
     np.testing.assert_allclose(restored, weight, rtol=0, atol=np.abs(weight).max() / 250)
     config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
@@ -149,4 +150,5 @@ def test_a_missing_scale_is_named(tmp_path):
 def test_experts_are_narrow_in_memory(tmp_path):
     quantize_checkpoint(checkpoint("Qwen3 MoE"), tmp_path / "q", parse_quantization("int4"))
     stack = values(load(tmp_path / "q", native=True))["model.layers.0.mlp.experts.up_proj"]
-    assert stack.nbytes == 4 * 96 * 64 * (0.5 + 2 / 32)  # four bits, and a bfloat16 scale for 32 of them
+    # Four bits, and a scale and a minimum of eight for 32 of them; a row has two floats that these are multiplied by.
+    assert stack.nbytes == 4 * 96 * (64 * (0.5 + 2 / 32) + 8)

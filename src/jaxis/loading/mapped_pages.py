@@ -7,6 +7,9 @@ import mmap
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+# Linux maps at most as much of a file at a page fault, unless it is configured otherwise.
+_FAULT_AROUND_BYTES = 64 << 10
+
 
 def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
     """Lets the operating system drop the pages of a part of a file from this process.
@@ -20,9 +23,10 @@ def drop_pages(mapped: mmap.mmap, start: int, end: int) -> None:
     """
     if start == end or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    # Rounding outwards also drops a neighbour's first or last page, which costs at most one page fault.
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
+    # Outwards, because a page fault also maps what is around the page. Of a neighbour that is still to be read this
+    # drops a few pages, which costs a page fault or two.
+    first = max(0, start - _FAULT_AROUND_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, first, min(end + _FAULT_AROUND_BYTES, len(mapped)) - first)
 
 
 def drop_pages_of(array: np.ndarray) -> None:

@@ -202,8 +202,9 @@ def _rounded_up_to_codes(scale: jax.Array) -> jax.Array:
     smallest = jnp.maximum(exponent - ((SCALE_BITS - 1) << 23), 1 << 23)
     unit = jax.lax.bitcast_convert_type(smallest, jnp.float32)
     unit = jnp.where(largest > unit * 255, unit * 2, unit)
-    codes = jnp.where(scale > 0, jnp.maximum(jnp.ceil(scale / unit), 1), 0)
-    return codes * unit
+    codes = jnp.where(scale == 0, 0, jnp.maximum(jnp.ceil(scale / unit), 1))
+    # The unit of a row with a NaN would be a number.
+    return jnp.where(jnp.isfinite(scale), codes * unit, scale)
 
 
 def _rounded(scale: jax.Array, dtype: np.dtype) -> jax.Array:
