@@ -20,9 +20,7 @@ constexpr float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.
 // 2**-8 of a number; of a NaN (which no weight is) another number.
 JAXIS_INLINE float e4m3_to_float(uint8_t x) {
   const int exponent = x >> 3 & 15, mantissa = x & 7;
-  float power;
-  const uint32_t bits = static_cast<uint32_t>((exponent == 0 ? 1 : exponent) + 127 - 7 - 3 - 8) << 23;
-  std::memcpy(&power, &bits, 4);
+  const float power = from_bits(static_cast<uint32_t>((exponent == 0 ? 1 : exponent) + 127 - 7 - 3 - 8) << 23);
   const float magnitude = static_cast<float>(exponent == 0 ? mantissa : mantissa + 8) * power;
   return x < 128 ? magnitude : -magnitude;
 }
@@ -35,22 +33,13 @@ JAXIS_INLINE float f16_to_float(uint16_t x) {
   } else if (rest >= 0x400u) {
     bits = (rest << 13) + (112u << 23);
   } else {
-    const float denormal = static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f;
-    std::memcpy(&bits, &denormal, 4);
+    bits = to_bits(static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f);
   }
-  bits |= sign;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
+  return from_bits(bits | sign);
 }
 
 // The power of two that a byte stands for; of 0, which stands for a denormal one, a zero.
-JAXIS_INLINE float e8m0_to_float(uint8_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 23;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
+JAXIS_INLINE float e8m0_to_float(uint8_t x) { return from_bits(static_cast<uint32_t>(x) << 23); }
 
 #if defined(JAXIS_SIMD_AVX512)
 

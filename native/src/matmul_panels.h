@@ -267,9 +267,7 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
   const CodeReader& r = rows.codes;
   const CodeLayout& l = r.layout;
   const int64_t groups = l.span / kActivationGroup;  // of activations in a span
-  int64_t spans_at_once = min_of(ceil_div(kQuantizedColumnsAtOnce, l.span), l.num_spans);
-  // Bytes that stand between super-scales have no single stride.
-  if (r.kind == CodeKind::kBytes && l.super_bytes != 0) spans_at_once = min_of(spans_at_once, l.spans_per_super);
+  const int64_t spans_at_once = min_of(ceil_div(kQuantizedColumnsAtOnce, l.span), l.num_spans);
   auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once)));
   with_layout(r, [&](auto kind, auto layout) {
     if (last - first == 1 && rows.rows_of(first) == 1) {
@@ -278,6 +276,7 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
     int64_t count = 0;
     for (int64_t begin = 0; begin < l.num_spans; begin += count) {
       count = min_of(spans_at_once, l.num_spans - begin);
+      // Bytes that stand between super-scales have no single stride.
       if (l.super_bytes != 0 && r.kind == CodeKind::kBytes) {
         count = min_of(count, l.spans_per_super - begin % l.spans_per_super);
       }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "low_precision_floats.h"
 #include "quantize.h"
@@ -12,18 +11,6 @@ namespace jaxis::JAXIS_ISA {
 namespace {
 
 constexpr uint32_t kSign = 0x80000000u, kExponent = 0x7f800000u;
-
-JAXIS_INLINE float from_bits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-JAXIS_INLINE uint32_t to_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
 
 // Denormal numbers are zeros: XLA may compute without them.
 JAXIS_INLINE float flushed(float x) {

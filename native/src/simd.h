@@ -22,17 +22,23 @@ constexpr int kLanes = 16;
 
 using bf16_t = uint16_t;  // the upper half of a float32
 
-JAXIS_INLINE float bf16_to_float(bf16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
+JAXIS_INLINE float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
 }
+
+JAXIS_INLINE uint32_t to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+JAXIS_INLINE float bf16_to_float(bf16_t x) { return from_bits(static_cast<uint32_t>(x) << 16); }
 
 // Rounds to nearest even; a NaN stays one.
 JAXIS_INLINE bf16_t float_to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
+  const uint32_t bits = to_bits(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16_t>((bits >> 16) | 0x40u);
   return static_cast<bf16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }

@@ -19,19 +19,6 @@ def test_the_start_of_a_process_is_when_it_was_started():
     assert 0.3 <= float(output) <= elapsed + 0.02
 
 
-def test_the_peak_stays_when_the_memory_is_given_back():
-    """In a process of its own, which is smaller than one that has run tests: the block is twice its size."""
-    code = (
-        "from jaxis.bench.process import peak_memory_bytes\n"
-        "before = peak_memory_bytes()\n"
-        "block = b'x' * (before + (64 << 20))\n"
-        "size = len(block)\n"
-        "del block\n"
-        "assert size <= peak_memory_bytes() < before + size + (64 << 20)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_programs_compiled_inside_are_counted_and_others_not():
     def count(function):
         with compile_stats() as stats:

@@ -18,6 +18,7 @@ from flax import nnx
 from jaxis.calibration.calibrated_weight import InputStatistics, quantize_calibrated
 from jaxis.calibration.experts import quantize_experts
 from jaxis.calibration.layer_inputs import collect_inputs, run_layer
+from jaxis.calibration.schemes import weight_schemes
 from jaxis.calibration.sequences import SEQUENCE_TOKENS, cut_sequences
 from jaxis.calibration.text import read_documents
 from jaxis.config import ModelConfig, VllmConfig
@@ -29,9 +30,8 @@ from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.scale import scaled
-from jaxis.layers.weight_method import WeightMethod
 from jaxis.models.common.decoder import DecoderModel
-from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def calibrate(
     tokenizer = Tokenizer.from_path(source)
     documents = read_documents(text, tokenizer)
     sequences = cut_sequences(documents, None if tokenizer is None else tokenizer.bos_token_id, num_tokens)
-    schemes = _schemes(source, rules)
+    schemes = weight_schemes(source, rules)
     model = load_model(_unquantized(source), make_mesh())
     prefix, decoder = _decoder_of(model)
     found: CalibratedWeights = {}
@@ -150,17 +150,6 @@ class _LayerCalibrator:
             raise CheckpointError(f"the weight of {full_names[0]} {error}") from None
         self._found.update(dict.fromkeys(full_names, quantized))
         return np.asarray(dequantize(quantized))
-
-
-def _schemes(source: Path, rules: RuleQuantizationConfig) -> dict[str, WeightScheme]:
-    """Dotted name of each module to be quantized -> how."""
-    model = construct_abstractly(VllmConfig(ModelConfig(str(source), HFConfig.from_folder(source)), quant_config=rules))
-    methods = {name: getattr(module, "quant_method", None) for name, module in named_modules(model)}
-    return {
-        name: method.scheme
-        for name, method in methods.items()
-        if isinstance(method, WeightMethod) and method.scheme is not None
-    }
 
 
 def _unquantized(source: Path) -> VllmConfig:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxis.calibration.grid import fit_grid
 from jaxis.calibration.rounding import ErrorFeedback, damped, round_in_order
-from jaxis.kernels.quantized_matmul.affine import pack_planes
+from jaxis.kernels.quantized_matmul.affine import affine_weight
 from jaxis.kernels.quantized_matmul.quantize import NOT_FINITE
 from jaxis.kernels.quantized_matmul.weight import BITS, INT4_OFFSET
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, quantize
@@ -63,17 +63,14 @@ def _quantize_affine(weight: np.ndarray, scheme: WeightScheme, statistics: Input
     wide, bits = jnp.asarray(weight, jnp.float32), BITS[scheme.weight_qtype]
     group_size = scheme.group_size or weight.shape[1]
     grid = fit_grid(wide, jnp.asarray(statistics.importance), bits=bits, group_size=group_size)
-    low, high = pack_planes(_codes(wide, grid.scale, grid.minimum, statistics, (1 << bits) - 1), bits)
-    return CodedWeight(
-        low,
+    arrays = (
+        _codes(wide, grid.scale, grid.minimum, statistics, (1 << bits) - 1),
         np.asarray(grid.scale / grid.scale_unit).astype(np.uint8),
-        high,
-        minimum=np.asarray(grid.minimum / grid.minimum_unit).astype(np.int8),
-        super_scale=np.asarray(grid.scale_unit),
-        super_minimum=np.asarray(grid.minimum_unit),
-        bits=bits,
-        act_qtype=scheme.act_qtype,
+        np.asarray(grid.scale_unit),
+        np.asarray(grid.minimum / grid.minimum_unit).astype(np.int8),
+        np.asarray(grid.minimum_unit),
     )
+    return affine_weight(arrays, bits, scheme.act_qtype)
 
 
 def _quantize_integers(weight: np.ndarray, scheme: WeightScheme, statistics: InputStatistics) -> QuantizedWeight:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.quantized_matmul.scale_codes import MINIMUM_BITS, SCALE_BITS, unit_of
+
 # Guesses of a scale are a group's range over the largest code plus one of these; below 0 they clip its ends.
 _CANDIDATES = (-1.0, -0.6, -0.2, 0.2, 0.6, 1.0, 1.4)
-_LARGEST_SCALE_CODE, _LARGEST_MINIMUM_CODE = 255, 127
+_LARGEST_SCALE_CODE, _LARGEST_MINIMUM_CODE = (1 << SCALE_BITS) - 1, (1 << MINIMUM_BITS) - 1
 _TINY = 1e-30
 
 
@@ -57,8 +59,8 @@ def fit_grid(weight: jax.Array, importance: jax.Array, *, bits: int, group_size:
     grid = AffineGrid(
         scale,
         minimum,
-        _unit(scale.max(axis=1, keepdims=True), _LARGEST_SCALE_CODE),
-        _unit(jnp.abs(minimum).max(axis=1, keepdims=True), _LARGEST_MINIMUM_CODE),
+        unit_of(jnp.maximum(scale.max(axis=1, keepdims=True), _TINY), SCALE_BITS),
+        unit_of(jnp.maximum(jnp.abs(minimum).max(axis=1, keepdims=True), _TINY), MINIMUM_BITS),
     )
     scale, minimum = _search(x, columns, largest, grid)
     return AffineGrid(scale, minimum, grid.scale_unit, grid.minimum_unit)
@@ -89,8 +91,3 @@ def _search(x: jax.Array, columns: jax.Array, largest: int, rounding: AffineGrid
         best_minimum = jnp.where(is_better, minimum, best_minimum)
         best_error = jnp.minimum(error, best_error)
     return best_scale, best_minimum
-
-
-def _unit(largest: jax.Array, largest_code: int) -> jax.Array:
-    """The smallest power of two by which codes reach a row's largest magnitude."""
-    return jnp.exp2(jnp.ceil(jnp.log2(jnp.maximum(largest, _TINY) / largest_code)))

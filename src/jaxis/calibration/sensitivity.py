@@ -11,12 +11,12 @@ such a gradient have a mean of zero and are uncorrelated, so the square of the s
 As in: Dong et al., HAWQ-V2 (2019); Kim et al., SqueezeLLM (2023).
 
 It costs a forward and a backward pass of float32 weights over each window, and each weight is quantized once to each
-width. Weights, gradients and the sum of their squares are in memory at once: 12 bytes a weight.
+width. Weights, gradients and the sum of their squares are in memory at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxis.calibration.schemes import weight_schemes
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.engine.execution.model_arrays import GenerativeModel
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, check_quantizable, dequantize, quantize
@@ -34,9 +35,8 @@ from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.layers.weight_method import WeightMethod
 from jaxis.loading.open_checkpoint import read_hf_config
-from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import QuantizationRule
@@ -102,7 +102,8 @@ def measure_sensitivity(
     mesh = make_mesh(1)
     with jax.set_mesh(mesh):
         model = load_model(config, mesh)
-        weights = _weights_of(model, _quantizable_modules(folder))
+        every = RuleQuantizationConfig([QuantizationRule(".*", "int8")])
+        weights = _weights_of(model, weight_schemes(folder, every))
         chosen = [windows[i] for i in np.linspace(0, len(windows) - 1, min(MAX_WINDOWS, len(windows))).astype(int)]
         steps = len(chosen) + len(weights)
 
@@ -126,20 +127,7 @@ def measure_sensitivity(
         return result
 
 
-def _quantizable_modules(folder: Path) -> set[str]:
-    """Names of the modules that rules quantize: routers are of the same classes, and are never quantized."""
-    every = RuleQuantizationConfig([QuantizationRule(".*", "int8")])
-    model = construct_abstractly(VllmConfig(ModelConfig(str(folder), read_hf_config(folder)), quant_config=every))
-    return {
-        name
-        for name, module in named_modules(model)
-        if isinstance(module, JaxLinear | JaxEmbed | JaxExperts)
-        and isinstance(module.quant_method, WeightMethod)
-        and module.quant_method.scheme is not None
-    }
-
-
-def _weights_of(model: JaxModule, names: set[str]) -> dict[str, jax.Array]:
+def _weights_of(model: JaxModule, names: Container[str]) -> dict[str, jax.Array]:
     """Dotted name -> weights [..., out, in] of the parameters of these modules, each once."""
     found: dict[str, jax.Array] = {}
     for name, module in named_modules(model):

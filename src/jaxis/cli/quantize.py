@@ -103,19 +103,22 @@ def quantize(
         from jaxis.calibration.choose import choose_rules
         from jaxis.calibration.evaluate import SourcePredictions
         from jaxis.host.progress import ProgressDisplay
+        from jaxis.loading.checkpoint_files import check_destination
         from jaxis.loading.hub import resolve_model
-        from jaxis.quantization.checkpoint import check_destination, quantize_checkpoint
+        from jaxis.quantization.checkpoint import quantize_checkpoint
         from jaxis.quantization.rules import RuleQuantizationConfig
 
         display = ProgressDisplay()
         path = resolve_model(source, revision=revision)
+        says_nothing = all(value is None for value in (quantization, additional, target_bits, max_kl, calibrate))
+        compares = destination is not None and destination.exists() and bool(texts) and says_nothing
+        if destination is not None and not compares:
+            check_destination(destination, "folder")
         predictions = None
         if texts:
             with display.counting(f"Running {source}") as on_progress:
                 predictions = stack.enter_context(SourcePredictions(path, texts, on_progress=on_progress))
-        exists = destination is not None and destination.exists()
-        says_nothing = all(value is None for value in (quantization, additional, target_bits, max_kl, calibrate))
-        if exists and predictions is not None and says_nothing:
+        if compares:
             rules = None
         elif target_bits is not None or max_kl is not None:
             with display.counting(f"Measuring {source}") as on_progress:
@@ -133,7 +136,6 @@ def quantize(
         if rules is not None and destination is not None:
             weights = None
             if calibrate is not None:
-                check_destination(destination)
                 weights = _calibrated_weights(path, calibrate, rules, calibration_tokens, display)
             with display.working(f"Quantizing {source}") as on_progress:
                 nbytes = quantize_checkpoint(path, destination, rules, calibrated=weights, on_progress=on_progress)

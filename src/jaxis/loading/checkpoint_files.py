@@ -8,10 +8,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxis.errors import CheckpointError
 from jaxis.loading.safetensors_writer import TensorHeader
 
 MAX_SHARD_BYTES = 5 * 10**9
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
+
+
+def check_destination(destination: Path, kind: str = "path") -> None:
+    """Checks that something can be written to a new path.
+
+    Args:
+      destination: The path.
+      kind: What it will be, for the error.
+
+    Raises:
+      CheckpointError: It exists, or the folder that it would be in does not.
+    """
+    if destination.exists():
+        raise CheckpointError(f"{destination} already exists: give a {kind} that does not exist, or remove it")
+    if not destination.absolute().parent.is_dir():
+        raise CheckpointError(f"{destination.absolute().parent} is not a folder: make it first")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, quantize
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, Shard, copy_other_files, plan_shards, write_index
+from jaxis.loading.checkpoint_files import (
+    MAX_SHARD_BYTES,
+    Shard,
+    check_destination,
+    copy_other_files,
+    plan_shards,
+    write_index,
+)
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
 from jaxis.models.common.interfaces import DropsRedundantTensors
@@ -58,7 +65,7 @@ def quantize_checkpoint(
       CheckpointError: The source cannot be read, is already quantized or does not match its model; or the destination
         exists or cannot be written.
     """
-    check_destination(destination)
+    check_destination(destination, "folder")
     hf_config = HFConfig.from_folder(source)
     if hf_config.get("quantization_config") is not None:
         raise CheckpointError(f"{source} is quantized already: give the unquantized checkpoint")
@@ -94,14 +101,6 @@ def quantize_checkpoint(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
-
-
-def check_destination(destination: Path) -> None:
-    """Raises CheckpointError if a folder cannot be made because it exists or its parent does not."""
-    if destination.exists():
-        raise CheckpointError(f"{destination} already exists: give a folder that does not exist, or remove it")
-    if not destination.parent.is_dir():
-        raise CheckpointError(f"{destination.parent} is not a folder: make it first")
 
 
 def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> list[str]:

@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.errors import ConfigError
+from jaxis.kernels.quantized_matmul.code_planes import plane_numbers
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme
 from jaxis.loading.safetensors_writer import TensorHeader
-from jaxis.quantization.formats.word_packing import num_words, pack_numbers, plane_numbers
+from jaxis.quantization.formats.word_packing import num_words, pack_numbers
 
 GROUP_SIZES = (32, 64, 128)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

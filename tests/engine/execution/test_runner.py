@@ -87,7 +87,7 @@ def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypa
     + [(True, n, padded) for n, padded in [(1, 1), (2, 2), (3, 4), (6, 8), (9, 12), (13, 16), (17, 24), (700, 768)]],
 )
 def test_steps_are_padded_to_few_shapes(runner, monkeypatch, compiles_fast, num_tokens, padded):
-    monkeypatch.setattr(runner, "_compiles_fast", compiles_fast)
+    monkeypatch.setattr(runner, "_is_native", compiles_fast)
     shape = runner.step_shape(num_tokens)
 
     assert (shape.num_tokens, shape.num_seqs) == (padded, min(padded, 1024))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import CodedWeight, dequantize
 from jaxis.quantization.formats.word_packing import (
-    code_planes,
     nibble_pairs,
     num_words,
     pack_nibble_pairs,

@@ -20,13 +20,12 @@ from jaxis.bringup.convert.partial_folder import (
     Conversion,
     ConversionProgress,
     OnProgress,
-    check_destination,
     partial_folder,
     write_safetensors,
 )
 from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
-from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, copy_other_files
+from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, check_destination, copy_other_files
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.open_checkpoint import open_checkpoint
 from jaxis.loading.orbax_checkpoint import PARAMS, OrbaxCheckpoint, is_orbax_checkpoint, write_layout

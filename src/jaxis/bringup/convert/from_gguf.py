@@ -16,12 +16,11 @@ from jaxis.bringup.convert.partial_folder import (
     Conversion,
     ConversionProgress,
     OnProgress,
-    check_destination,
     partial_folder,
     write_safetensors,
 )
 from jaxis.errors import CheckpointError
-from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES
+from jaxis.loading.checkpoint_files import MAX_SHARD_BYTES, check_destination
 from jaxis.loading.gguf.generation import gguf_generation_defaults
 from jaxis.loading.gguf.gguf_checkpoint import GGUFCheckpoint
 from jaxis.loading.gguf.shards import find_shards

@@ -49,14 +49,6 @@ class TensorSource(Protocol):
     def tensor(self, name: str) -> np.ndarray: ...
 
 
-def check_destination(destination: Path) -> None:
-    """Raises CheckpointError if the destination exists, or the folder that it would be in does not."""
-    if destination.exists():
-        raise CheckpointError(f"{destination} already exists: give a path that does not exist, or remove it")
-    if not destination.absolute().parent.is_dir():
-        raise CheckpointError(f"{destination.absolute().parent} is not a folder: make it first")
-
-
 @contextmanager
 def partial_folder(destination: Path, fingerprint: str) -> Iterator[Path]:
     """The folder `.NAME.partial` beside the destination, which becomes the destination when the block ends.

@@ -14,12 +14,13 @@ from jaxis.bringup.convert.gguf_file import BLOCK_TYPE_OF, GGUFFileWriter, GGUFT
 from jaxis.bringup.convert.gguf_keys import WITH_BIASES, ModelKeys, model_keys
 from jaxis.bringup.convert.gguf_tensors import FileTensor, ModelSizes, gguf_tensors
 from jaxis.bringup.convert.gguf_tokenizer import gguf_tokenizer_keys
-from jaxis.bringup.convert.partial_folder import Conversion, OnProgress, check_destination
+from jaxis.bringup.convert.partial_folder import Conversion, OnProgress
 from jaxis.bringup.convert.same_model import first_difference
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.loading.checkpoint import Checkpoint
+from jaxis.loading.checkpoint_files import check_destination
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.container import GGUFTensor
 from jaxis.loading.gguf.generation import SETTINGS

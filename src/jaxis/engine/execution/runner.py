@@ -173,9 +173,8 @@ class Runner:
             seed=0,
         )
         with jax.set_mesh(mesh):
+            # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
             self._is_native = native.usable()
-        # Native kernels are compiled ahead of time: a program only calls them.
-        self._compiles_fast = self._is_native
         self._programs = ProgramCache(self._step_programs.compile, on_compile)
 
     @property
@@ -225,7 +224,7 @@ class Runner:
     def _padded(self, num_tokens: int) -> int:
         """Rounds up to a power of two, or 1.5 times one if programs compile fast enough to have more of them."""
         power = 1 << (num_tokens - 1).bit_length()
-        if self._compiles_fast:
+        if self._is_native:
             return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
         return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)
 

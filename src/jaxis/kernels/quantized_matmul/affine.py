@@ -1,7 +1,7 @@
 """Affine quantization of least squared error: the definition, in numpy.
 
 Every operation on float32 is rounded by itself and every sum has the order of the columns, so that native code (in
-native/src/quantize_affine.inc.cc) gets the same bits.
+native/src/quantize_affine.h) gets the same bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxis.kernels.quantized_matmul.coded import LOW_BITS
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
+from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.scale_codes import MINIMUM_BITS, SCALE_BITS, unit_of
 
 # The first guesses of a scale are a group's range over the largest code plus one of these: below 0 the ends of the
@@ -52,16 +53,20 @@ def quantize_affine(weight: np.ndarray, group_size: int, bits: int) -> tuple[np.
     return codes.reshape(rows, columns), scale_codes, scale_unit * power, minimum_codes, minimum_unit * power
 
 
-def pack_planes(codes: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Codes uint8 [out, in] of 4, 5 or 6 bits -> the arrays `codes` and `high` of a CodedWeight; 8 divides `in`."""
-    low = codes[:, 0::2] & 0xF | codes[:, 1::2] << 4
-    high_bits = bits - LOW_BITS[bits]
-    if high_bits == 0:
-        return low, None
-    high = codes >> LOW_BITS[bits]
-    if high_bits == 1:
-        return low, np.packbits(high, axis=1, bitorder="little")
-    return low, high[:, 0::4] | high[:, 1::4] << 2 | high[:, 2::4] << 4 | high[:, 3::4] << 6
+def affine_weight(arrays: tuple[np.ndarray, ...], bits: int, act_qtype: str | None) -> CodedWeight:
+    """The weight of what `quantize_affine` returns."""
+    codes, scale, super_scale, minimum, super_minimum = arrays
+    planes = code_planes(codes, bits)
+    return CodedWeight(
+        planes["codes"],
+        scale,
+        planes.get("high"),
+        minimum=minimum,
+        super_scale=super_scale,
+        super_minimum=super_minimum,
+        bits=bits,
+        act_qtype=act_qtype,
+    )
 
 
 def _best_fit(x: np.ndarray, largest_code: int) -> tuple[np.ndarray, np.ndarray]:

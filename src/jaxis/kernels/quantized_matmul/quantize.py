@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.quantized_matmul import quantize_native
-from jaxis.kernels.quantized_matmul.affine import pack_planes, quantize_affine
+from jaxis.kernels.quantized_matmul.affine import affine_weight, quantize_affine
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.reference import divide
-from jaxis.kernels.quantized_matmul.scale_codes import SCALE_BITS
+from jaxis.kernels.quantized_matmul.scale_codes import SCALE_BITS, unit_of
 from jaxis.kernels.quantized_matmul.weight import BITS, INT4_OFFSET, QuantizedWeight, WeightScheme
 from jaxis.quantization_rules import CALIBRATION_METHODS
 
@@ -52,7 +52,7 @@ def quantize(weight: np.ndarray, scheme: WeightScheme) -> QuantizedWeight | Code
     if arrays is None:
         raise ValueError(NOT_FINITE)
     if scheme.weight_calibration_method == "affine":
-        return _coded_weight(arrays, scheme)
+        return affine_weight(arrays, BITS[scheme.weight_qtype], scheme.act_qtype)
     qvalue, scale, *zero_point = arrays
     return QuantizedWeight(qvalue, scale, *zero_point, act_qtype=scheme.act_qtype)
 
@@ -75,22 +75,6 @@ def quantize_by_definition(weight: np.ndarray, scheme: WeightScheme) -> tuple[np
         for whole, array in zip(result, part, strict=True):
             whole[rows] = array
     return tuple(result) if np.isfinite(result[1]).all() else None
-
-
-def _coded_weight(arrays: tuple[np.ndarray, ...], scheme: WeightScheme) -> CodedWeight:
-    codes, scale, super_scale, minimum, super_minimum = arrays
-    bits = BITS[scheme.weight_qtype]
-    low, high = pack_planes(codes, bits)
-    return CodedWeight(
-        low,
-        scale,
-        high,
-        minimum=minimum,
-        super_scale=super_scale,
-        super_minimum=super_minimum,
-        bits=bits,
-        act_qtype=scheme.act_qtype,
-    )
 
 
 def check_quantizable(in_size: int, scheme: WeightScheme) -> None:
@@ -197,11 +181,7 @@ _QUANTIZERS = {
 
 def _rounded_up_to_codes(scale: jax.Array) -> jax.Array:
     """Scales [out, groups, 1] rounded up to products of 0 to 255 and a power of two of the row; see `scale_codes`."""
-    largest = jnp.max(scale, axis=1, keepdims=True)
-    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
-    smallest = jnp.maximum(exponent - ((SCALE_BITS - 1) << 23), 1 << 23)
-    unit = jax.lax.bitcast_convert_type(smallest, jnp.float32)
-    unit = jnp.where(largest > unit * 255, unit * 2, unit)
+    unit = unit_of(jnp.max(scale, axis=1, keepdims=True), SCALE_BITS)
     codes = jnp.where(scale == 0, 0, jnp.maximum(jnp.ceil(scale / unit), 1))
     # The unit of a row with a NaN would be a number.
     return jnp.where(jnp.isfinite(scale), codes * unit, scale)

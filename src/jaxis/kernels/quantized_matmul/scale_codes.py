@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+Numbers = TypeVar("Numbers", np.ndarray, jax.Array)
 
 SCALE_BITS = 8
 MINIMUM_BITS = 7
@@ -10,7 +16,7 @@ MINIMUM_BITS = 7
 _SMALLEST = np.float32(2.0**-126)
 
 
-def unit_of(largest: np.ndarray, bits: int) -> np.ndarray:
+def unit_of(largest: Numbers, bits: int) -> Numbers:
     """The smallest power of two by which codes of so many bits reach the largest magnitude of a row.
 
     It is a normal number, so that its products with codes are exact.
@@ -19,9 +25,10 @@ def unit_of(largest: np.ndarray, bits: int) -> np.ndarray:
       largest: float32, 0 or more, not denormal.
       bits: SCALE_BITS or MINIMUM_BITS.
     """
+    library: Any = jnp if isinstance(largest, jax.Array) else np
     exponent = largest.view(np.int32) & np.int32(0x7F800000)
-    unit = np.maximum(exponent - np.int32((bits - 1) << 23), np.int32(1 << 23)).view(np.float32)
-    return np.where(largest > unit * np.float32((1 << bits) - 1), unit * np.float32(2), unit)
+    unit = library.maximum(exponent - np.int32((bits - 1) << 23), np.int32(1 << 23)).view(np.float32)
+    return library.where(largest > unit * np.float32((1 << bits) - 1), unit * np.float32(2), unit)
 
 
 def find_codes(numbers: np.ndarray, *, are_minima: bool = False) -> tuple[np.ndarray, np.ndarray] | None:

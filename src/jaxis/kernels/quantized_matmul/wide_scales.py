@@ -31,7 +31,7 @@ def can_widen(weight_format: PackedFormat, wide: PackedFormat) -> bool:
 
 
 def widen(weight: PackedWeight, wide: PackedFormat) -> PackedWeight:
-    """A weight or a stack with the same elements in a format that `can_widen` accepts."""
+    """A weight with the same elements in a format that `can_widen` accepts."""
     narrow, data = weight.format, np.asarray(weight.data)
     span = max(narrow.group_size, CODE_UNIT)
     numbers = span // narrow.group_size * PANEL_ROWS
@@ -44,9 +44,7 @@ def widen(weight: PackedWeight, wide: PackedFormat) -> PackedWeight:
     parts = []
     for index, (code, target) in enumerate(kinds):
         codes = spans[..., index * numbers : (index + 1) * numbers].view(code)
-        # Experts that have not arrived yet may be any bytes.
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = (codes.reshape(*codes.shape[:-1], -1, PANEL_ROWS) * units[..., index, :, :, :]).astype(target)
+        products = (codes.reshape(*codes.shape[:-1], -1, PANEL_ROWS) * units[..., index, :, :, :]).astype(target)
         parts.append(products.reshape(*codes.shape).view(np.uint8))
     parts.append(spans[..., len(kinds) * numbers :])
     return dataclasses.replace(weight, data=np.concatenate(parts, axis=-1).reshape(*data.shape[:-1], -1), format=wide)

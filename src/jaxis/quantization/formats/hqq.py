@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import CodedWeight
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.integer_groups import SCALE_DTYPES, check_columns
-from jaxis.quantization.formats.word_packing import code_planes
 
 # Bits of a number -> its name in `packing`, numbers packed into one, and their type.
 _PACKINGS = {

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight
-from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
+from jaxis.quantization.formats.word_packing import unpack_numbers
 
 BITS = (2, 3, 4, 8)
 SCALE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32))

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import CodedWeight, QuantizedWeight, ReorderedWeight, WeightScheme
 from jaxis.layers.weight_format import TensorSpec
-from jaxis.quantization.formats.word_packing import code_planes, nibble_pairs, num_words, unpack_numbers
+from jaxis.quantization.formats.word_packing import nibble_pairs, num_words, unpack_numbers
 
 SCALE_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _WORD_BITS = 32

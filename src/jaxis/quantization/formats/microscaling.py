@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_exponents, check_finite, check_finite_scales
-from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
+from jaxis.quantization.formats.word_packing import unpack_numbers
 
 GROUP_SIZE = 32
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.quantized_matmul.coded import LOW_BITS
 from jaxis.kernels.quantized_matmul.scale_codes import find_codes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight, WeightScheme
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_finite
-from jaxis.quantization.formats.word_packing import code_planes, unpack_numbers
+from jaxis.quantization.formats.word_packing import unpack_numbers
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_DTYPES = tuple(np.dtype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32))

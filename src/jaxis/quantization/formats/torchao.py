@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 
 from jaxis.kernels.quantized_matmul.block_scaled import scale_shape
+from jaxis.kernels.quantized_matmul.code_planes import code_planes
 from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeight
 from jaxis.layers.weight_format import TensorSpec
 from jaxis.quantization.formats.finite import check_finite
 from jaxis.quantization.formats.mlx import E2M1_LEVELS
-from jaxis.quantization.formats.word_packing import code_planes
 
 _INT8, _UINT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.float32)
 _E4M3, _E8M0 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e8m0fnu)
