@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis import LLM
+from jaxis.calibration import sensitivity
 from jaxis.calibration.choose import choose_rules
 from jaxis.calibration.evaluate import SourcePredictions
 from jaxis.calibration.sensitivity import measure_sensitivity
@@ -15,8 +16,9 @@ from jaxis.calibration.text import read_windows
 from jaxis.calibration.widths import WIDTH_RULES
 from jaxis.engine.setup import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError
+from jaxis.kernels.weights import dequantize, quantize
 from jaxis.quantization.checkpoint import quantize_checkpoint
-from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.rules import RuleQuantizationConfig, weight_scheme
 from jaxis.quantization_rules import QuantizationRule
 from jaxis.tokenizer import Tokenizer
 from tests.support.places import REPOSITORY
@@ -109,3 +111,13 @@ def text_of_answers(folder):
     ]
     (folder / "answers.jsonl").write_text(json.dumps({"messages": messages}))
     return folder / "answers.jsonl"
+
+
+def test_the_estimate_is_half_the_error_weighted_by_the_fisher_information():
+    rng = np.random.default_rng(0)
+    weight, squares = rng.standard_normal((48, 64), np.float32), rng.random((48, 64), np.float32)
+    result = sensitivity._sensitivity("a", [(weight, squares)], WIDTH_RULES, num_tokens=10)
+    for option in result.options:
+        scheme = weight_scheme(option.rule)
+        error = np.asarray(dequantize(quantize(weight, scheme)), np.float64) - weight
+        np.testing.assert_allclose(option.kl, 0.5 * (squares / 10 * error**2).sum(), rtol=1e-5)
