@@ -1,5 +1,6 @@
 // The kernels of one instruction set, as a table of functions. Every instruction set compiles the same sources (the
-// files *.inc.cc), so the tables differ in speed only.
+// files *.inc.cc). Sums have the same order in all of them, so the tables differ in speed, and in the last bits only
+// where multiply-adds are not fused (see simd.h).
 #pragma once
 
 #include <cstdint>

@@ -121,10 +121,11 @@ constexpr int kGroupSteps = kActivationGroup / 4;  // of four columns in a group
 // group, or half of it where the weights have a scale for half a group. Rows end with whole groups, whose last values
 // may be columns that do not exist: 0.
 struct QuantizedRows {
-  const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step
+  const uint8_t* values;   // [steps][R][kActivationBytes], four columns a step; for tiles [groups][R][kActivationGroup]
   const float* scales;     // [groups][R]
   const float* midpoints;  // [groups][R]
-  const int32_t* offsets;  // [parts][R], what a sum of products begins with: -zero point * sum of the values
+  const int32_t* offsets;  // [parts][R], what a sum of products begins with: -zero point * sum of the values; for tiles
+                           // kTileOriginBits more
   const float* sums;       // [parts][R], the sum of the values; where weights have minima, of scale * value + midpoint
 };
 

@@ -12,8 +12,10 @@
 #include "matmul_codes.h"
 #include "matmul_micro.h"
 #include "matmul_rows.h"
+#include "matmul_tiles.h"
 #include "simd.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
@@ -21,6 +23,10 @@ namespace {
 // Columns of a panel that all blocks of rows go through before the next: as many as stay in the first cache.
 constexpr int64_t kColumnsAtOnce = 128;
 constexpr int64_t kQuantizedColumnsAtOnce = 512;
+
+int64_t quantized_columns_at_once(const Rows& rows) {
+  return rows.tiled ? kTiledColumnsAtOnce : kQuantizedColumnsAtOnce;
+}
 
 Int8Panel int8_panel(const WeightFormat& f, const uint8_t* panel) {
   const int64_t groups = ceil_div(f.k, kActivationGroup);
@@ -90,6 +96,11 @@ void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin,
     x.midpoints += begin * num;
     x.offsets += part * num;
     x.sums += part * num;
+    if (rows.tiled) {
+      configure_tiles(static_cast<int>(rows.block_rows));
+      multiply_by_tiles(x, num, w, tile, begin == 0);
+      continue;
+    }
     with_count<kMaxQuantizedRows>(num, [&](auto r) { micro_int8<r(), kSteps>(x, w, tile, begin == 0); });
   }
 }
@@ -97,14 +108,14 @@ void multiply_integers(const Rows& rows, const IntegerColumns& w, int64_t begin,
 void multiply_int8_panel(const Rows& rows, const WeightFormat& f, const uint8_t* panel, int64_t first, int64_t last,
                          float* tile) {
   const Int8Panel whole = int8_panel(f, panel);
-  if (last - first == 1 && rows.rows_of(first) == 1) {
+  if (last - first == 1 && rows.rows_of(first) == 1 && !rows.tiled) {
     return micro_stored_int8_rows(rows.quantized_block(first), whole, tile);
   }
-  constexpr int64_t kGroupsAtOnce = kQuantizedColumnsAtOnce / kActivationGroup;
-  alignas(64) float sums[kGroupsAtOnce * kPanelRows];
-  for (int64_t begin = 0; begin < whole.groups; begin += kGroupsAtOnce) {
+  alignas(64) float sums[kQuantizedColumnsAtOnce / kActivationGroup * kPanelRows];
+  const int64_t groups_at_once = quantized_columns_at_once(rows) / kActivationGroup;
+  for (int64_t begin = 0; begin < whole.groups; begin += groups_at_once) {
     IntegerColumns w{};
-    w.spans = min_of(kGroupsAtOnce, whole.groups - begin);
+    w.spans = min_of(groups_at_once, whole.groups - begin);
     w.span_parts = 1;
     w.span_stride = kActivationGroup * kPanelRows;
     w.bytes = whole.values + begin * w.span_stride;
@@ -267,10 +278,10 @@ void multiply_codes_panel_int8(const Rows& rows, const uint8_t* panel, int64_t f
   const CodeReader& r = rows.codes;
   const CodeLayout& l = r.layout;
   const int64_t groups = l.span / kActivationGroup;  // of activations in a span
-  const int64_t spans_at_once = min_of(ceil_div(kQuantizedColumnsAtOnce, l.span), l.num_spans);
+  const int64_t spans_at_once = min_of(ceil_div(quantized_columns_at_once(rows), l.span), l.num_spans);
   auto* memory = static_cast<float*>(scratch(Scratch::kPanel, integer_columns_bytes(l, spans_at_once)));
   with_layout(r, [&](auto kind, auto layout) {
-    if (last - first == 1 && rows.rows_of(first) == 1) {
+    if (last - first == 1 && rows.rows_of(first) == 1 && !rows.tiled) {
       return micro_stored_int8<kind(), layout()>(rows.quantized_block(first), r, panel, tile);
     }
     int64_t count = 0;

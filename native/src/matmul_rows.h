@@ -8,7 +8,9 @@
 #include "matmul.h"
 #include "matmul_codes.h"
 #include "matmul_micro.h"
+#include "matmul_tiles.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace jaxis::JAXIS_ISA {
 namespace {
@@ -20,6 +22,7 @@ struct Rows {
   int64_t rows, k;
   int64_t block_rows, num_blocks;
   bool quantized;
+  bool tiled;           // quantized, and multiplied by tiles: see multiply_by_tiles
   CodeReader codes;     // of weights that are codes
   const float* plain;   // blocks of [k][block's rows]
   int64_t groups;       // of kActivationGroup columns, if quantized
@@ -84,7 +87,8 @@ QuantizedGroup quantize_group(const float* x, int64_t size) {
 void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
   const int num_lanes = rows.rows_of(block);
   const QuantizedRows to = rows.quantized_block(block);
-  uint8_t* values = const_cast<uint8_t*>(to.values) + lane * kActivationBytes;
+  uint8_t* values = const_cast<uint8_t*>(to.values) + lane * (rows.tiled ? kActivationGroup : kActivationBytes);
+  const int32_t origin = rows.tiled ? kTileOriginBits : 0;
   const int64_t parts_per_group = kActivationGroup / rows.part;
   for (int64_t g = 0; g < rows.groups; ++g) {
     const int64_t begin = g * kActivationGroup;
@@ -94,13 +98,13 @@ void quantize_row(const Rows& rows, const float* x, int64_t block, int lane) {
     for (int64_t p = 0; p < parts_per_group; ++p) {
       const float sum = parts_per_group == 1 ? q.sums[0] + q.sums[1] : q.sums[p];
       const int64_t at = (g * parts_per_group + p) * num_lanes + lane;
-      const_cast<int32_t*>(to.offsets)[at] = -rows.zero_point * static_cast<int32_t>(sum);
+      const_cast<int32_t*>(to.offsets)[at] = origin - rows.zero_point * static_cast<int32_t>(sum);
       const_cast<float*>(to.sums)[at] =
           rows.codes.has_minima() ? sum * q.scale + q.midpoint * static_cast<float>(rows.part) : sum;
     }
-    if (num_lanes == 1 && kActivationBytes == 4) {
+    if (rows.tiled || (num_lanes == 1 && kActivationBytes == 4)) {
       __builtin_memcpy(values, q.values, kActivationGroup);
-      values += kActivationGroup;
+      values += num_lanes * kActivationGroup;
     } else {
       for (int64_t i = 0; i < kActivationGroup; i += 4) {
         store_activation_quad(values, q.values + i);
@@ -127,13 +131,15 @@ Rows plan_rows(int64_t count, const WeightFormat& format, bool quantized) {
   rows.rows = count;
   rows.k = format.k;
   rows.quantized = quantized;
-  const int64_t most = quantized ? kMaxQuantizedRows : kMaxRows;
-  rows.block_rows = ceil_div(count, ceil_div(count, most));
-  rows.num_blocks = ceil_div(count, rows.block_rows);
   rows.codes = code_reader(format);
   const bool has_codes = format.type == WeightType::kCodes;
   rows.part = has_codes ? format.group : kActivationGroup;
   if (quantized) rows.part = min_of(rows.part, kActivationGroup);
+  // Half groups do not fill tiles well enough to pay.
+  rows.tiled = kHasTiles && quantized && rows.part == kActivationGroup && count >= kMinTiledRows;
+  const int64_t most = rows.tiled ? kMaxTileRows : quantized ? kMaxQuantizedRows : kMaxRows;
+  rows.block_rows = ceil_div(count, ceil_div(count, most));
+  rows.num_blocks = ceil_div(count, rows.block_rows);
   rows.groups = ceil_div(rows.k, kActivationGroup);
   rows.parts = ceil_div(rows.groups * kActivationGroup, rows.part);
   rows.zero_point = !has_codes ? 128 : rows.codes.has_zero_points ? 0 : rows.codes.zero;
@@ -148,7 +154,9 @@ bool needs_memory(const Rows& rows) { return rows.block_rows > 1 || needs_sums(r
 int64_t memory_bytes(const Rows& rows) {
   if (!needs_memory(rows)) return 0;
   if (!rows.quantized) return rows.rows * (rows.k + (needs_sums(rows) ? rows.parts : 0)) * 4;
-  return rows.rows * (rows.groups * (kGroupSteps * kActivationBytes + 8) + rows.parts * 8);
+  // Tiles of the last block are read as if it had as many rows as the others.
+  const int64_t past_end = rows.tiled ? rows.block_rows * kActivationGroup : 0;
+  return rows.rows * (rows.groups * (kGroupSteps * kActivationBytes + 8) + rows.parts * 8) + past_end;
 }
 
 void set_memory(Rows* rows, char* memory) {

@@ -59,8 +59,18 @@ Team& team() {
   return *instance;
 }
 
+thread_local void (*end_of_share)() = nullptr;
+
+// Where a thread works on tasks.
+struct Share {
+  ~Share() {
+    if (end_of_share != nullptr) std::exchange(end_of_share, nullptr)();
+  }
+};
+
 // What a task throws is kept for the caller: it must not leave a helper's thread, nor the caller while helpers work.
 void work(Team& t, int worker) noexcept {
+  const Share share;
   try {
     for (int i = 0; i < t.num_workers; ++i) {
       int victim = worker + i;
@@ -145,6 +155,7 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, co
   if (num_tasks < num_workers) num_workers = static_cast<int>(num_tasks);
   bool expected = false;
   if (num_workers <= 1 || !t.busy.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
+    const Share share;
     for (int64_t i = 0; i < num_tasks; ++i) task(data, i);
     return;
   }
@@ -181,6 +192,8 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Task task, void* data, co
   t.busy.store(false, std::memory_order_release);
   if (error) std::rethrow_exception(error);
 }
+
+void at_end_of_share(void (*function)()) { end_of_share = function; }
 
 void* scratch(Scratch which, int64_t bytes) {
   struct Buffer {

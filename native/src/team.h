@@ -41,6 +41,10 @@ void parallel_for(const Pool& pool, int64_t num_tasks, Function&& function, cons
       pool, num_tasks, [](void* data, int64_t index) { (*static_cast<Function*>(data))(index); }, &function, hint);
 }
 
+// Has the calling thread call `function` once its share of the tasks of the parallel_for that it is in is done. Only
+// the latest function counts.
+void at_end_of_share(void (*function)());
+
 // Buffers that each thread keeps for its kernels, by what is in them.
 //
 // Kernels do not run inside one another, so each family has names of its own for the same buffers: a thread keeps as

@@ -144,8 +144,47 @@ TEST(matmul, of_a_row_does_not_depend_on_rows_or_threads) {
   });
 }
 
+// However few or many rows are multiplied at once, in blocks of whatever size, and by which instructions.
+TEST(matmul, of_a_row_is_the_same_bits_for_any_number_of_rows) {
+  ThreadPool threads(4);
+  for (const int64_t k : {5, 61, 130, 224, 384}) {
+    std::vector<WeightFormat> all = code_formats(k);
+    all.push_back(plain_format(WeightType::kInt8, k));
+    for (const WeightFormat& format : all) {
+      if (!has_integer_products(format)) continue;
+      const Weight weight = make_weight(format, 33, static_cast<uint32_t>(k));
+      const std::vector<float> x = rows_of_all_kinds(64, k);
+      std::vector<float> one_by_one;
+      for (int64_t row = 0; row < 64; ++row) {
+        const std::vector<float> one(x.begin() + row * k, x.begin() + (row + 1) * k);
+        const std::vector<float> out = multiply(one, {weight}, true, Activation::kNone, no_pool())[0];
+        one_by_one.insert(one_by_one.end(), out.begin(), out.end());
+      }
+      for (const int64_t rows : {2, 6, 7, 8, 9, 12, 15, 16, 17, 31, 33, 47, 64}) {
+        const std::vector<float> some(x.begin(), x.begin() + rows * k);
+        const std::vector<float> out = multiply(some, {weight}, true, Activation::kNone, threads.pool())[0];
+        CHECK(std::memcmp(out.data(), one_by_one.data(), out.size() * 4) == 0, name(format), rows);
+      }
+    }
+  }
+}
+
+TEST(matmul, of_a_last_row_by_itself_is_that_of_the_row) {
+  ThreadPool threads(4);
+  constexpr int64_t kColumns = 96, kRows = 241;  // the last of blocks of 16, each a task
+  for (const WeightFormat& format :
+       {plain_format(WeightType::kInt8, kColumns),
+        super_format(code_format(kColumns, 32, 8, 0, ScaleType::kU8, ScaleType::kI8), ScaleType::kF32, kColumns)}) {
+    const Weight weight = make_weight(format, 32, 1);
+    const std::vector<float> x = normal(kRows * kColumns, 2), last(x.end() - kColumns, x.end());
+    const std::vector<float> all = multiply(x, {weight}, true, Activation::kNone, threads.pool())[0];
+    const std::vector<float> alone = multiply(last, {weight}, true, Activation::kNone, no_pool())[0];
+    CHECK(std::memcmp(alone.data(), &all[(kRows - 1) * 32], alone.size() * 4) == 0, name(format));
+  }
+}
+
 TEST(matmul, of_a_row_that_is_not_finite_is_not) {
-  constexpr int64_t kColumns = 128, kRows = 3;
+  constexpr int64_t kColumns = 128, kRows = 20;
   for (const WeightFormat& format : formats(kColumns)) {
     if (!has_integer_products(format)) continue;
     const Weight weight = make_weight(format, 40, 1);
@@ -153,9 +192,9 @@ TEST(matmul, of_a_row_that_is_not_finite_is_not) {
       for (const int64_t column : {0, 20, 127}) {
         std::vector<float> x = normal(kRows * kColumns, 2);
         x[kColumns + column] = number;
-        for (const int64_t rows : {1, 3}) {
+        for (const int64_t rows : {1, 3, 20}) {
           const std::vector<float> some(x.begin() + (rows == 1 ? kColumns : 0),
-                                        x.begin() + (rows == 1 ? 2 : 3) * kColumns);
+                                        x.begin() + (rows == 1 ? 2 : rows) * kColumns);
           const std::vector<float> out = multiply(some, {weight}, true, Activation::kNone, no_pool())[0];
           for (size_t i = 0; i < out.size(); ++i) {
             const bool is_it = rows == 1 || static_cast<int64_t>(i) / weight.n == 1;

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -55,6 +56,43 @@ TEST(team, runs_each_task_once) {
     ThreadPool threads(num_threads);
     for (const int64_t num_tasks : {0, 1, 2, 3, 4, 5, 7, 64, 1000, 10007}) check_job(threads.pool(), num_tasks);
   }
+}
+
+// Each thread that worked calls it once, after its last task, and one that did not ask for it does not.
+TEST(team, what_ends_a_share_follows_its_tasks) {
+  static std::atomic<int> ended, begun;
+  static thread_local bool is_at_work;
+  for (const int num_threads : {1, 4}) {
+    ThreadPool threads(num_threads);
+    for (int i = 0; i < 100; ++i) {
+      ended = begun = 0;
+      parallel_for(threads.pool(), 50, [](int64_t) {
+        if (is_at_work) return;
+        is_at_work = true;
+        ++begun;
+        at_end_of_share([] {
+          is_at_work = false;
+          ++ended;
+        });
+      });
+      CHECK(ended == begun && begun >= 1 && begun <= num_threads, ended, begun, num_threads);
+      parallel_for(threads.pool(), 50, [](int64_t) {});
+      CHECK(ended == begun, ended, begun);
+    }
+  }
+}
+
+TEST(team, what_ends_a_share_follows_a_task_that_throws) {
+  static int ended;
+  ended = 0;
+  try {
+    parallel_for(no_pool(), 2, [](int64_t) {
+      at_end_of_share([] { ++ended; });
+      throw std::runtime_error("");
+    });
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(ended == 1, ended);
 }
 
 TEST(team, helpers_take_part) {
