@@ -5,14 +5,17 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 
 import httpx
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from jaxis.cli.main import app
 from tests.support.cli_model import JAXIS
+from tests.support.waiting import wait_until
 
 SMALL = ("--port", "0", "--kv-cache-memory", "16MiB", "--max-num-batched-tokens", "64", "--max-num-seqs", "4")
 
@@ -88,6 +91,45 @@ def test_sigkill_closes_connections_and_the_same_address_serves_again(start):
     _, lines = start("--port", url.split(":")[2].split("/")[0])
     assert lines[2].split()[1] == url
     assert httpx.post(f"{url}/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60).status_code == 200
+
+
+def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):
+    code = (
+        "import jaxis.engine.frontend.engine_process as process; process.MAX_RESTARTS = 1\n"
+        "from jaxis.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, "serve", *SMALL]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=cli_environment)
+    url = next(line.split()[1] for line in process.stderr if line.startswith("url:")).removesuffix("/v1")
+    log = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr))
+    reader.start()
+    body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        events = response.iter_lines()
+        assert next(events).startswith("data: {")
+        kill_engine(process)
+        events = [line for line in events if line]
+    assert "signal 9" in json.loads(events[-2][6:])["error"]["message"]
+    health = httpx.get(f"{url}/health")
+    refused = httpx.post(f"{url}/v1/completions", json={"prompt": "x"})
+    assert (health.status_code, refused.status_code, refused.headers["Retry-After"]) == (503, 503, "5")
+    wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    assert answer.status_code == 200
+    kill_engine(process)
+    assert process.wait(60) == 1
+    reader.join(10)
+    assert sum("the engine is lost: its process ended (signal 9" in line for line in log) == 2
+    assert any("the engine runs again" in line for line in log)
+    assert log[-1].startswith("jaxis: error: the engine has failed")
+
+
+def kill_engine(process):
+    [engine] = [
+        child for child in psutil.Process(process.pid).children() if "engine_worker" in " ".join(child.cmdline())
+    ]
+    engine.kill()
 
 
 @pytest.mark.parametrize(

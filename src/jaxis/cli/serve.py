@@ -98,6 +98,8 @@ def _serve(
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn_server.run(sockets=[listener])
+    if engine.failure is not None:
+        raise engine.failure
     note("stopped")
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
-from jaxis.engine.frontend import wire
+from jaxis.engine.frontend import engine_process, wire
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission
 from jaxis.engine.frontend.engine_process import EngineProcess
@@ -124,21 +124,66 @@ def test_a_request_that_is_left_is_aborted_there():
     asyncio.run(scenario())
 
 
-def test_its_death_is_told_to_who_waits_and_who_comes():
+def test_its_death_is_told_to_who_waits_and_another_is_started(monkeypatch, caplog):
+    monkeypatch.setattr(engine_process, "MAX_RESTARTS", 1)
+
+    async def lose(engine, process, prompt):
+        params = SamplingParams(max_tokens=1500, ignore_eos=True)
+        waiting = [asyncio.create_task(collect(engine, prompt, params, f"r{i}")) for i in range(3)]
+        await eventually(lambda: engine.stats().num_requests_running == 3)
+        os.kill(process.pid, signal.SIGKILL)
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, UnavailableError)
+            assert "signal 9" in str(error)
+        assert not engine.is_making_progress
+        assert not engine.is_accepting
+        with pytest.raises(UnavailableError), engine.reserve():
+            pass
+
     async def scenario():
         async with running() as (engine, process):
+            first = process.pid
             prompt = TokenizedPrompt(None, engine.tokenizer.encode("Once"))
-            params = SamplingParams(max_tokens=1500, ignore_eos=True)
-            waiting = [asyncio.create_task(collect(engine, prompt, params, f"r{i}")) for i in range(3)]
-            await eventually(lambda: engine.stats().num_requests_running == 3)
-            os.kill(process.pid, signal.SIGKILL)
-            for error in await asyncio.gather(*waiting, return_exceptions=True):
-                assert isinstance(error, UnavailableError)
-                assert "signal 9" in str(error)
-            assert not engine.is_making_progress
+            greedy = SamplingParams(temperature=0, max_tokens=5)
+            expected = await collect(engine, prompt, greedy, "r")
+            await lose(engine, process, prompt)
+            assert engine.failure is None
+            await eventually(lambda: engine.is_accepting)
+            assert engine.is_making_progress
+            assert process.pid != first
+            assert (await collect(engine, prompt, greedy, "r")).outputs == expected.outputs
+            await lose(engine, process, prompt)
+            assert "after 1 restarts" in str(engine.failure)
+            await asyncio.sleep(0.1)
             assert not engine.is_accepting
-            with pytest.raises(UnavailableError), engine.reserve():
-                pass
+
+    asyncio.run(scenario())
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records if "lost" in record.getMessage()]
+    assert [level for level, _ in logged if level != "INFO"] == ["ERROR", "CRITICAL"]
+    assert "signal 9" in logged[0][1]
+    assert "starting it again (1 of 1)" in logged[0][1]
+
+
+def test_a_restart_that_fails_is_tried_again_and_then_given_up(monkeypatch, caplog):
+    monkeypatch.setattr(engine_process, "MAX_RESTARTS", 2)
+    monkeypatch.setattr(engine_process, "RESTART_DELAY_SECONDS", 0.01)
+
+    async def scenario():
+        async with running() as (engine, process):
+            process._settings = process._settings.replace(b'"8MiB"', b'"1"')  # too little memory
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: engine.failure)
+            assert "cannot be started again" in str(engine.failure)
+
+    asyncio.run(scenario())
+    assert sum("starting it again" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_it_can_be_stopped_while_it_is_started_again():
+    async def scenario():
+        async with running() as (engine, process):
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: not engine.is_accepting)
 
     asyncio.run(scenario())
 

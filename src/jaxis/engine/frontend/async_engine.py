@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineOutputs, EngineStats, Submission
 from jaxis.engine.frontend.output_stream import OutputStream
 from jaxis.engine.frontend.stream_waker import StreamWaker
-from jaxis.errors import DeadlineExceededError, OverloadedError, RequestError, UnavailableError
+from jaxis.errors import DeadlineExceededError, EngineError, OverloadedError, RequestError, UnavailableError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -37,6 +37,7 @@ class AsyncLLMEngine:
     Attributes:
       info, tokenizer, grammar_compiler: The engine's; see `EngineClient`.
       max_sequences: Most sequences to hold, running and queued.
+      failure: Why the engine has ended for good; None while it has not.
 
     Args:
       engine: The engine.
@@ -64,7 +65,9 @@ class AsyncLLMEngine:
         self._engine_ids: dict[str, str] = {}  # by the requests' own ids
         self._num_requests = 0
         self._num_reserved = 0
+        self.failure: EngineError | None = None
         self._closed: UnavailableError | None = None
+        self._interruption: UnavailableError | None = None
         self._all_released = asyncio.Event()
         self._all_released.set()
 
@@ -72,7 +75,8 @@ class AsyncLLMEngine:
         """Starts the engine; its outputs go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._waker = StreamWaker(self._loop)
-        self._engine.connect(self._loop, self._deliver, self._close)
+        callbacks = EngineCallbacks(self._deliver, self._interrupt, self._resume, self._fail)
+        self._engine.connect(self._loop, callbacks)
 
     @contextmanager
     def reserve(self, num_sequences: int = 1) -> Iterator[None]:
@@ -223,7 +227,22 @@ class AsyncLLMEngine:
                 streams.append(stream)
         self._waker.wake(streams)
 
-    def _close(self, error: BaseException) -> None:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        self._closed = UnavailableError(f"the engine has failed and must be restarted: {reason}")
+    def _interrupt(self, error: BaseException) -> None:
+        self._interruption = UnavailableError(
+            f"{_reason(error)}; the engine is being started again: send the request again in a while"
+        )
+        self._closed = self._closed or self._interruption
+        self._fail_streams(self._interruption)
+
+    def _resume(self) -> None:
+        if self._closed is self._interruption:
+            self._closed = None
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = EngineError(f"the engine has failed and must be restarted: {_reason(error)}")
+        self._closed = UnavailableError(str(self.failure))
         self._fail_streams(self._closed)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

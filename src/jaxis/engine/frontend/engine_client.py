@@ -117,6 +117,23 @@ class EngineOutputs:
     errors: list[tuple[str, Exception]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class EngineCallbacks:
+    """What an engine calls in the event loop.
+
+    Attributes:
+      deliver: With the outputs of a step.
+      interrupt: With an error, when every request was lost, and the engine is being started again.
+      resume: When it has been.
+      fail: With the error that ended the engine for good.
+    """
+
+    deliver: Callable[[EngineOutputs], None]
+    interrupt: Callable[[BaseException], None]
+    resume: Callable[[], None]
+    fail: Callable[[BaseException], None]
+
+
 class EngineClient(Protocol):
     """An engine as seen from an event loop, in this process or in another.
 
@@ -135,18 +152,12 @@ class EngineClient(Protocol):
         """The engine after a recent step."""
         ...
 
-    def connect(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[EngineOutputs], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """Starts delivering outputs. From here on, call the methods from the loop's thread only.
 
         Args:
           loop: Running.
-          deliver: Called in the loop with the outputs of a step.
-          fail: Called in the loop with the error that ended the engine.
+          callbacks: Called in the loop.
         """
         ...
 

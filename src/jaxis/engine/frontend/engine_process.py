@@ -1,18 +1,17 @@
 """Runs an engine in a separate process, so that formatting and sending answers does not slow its steps.
 
 Python runs one thread of a process at a time: next to an event loop with hundreds of streams, an engine's thread would
-wait for the GIL longer than a step takes. If the engine process crashes, the server survives to report it.
+wait for the GIL longer than a step takes. If the engine's process ends, the server survives, reports it, and starts
+another.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import logging
 import os
-import socket
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,16 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxis.engine.frontend import wire
-from jaxis.engine.frontend.engine_client import EngineClient, EngineInfo, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_child import RECEIVE_BYTES, EngineChild
+from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineStats, Submission
 from jaxis.engine.grammar.compiler import GrammarCompiler
-from jaxis.errors import EngineError
+from jaxis.errors import EngineError, JaxisError
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import asyncio
 
-RECEIVE_BYTES = 1 << 20
-SOCKET_BUFFER_BYTES = 4 << 20
+MAX_RESTARTS = 3  # within RESTART_WINDOW_SECONDS
+RESTART_WINDOW_SECONDS = 600.0
+RESTART_DELAY_SECONDS = 2.0  # before the second restart in the window; twice that before the third, ...
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class LogSettings:
 
 class EngineProcess(EngineClient):
     """Starts an engine process, and is an `EngineClient` of it.
+
+    If the process ends, or its engine fails for good, the requests in it are lost, and another is started: at most
+    MAX_RESTARTS times within RESTART_WINDOW_SECONDS.
 
     Attributes:
       info, tokenizer: The engine's.
@@ -58,65 +63,39 @@ class EngineProcess(EngineClient):
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, stall_seconds: float, log: LogSettings | None = None) -> None:
-        self._connection, theirs = socket.socketpair()
-        for end in (self._connection, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         settings = {
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
         }
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxis.engine.frontend.engine_worker", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-            )
+        self._settings = json.dumps(settings).encode()
+        self._child = EngineChild(self._settings)
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(settings).encode() + b"\n")
-            self._process.stdin.close()
-            self._frames = wire.FrameReader()
-            self.info = self._wait_until_ready()
+            self.info = self._child.wait_until_ready()
             self.tokenizer = Tokenizer.from_path(Path(self.info.model_folder))
         except BaseException:
-            self._process.kill()
-            self._process.wait()
+            self._child.kill()
             raise
         self.grammar_compiler = GrammarCompiler(self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+        self.grammar_compiler.prepare()
         self._unsent = bytearray()
         self._heartbeat = wire.Heartbeat(True, EngineStats())
         self._heartbeat_time = time.monotonic()
-        self._has_ended = False
+        self._is_up = True
+        self._stopping = threading.Event()
+        self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
+        self._restart_times: list[float] = []
 
-    def _wait_until_ready(self) -> EngineInfo:
-        while data := self._connection.recv(RECEIVE_BYTES):
-            for frame in self._frames.feed(data):
-                report = wire.decode_report(frame)
-                if isinstance(report, wire.EngineFailed):
-                    raise report.error()
-                if isinstance(report, wire.EngineReady):
-                    return report.info
-        raise EngineError(f"the engine process ended during start-up: {self._end()}")
-
-    def connect(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[EngineOutputs], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """See `EngineClient.connect`."""
         self._loop = loop
-        self._deliver = deliver
-        self._fail = fail
-        self._connection.setblocking(False)
-        self._heartbeat_time = time.monotonic()
-        loop.add_reader(self._connection.fileno(), self._receive)
+        self._callbacks = callbacks
+        self._listen()
 
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def stats(self) -> EngineStats:
@@ -133,25 +112,25 @@ class EngineProcess(EngineClient):
 
     def stop(self, timeout_seconds: float) -> bool:
         """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
-        self._has_ended = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
-        try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return False
-        return True
+        with self._child_lock:
+            self._stopping.set()
+        return self._child.stop(timeout_seconds)
 
     def is_making_progress(self, stall_seconds: float) -> bool:
         """Whether the process is alive, has lately sent a heartbeat, and reports progress; see `EngineThread`."""
-        if self._has_ended or time.monotonic() - self._heartbeat_time > stall_seconds:
+        if not self._is_up or time.monotonic() - self._heartbeat_time > stall_seconds:
             return False
         return self._heartbeat.is_making_progress
 
+    def _listen(self) -> None:
+        self._child.connection.setblocking(False)
+        self._heartbeat = wire.Heartbeat(True, EngineStats())
+        self._heartbeat_time = time.monotonic()
+        self._is_up = True
+        self._loop.add_reader(self._child.connection.fileno(), self._receive)
+
     def _send(self, command: wire.Command) -> None:
-        if self._has_ended:
+        if not self._is_up or self._stopping.is_set():
             return
         was_empty = not self._unsent
         self._unsent += wire.to_frame(command)
@@ -160,48 +139,86 @@ class EngineProcess(EngineClient):
 
     def _send_rest(self) -> None:
         try:
-            num_sent = self._connection.send(self._unsent)
+            num_sent = self._child.connection.send(self._unsent)
         except BlockingIOError:
             num_sent = 0
         except OSError:
             return  # the process has ended, which the reader reports
         del self._unsent[:num_sent]
         if self._unsent:
-            self._loop.add_writer(self._connection.fileno(), self._send_rest)
+            self._loop.add_writer(self._child.connection.fileno(), self._send_rest)
         else:
-            self._loop.remove_writer(self._connection.fileno())
+            self._loop.remove_writer(self._child.connection.fileno())
 
     def _receive(self) -> None:
         try:
-            data = self._connection.recv(RECEIVE_BYTES)
+            data = self._child.connection.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(self._connection.fileno())
-            if not self._has_ended:
-                self._fail(EngineError(f"its process ended: {self._end()}"))
+            self._hang_up()
+            if not self._stopping.is_set():
+                self._restart(f"its process ended ({self._child.end()})")
             return
-        for frame in self._frames.feed(data):
-            self._take(wire.decode_report(frame))
+        for frame in self._child.frames.feed(data):
+            if self._is_up:
+                self._take(wire.decode_report(frame))
 
     def _take(self, report: wire.Report) -> None:
         if isinstance(report, wire.StepOutputs):
-            self._deliver(report.engine_outputs())
+            self._callbacks.deliver(report.engine_outputs())
         elif isinstance(report, wire.Heartbeat):
             self._heartbeat = report
             self._heartbeat_time = time.monotonic()
         elif isinstance(report, wire.EngineFailed):
-            self._has_ended = True
-            self._fail(report.error())
+            self._hang_up()
+            self._child.kill()
+            self._restart(f"it failed ({report.error()})")
 
-    def _end(self) -> str:
-        """How the process ended."""
-        self._has_ended = True
+    def _hang_up(self) -> None:
+        self._is_up = False
+        self._unsent.clear()
+        self._loop.remove_reader(self._child.connection.fileno())
+        self._loop.remove_writer(self._child.connection.fileno())
+
+    def _restart(self, reason: str) -> None:
+        """Tells that the requests are lost, and starts another process, unless this has happened too often."""
+        now = time.monotonic()
+        self._restart_times = [time for time in self._restart_times if now - time < RESTART_WINDOW_SECONDS]
+        number = len(self._restart_times) + 1
+        if number > MAX_RESTARTS:
+            _logger.critical("the engine is lost: %s, after %d restarts: giving up", reason, MAX_RESTARTS)
+            self._callbacks.fail(EngineError(f"{reason}, after {MAX_RESTARTS} restarts"))
+            return
+        _logger.error("the engine is lost: %s; starting it again (%d of %d)", reason, number, MAX_RESTARTS)
+        self._restart_times.append(now)
+        self._callbacks.interrupt(EngineError(f"the engine is lost: {reason}"))
+        arguments = (now, (number - 1) * RESTART_DELAY_SECONDS)
+        threading.Thread(target=self._start_again, args=arguments, name="jaxis-restart", daemon=True).start()
+
+    def _start_again(self, lost_time: float, delay_seconds: float) -> None:
+        """Runs in a thread."""
+        self._stopping.wait(delay_seconds)
+        with self._child_lock:
+            if self._stopping.is_set():
+                return
+            self._child.connection.close()
+            self._child = EngineChild(self._settings)
         try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return "it closed its connection"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._child.wait_until_ready()
+        except (JaxisError, OSError) as error:
+            self._child.kill()
+            self._call_in_loop(self._restart, f"it cannot be started again ({error})")
+        else:
+            self._call_in_loop(self._resume, lost_time)
+
+    def _call_in_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        if not self._stopping.is_set():
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _resume(self, lost_time: float) -> None:
+        _logger.info("the engine runs again, %.1f s after it was lost", time.monotonic() - lost_time)
+        self._listen()
+        self._callbacks.resume()

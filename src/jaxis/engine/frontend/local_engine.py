@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from jaxis.engine.frontend.engine_client import EngineClient, EngineInfo, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineInfo, EngineStats, Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
 
 if TYPE_CHECKING:
@@ -34,12 +34,7 @@ class LocalEngine(EngineClient):
         self.grammar_compiler = built.engine.grammar_compiler
         self._engine = built.engine
 
-    def connect(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        deliver: Callable[[EngineOutputs], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """Starts the thread; see `EngineClient.connect`."""
 
         def in_loop(function: Callable[[Argument], None]) -> Callable[[Argument], None]:
@@ -51,7 +46,7 @@ class LocalEngine(EngineClient):
 
             return call
 
-        self._thread = EngineThread(self._engine, in_loop(deliver), in_loop(fail))
+        self._thread = EngineThread(self._engine, in_loop(callbacks.deliver), in_loop(callbacks.fail))
         self._thread.start()
 
     @property

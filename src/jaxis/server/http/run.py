@@ -22,12 +22,19 @@ _CUT_OFF_SECONDS = 5.0  # for the answers that report why a request was cut off
 
 
 class DrainingServer(uvicorn.Server):
-    """Lets running requests finish after SIGTERM, and fails those that take longer than the deadline."""
+    """Lets running requests finish after SIGTERM, and fails those that take longer than the deadline.
+
+    It also ends when its engine has failed for good, which `AsyncLLMEngine.failure` then tells.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain_seconds: float) -> None:
         super().__init__(config)
         self._engine = engine
         self._drain_seconds = drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn several times a second; returns whether to end."""
+        return await super().on_tick(counter) or self._engine.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it is told to end."""
