@@ -20,6 +20,25 @@ class RequestError(JaxisError, ValueError):
     """A prompt or sampling parameter that cannot be honoured; only that request fails."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt that leaves no room in the model's context.
+
+    Attributes:
+      num_prompt_tokens: The prompt's length.
+      max_model_len: Most tokens of a request, prompt and output together.
+    """
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, at_least: bool = False) -> None:
+        # Clients look for the words "maximum context length is N tokens".
+        super().__init__(
+            f"the prompt has {'at least ' if at_least else ''}{num_prompt_tokens} tokens, and this model's maximum "
+            f"context length is {max_model_len} tokens, which must hold the prompt and at least one more: shorten it, "
+            "or start the server with a larger --max-model-len"
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+
+
 class EngineError(JaxisError, RuntimeError):
     """The engine cannot go on: not enough memory, or a step that failed."""
 

@@ -15,6 +15,7 @@ LlamaTokenizer, it is one.
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,12 @@ import tokenizers
 from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 
-from jaxis.errors import CheckpointError, RequestError
+from jaxis.errors import CheckpointError, ContextLengthError, RequestError
 from jaxis.tokenizer.byte_level import BYTE_OF_CHARACTER
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.checkpoint_tokenizer import read_checkpoint_tokenizer
 from jaxis.tokenizer.config import ADDED_TOKEN_FLAGS, DEFAULT_TEMPLATE, TokenizerConfig
+from jaxis.tokenizer.length_bound import LengthBound
 
 # With each of these, a token adds the same text everywhere except at the start.
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip", "WordPiece"}
@@ -69,6 +71,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in decoders
         self._byte_fallback = "ByteFallback" in decoders
         self._bytes_of_token: dict[int, bytes] = {}
+        self._limit: tuple[LengthBound, int] | None = None
         self._context_id = next(reversed(backend.encode("a", add_special_tokens=False).ids), None)
 
     @classmethod
@@ -80,6 +83,19 @@ class Tokenizer:
         """
         found = read_checkpoint_tokenizer(Path(path))
         return None if found is None else cls(*found)
+
+    def limited_to(self, max_model_len: int) -> Tokenizer:
+        """This tokenizer for the prompts of a model: `encode` refuses those that are too long before it reads them.
+
+        It refuses by their bytes, which takes milliseconds for texts whose tokenizing takes seconds and gigabytes. A
+        text that is not refused may still have too many tokens.
+
+        Args:
+          max_model_len: Most tokens of a sequence, prompt and at least one more.
+        """
+        limited = copy.copy(self)
+        limited._limit = LengthBound.of(self._backend), max_model_len
+        return limited
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
@@ -122,10 +138,15 @@ class Tokenizer:
           add_special_tokens: Add what the tokenizer's post-processor adds, such as the beginning-of-sequence token.
 
         Raises:
+          ContextLengthError: The text has more tokens than this tokenizer is `limited_to`.
           RequestError: The text is not a string, or holds half of a surrogate pair.
         """
         if not isinstance(text, str):
             raise RequestError(f"the text to encode must be a string, not {type(text).__name__}")
+        if self._limit is not None:
+            bound, max_model_len = self._limit
+            if (least := bound.least_num_tokens(text)) >= max_model_len:
+                raise ContextLengthError(least, max_model_len, at_least=True)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

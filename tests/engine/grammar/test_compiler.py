@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
 import numpy as np
@@ -11,7 +13,7 @@ import regex
 from jaxis import StructuredOutputs
 from jaxis.engine.grammar import compiler as structured_output
 from jaxis.engine.grammar.compiler import GrammarCompiler
-from jaxis.errors import RequestError
+from jaxis.errors import OverloadedError, RequestError
 from jaxis.tokenizer import Tokenizer
 
 PADDED_VOCAB_SIZE = 515  # of tiny checkpoints, and three more, so that it ends within a word
@@ -233,7 +235,7 @@ def test_a_grammar_is_compiled_once_for_all_threads(tokenizer, monkeypatch):
     for i in range(structured_output.MAX_CACHED_GRAMMARS + 1):
         compiler.compile(StructuredOutputs(regex=f"a{i}"))
     assert compiler.compile(StructuredOutputs(regex="[a-z]+")) is not grammars[0]
-    assert len(compiler._grammars) == structured_output.MAX_CACHED_GRAMMARS
+    assert len(compiler._compilations) == structured_output.MAX_CACHED_GRAMMARS
 
 
 def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
@@ -241,12 +243,63 @@ def test_a_compilation_that_takes_too_long_is_given_up(tokenizer, monkeypatch):
     monkeypatch.setattr(structured_output, "COMPILE_SECONDS", 0.05)
     go_on = threading.Event()
     compile_grammar = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda *given: (go_on.wait(20), compile_grammar(*given))[1])
+
+    def compile_slowly(*given):
+        while not go_on.is_set():  # uses the processor
+            pass
+        return compile_grammar(*given)
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
     with pytest.raises(RequestError, match=r"regex takes more than 0.05 s to compile"):
         compiler.compile(StructuredOutputs(regex="a"))
     go_on.set()
-    monkeypatch.setattr(structured_output, "COMPILE_SECONDS", 20)
+    assert compiler.compile(StructuredOutputs(regex="a"), limited=False).new_matcher().token_mask().any()
+
+
+def test_preparing_the_vocabulary_and_waiting_for_others_is_no_part_of_the_limit(tokenizer, monkeypatch):
+    compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
+    monkeypatch.setattr(structured_output, "COMPILE_SECONDS", 1.0)
+    prepare = compiler._llguidance_tokenizer
+
+    def prepare_slowly(tokenizer):
+        while time.thread_time() < 1.5:
+            pass
+        return prepare(tokenizer)
+
+    monkeypatch.setattr(compiler, "_llguidance_tokenizer", prepare_slowly)
+    compiler.prepare()
     assert compiler.compile(StructuredOutputs(regex="a")).new_matcher().token_mask().any()
+
+
+def test_small_grammars_pass_large_ones_of_which_not_all_wait(tokenizer, monkeypatch):
+    compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
+    go_on = threading.Event()
+    compile_grammar = compiler._compile
+
+    def compile_slowly(spec, tokenizer):
+        if len(spec.source) > 1000:
+            go_on.wait(60)
+        return compile_grammar(spec, tokenizer)
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    monkeypatch.setattr(structured_output, "MAX_WAITING", 5)
+    large = [StructuredOutputs(choice=[f"{number}-{i}" for i in range(1000)]) for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        compiled = [pool.submit(compiler.compile, spec) for spec in large]
+        for number in range(5):
+            assert compiler.compile(StructuredOutputs(regex=f"a{number}")).new_matcher().token_mask().any()
+        go_on.set()
+        errors = [future.exception() for future in compiled]
+    assert {type(error) for error in errors} == {type(None), OverloadedError}
+
+
+def test_the_cache_is_bounded_by_what_its_grammars_take(tokenizer):
+    compiler = GrammarCompiler(tokenizer, PADDED_VOCAB_SIZE, [])
+    for number in range(10):
+        properties = {f"{number}-{i}": {"type": "integer"} for i in range(10)}
+        schema = {"type": "object", "properties": properties, "description": "x" * 100_000}
+        compiler.compile(StructuredOutputs(json_schema=schema))
+    assert len(compiler._compilations) == structured_output.MAX_CACHED_CHARACTERS // 100_000
 
 
 def test_without_an_end_token_a_grammar_ends_where_nothing_can_follow(tokenizer):

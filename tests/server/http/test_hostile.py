@@ -7,12 +7,16 @@ import resource
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import tokenizers
 
 from jaxis.server.http.json_body import MAX_NESTING, parse_json
 from jaxis.server.http.run import allow_many_connections
+from jaxis.tokenizer import Tokenizer
+from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -112,6 +116,51 @@ def test_long_texts_hold_up_nobody(server, http):
     assert answers[0].json()["count"] > 350_000
     assert answers[1].status_code == 400
     assert num_answers > 20  # a loop that is held up answers between the two at most
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenized(http, monkeypatch):
+    encode = tokenizers.Tokenizer.encode_batch_fast
+
+    def encode_short(self, texts, **kwargs):
+        assert len(texts[0]) < 1000
+        return encode(self, texts, **kwargs)
+
+    monkeypatch.setattr(tokenizers.Tokenizer, "encode_batch_fast", encode_short)
+    text = "a b " * 1_700_000
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": ["short", text]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/responses", {"input": text}),
+    ):
+        response = http.post(path, json=body)
+        assert response.status_code == 400
+        assert "maximum context length is 2048 tokens" in response.json()["error"]["message"], path
+
+
+def test_small_requests_pass_large_ones(server, http, monkeypatch):
+    """As many large prompts as there are threads, each of which takes for ever."""
+    encode, go_on, held = Tokenizer.encode, threading.Event(), []
+
+    def slowly(self, text, **kwargs):
+        if len(text) > 300_000:
+            held.append(text)
+            go_on.wait(60)
+        return encode(self, text, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode", slowly)
+    with ThreadPoolExecutor(16) as pool:
+        sizes = [400_000] * 8 + [2_000_000] * 4
+        large = [
+            pool.submit(httpx.post, f"{server.url}/tokenize", json={"prompt": "a" * size}, timeout=60) for size in sizes
+        ]
+        wait_until(lambda: len(held) >= 2)
+        for _ in range(5):
+            assert http.post("/tokenize", json={"prompt": "Hi"}).status_code == 200
+            assert http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1}).status_code == 200
+        assert not any(answer.done() for answer in large)
+        go_on.set()
+        assert {answer.result().status_code for answer in large} == {200}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ socket is closed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -14,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,6 +23,7 @@ from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
 from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.errors import EngineError, JaxisError
+from jaxis.host.daemon_thread import run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
@@ -51,7 +52,7 @@ class EngineWorker:
         self._send_lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
-        self._compilers = ThreadPoolExecutor(2, "jaxis-compile")
+        built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
         self._compiling: set[str] = set()
         self._aborted: set[str] = set()
@@ -66,7 +67,6 @@ class EngineWorker:
             for frame in frames.feed(data):
                 self._carry_out(wire.decode_command(frame))
         self._ended.set()
-        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._thread.stop(STOP_SECONDS)
 
     def _carry_out(self, command: wire.Command) -> None:
@@ -79,8 +79,10 @@ class EngineWorker:
         elif command.params.structured_outputs is not None:
             with self._lock:
                 self._compiling.add(command.request_id)
-            # It may take seconds.
-            self._compilers.submit(self._compile_and_add, command, command.params.structured_outputs)
+            # It may take seconds, in a thread of the compiler.
+            run_in_daemon(
+                functools.partial(self._compile_and_add, command, command.params.structured_outputs), "jaxis-compile"
+            )
         else:
             self._thread.add(command.submission(None))
 
@@ -89,7 +91,8 @@ class EngineWorker:
         grammar: Grammar | None = None
         error: Exception | None = None
         try:
-            compiled = self._engine.grammar_compiler.compile(spec)
+            # The server's process has found that it compiles in time.
+            compiled = self._engine.grammar_compiler.compile(spec, limited=False)
             grammar = compiled if command.delay is None else command.delay.apply(compiled)
         except Exception as fault:
             error = fault

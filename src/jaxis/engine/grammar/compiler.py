@@ -6,11 +6,15 @@ limits what one request may ask for, and makes the masks that the sampler applie
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, cast
 
 import llguidance
@@ -18,7 +22,8 @@ import numpy as np
 
 from jaxis.engine.grammar.grammar_source import grammar_source
 from jaxis.engine.grammar.token_mask import pack_token_ids
-from jaxis.errors import RequestError
+from jaxis.errors import OverloadedError, RequestError
+from jaxis.host.sized_executor import SizedExecutor
 from jaxis.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -26,8 +31,12 @@ if TYPE_CHECKING:
 
 COMPILE_SECONDS = 5.0
 MAX_CACHED_GRAMMARS = 64
-# A compilation that takes too long cannot be interrupted: it continues in its slot.
-_NUM_COMPILE_SLOTS = 2
+MAX_CACHED_CHARACTERS = 512 * 1024  # of all cached grammars together: a large one takes 20 MB
+SMALL_CHARACTERS = 4 * 1024
+MAX_WAITING = 64  # grammars that are not small
+# For each thread, the longest grammar that it compiles, in characters: the time grows with the square of the length. A
+# compilation that takes too long cannot be interrupted: it continues in its thread.
+_THREAD_CHARACTERS = (SMALL_CHARACTERS, 32 * 1024, math.inf)
 _MAX_ERROR_CHARACTERS = 300
 # Strips llguidance's source positions, which refer to Lark text that the user did not write.
 _PREFIX = re.compile(r"error: |at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")
@@ -39,6 +48,55 @@ _LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+
+
+class _Compilation:
+    """A grammar that is being compiled.
+
+    Attributes:
+      future: The compiled grammar.
+    """
+
+    def __init__(self) -> None:
+        self.future: Future[CompiledGrammar] = Future()
+        self._begun = threading.Event()
+        self._clock: int | None = None
+        self._begin = 0.0
+
+    def begin(self) -> None:
+        """Starts the clock: called by the thread that compiles."""
+        # Processor time where there is such a clock: a busy machine makes no grammar invalid.
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._begin = self._now()
+        self._begun.set()
+
+    def result(self, limit_seconds: float | None) -> CompiledGrammar:
+        """Waits for the grammar.
+
+        Args:
+          limit_seconds: How long it may take from its beginning; None is no limit.
+
+        Raises:
+          TimeoutError: It takes longer.
+          Exception: What the compilation raised.
+        """
+        self._begun.wait()
+        if limit_seconds is None:
+            return self.future.result()
+        while not self.future.done():
+            if (seconds_left := self._begin + limit_seconds - self._now()) <= 0:
+                raise TimeoutError
+            wait([self.future], seconds_left)
+        return self.future.result()
+
+    def _now(self) -> float:
+        return time.monotonic() if self._clock is None else time.clock_gettime(self._clock)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the grammar must be compiled again."""
+        return self.future.done() and self.future.exception() is None and self.future.result().is_broken
 
 
 class GrammarCompiler:
@@ -55,34 +113,45 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(_NUM_COMPILE_SLOTS)
+        self._threads = SizedExecutor(_THREAD_CHARACTERS, "jaxis-grammar")
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
-        self._grammars: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
+        self._compilations: OrderedDict[tuple[str, str], _Compilation] = OrderedDict()
 
-    def compile(self, spec: StructuredOutputs) -> CompiledGrammar:
+    def prepare(self) -> None:
+        """Begins to prepare the vocabulary in another thread, which takes seconds if it is large.
+
+        Without this call, the first grammar's compilation begins by it.
+        """
+        if (tokenizer := self._tokenizer) is None:
+            return
+
+        def run() -> None:
+            with contextlib.suppress(Exception):  # the first request that needs it will tell
+                self._llguidance_tokenizer(tokenizer)
+
+        threading.Thread(target=run, name="jaxis-grammar", daemon=True).start()
+
+    def compile(self, spec: StructuredOutputs, *, limited: bool = True) -> CompiledGrammar:
         """Compiles a grammar. This may take seconds: do not call it on a thread that others wait for.
+
+        Small grammars are compiled soon, however many large ones wait.
+
+        Args:
+          spec: The grammar.
+          limited: Whether to give up after COMPILE_SECONDS, which count from when its compilation begins, and not to
+            queue more than MAX_WAITING.
 
         Raises:
           RequestError: The grammar is invalid, uses something unsupported, or takes too long to compile.
+          OverloadedError: Too many grammars that are not small are waiting.
         """
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise RequestError("structured_outputs needs a tokenizer, and the checkpoint has none: leave it out")
-        key = spec.kind, spec.source
-        with self._lock:
-            future = self._grammars.get(key)
-            if future is None or (future.done() and future.exception() is None and future.result().is_broken):
-                future = self._grammars[key] = Future()
-                # A daemon, since a compilation that does not end must not keep the process alive.
-                threading.Thread(
-                    target=self._run, args=(spec, tokenizer, future), name="jaxis-grammar", daemon=True
-                ).start()
-            self._grammars.move_to_end(key)
-            if len(self._grammars) > MAX_CACHED_GRAMMARS:
-                self._grammars.popitem(last=False)
+        compilation = self._start(spec, tokenizer, limited=limited)
         try:
-            return future.result(COMPILE_SECONDS)
+            return compilation.result(COMPILE_SECONDS if limited else None)
         except TimeoutError:
             raise RequestError(
                 f"structured_outputs.{spec.kind} takes more than {COMPILE_SECONDS:g} s to compile: simplify it"
@@ -90,12 +159,37 @@ class GrammarCompiler:
         except RequestError as error:
             raise RequestError(str(error)) from None
 
-    def _run(self, spec: StructuredOutputs, tokenizer: Tokenizer, future: Future[CompiledGrammar]) -> None:
+    def _start(self, spec: StructuredOutputs, tokenizer: Tokenizer, *, limited: bool) -> _Compilation:
+        """The compilation of this grammar, queued now unless there is one."""
+        key = spec.kind, spec.source
+        with self._lock:
+            compilation = self._compilations.get(key)
+            if compilation is None or compilation.is_broken:
+                if limited and len(spec.source) > SMALL_CHARACTERS and self._threads.num_waiting >= MAX_WAITING:
+                    raise OverloadedError(f"{MAX_WAITING} grammars are waiting to be compiled: try again later")
+                compilation = self._compilations[key] = _Compilation()
+                task = functools.partial(self._run, spec, tokenizer, compilation)
+                self._threads.submit(len(spec.source), task)
+            self._compilations.move_to_end(key)
+            while len(self._compilations) > MAX_CACHED_GRAMMARS or self._num_characters() > MAX_CACHED_CHARACTERS:
+                self._compilations.popitem(last=False)
+        return compilation
+
+    def _num_characters(self) -> int:
+        return sum(len(source) for _, source in self._compilations)
+
+    def _run(self, spec: StructuredOutputs, tokenizer: Tokenizer, compilation: _Compilation) -> None:
         try:
-            with self._slots:
-                future.set_result(self._compile(spec, tokenizer))
+            self._llguidance_tokenizer(tokenizer)  # outside of the limit
+        except Exception as error:
+            compilation.future.set_exception(error)
+            compilation.begin()
+            return
+        compilation.begin()
+        try:
+            compilation.future.set_result(self._compile(spec, tokenizer))
         except BaseException as error:
-            future.set_exception(error)
+            compilation.future.set_exception(error)
 
     def _compile(self, spec: StructuredOutputs, tokenizer: Tokenizer) -> CompiledGrammar:
         source = grammar_source(spec)

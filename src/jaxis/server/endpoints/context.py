@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import Request
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.host.daemon_thread import run_in_daemon
+from jaxis.host.sized_executor import SizedExecutor
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.limits import request_bytes
 from jaxis.server.observability.metrics import RequestObserver, ServerMetrics
 
 if TYPE_CHECKING:
     from jaxis.server.observability.tracing import RequestTracer
 
 Result = TypeVar("Result")
+# For each thread, the largest request that it takes, in bytes: tokenizing takes seconds a megabyte.
+_WORKER_BYTES = (64 * 1024, 64 * 1024, 1024 * 1024, math.inf)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,6 @@ class ServerContext:
       metrics: The server's metrics.
       tracer: Writes a trace of each request; None writes none.
       workers: Threads that render templates and tokenize, which would block the event loop.
-      compilers: Threads that compile grammars, which takes longer and would block `workers`.
     """
 
     engine: AsyncLLMEngine
@@ -41,25 +45,23 @@ class ServerContext:
     config: ServerConfig
     metrics: ServerMetrics
     tracer: RequestTracer | None = None
-    workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "jaxis-preprocess"))
-    compilers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "jaxis-compile"))
+    workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-preprocess"))
 
     def trace(self, operation: str, request_id: str, request: RequestObserver) -> AbstractContextManager[None]:
         """Traces a request, which lasts as long as the block, if there is a tracer."""
         return self.tracer.request(operation, request_id, request) if self.tracer else nullcontext()
 
     async def preprocess(self, function: Callable[[], Result]) -> Result:
-        """Runs a function that takes milliseconds in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+        """Runs a function in a thread, where large requests do not hold up small ones."""
+        return await asyncio.wrap_future(self.workers.submit(request_bytes(), function))
 
     async def compile(self, function: Callable[[], Result]) -> Result:
-        """Runs a function that may take seconds in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.compilers, function)
+        """Runs a function that waits for grammars to be compiled, which the compiler does in threads of its own."""
+        return await asyncio.wrap_future(run_in_daemon(function, "jaxis-compile"))
 
     def close(self) -> None:
         """Ends the threads; queued work is cancelled."""
-        for executor in (self.workers, self.compilers):
-            executor.shutdown(wait=False, cancel_futures=True)
+        self.workers.shutdown()
 
 
 async def get_context(request: Request) -> ServerContext:

@@ -38,7 +38,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     """
     model = ServedModel(
         names=config.served_model_names,
-        tokenizer=engine.tokenizer,
+        tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
         default_sampling_params=engine.info.default_sampling_params,
         grammar_compiler=engine.grammar_compiler,
         parsers=ModelParsers.select(

@@ -3,15 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from contextvars import ContextVar
+from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxis.server.http.errors import ApiError
+from jaxis.host.free_memory import return_free_memory
+from jaxis.server.http.errors import ApiError, api_error
 
 MIN_BODY_BYTES_PER_SECOND = 1024
+LARGE_BODY_BYTES = 256 * 1024  # after which memory is given back to the machine
+# How much of a body that is too large is read before the connection is closed: some clients read only then.
+_DISCARDED_BODIES = 4  # times the largest one
+_DISCARD_SECONDS = 10.0
+
+
+class _Body:
+    """The body of the request that a task answers: received within the limits.
+
+    Attributes:
+      num_bytes: Those that have arrived.
+    """
+
+    def __init__(self, receive: Receive, send: Send, max_bytes: int, timeout_seconds: float) -> None:
+        self.num_bytes = 0
+        self._receive, self._send = receive, send
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+        self._start = time.monotonic()
+        self._is_complete = self._is_too_large = False
+
+    async def receive(self) -> Message:
+        """The next part, in place of the connection's own.
+
+        Raises:
+          HTTPException: The body is too large, or comes too slowly.
+        """
+        if self._is_complete:
+            return await self._receive()  # waits for the client to disconnect
+        late = self._start + self._timeout_seconds + self.num_bytes / MIN_BODY_BYTES_PER_SECOND
+        try:
+            async with asyncio.timeout(min(self._timeout_seconds, late - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, "the body came too slowly, or not at all") from None
+        self.num_bytes += len(message.get("body", b""))
+        if self.num_bytes > self._max_bytes:
+            self.refuse()
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    def refuse(self) -> NoReturn:
+        """Raises HTTPException: the body is too large."""
+        self._is_too_large = True
+        message = f"the body is larger than the {self._max_bytes} bytes that this server takes: send less at a time"
+        raise HTTPException(413, message, headers={"Connection": "close"})
+
+    async def send(self, message: Message) -> None:
+        """Sends a part of the answer, in place of the connection's own."""
+        if self._is_too_large and message["type"] == "http.response.body" and not message.get("more_body", False):
+            # The answer would be lost if the connection were closed while the client sends.
+            await self._send({**message, "more_body": True})
+            await self._discard_rest()
+            message = {"type": "http.response.body", "body": b""}
+        await self._send(message)
+
+    async def _discard_rest(self) -> None:
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while num_bytes < _DISCARDED_BODIES * self._max_bytes:
+                    message = await self._receive()
+                    num_bytes += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+
+
+_current_body: ContextVar[_Body | None] = ContextVar("current_body", default=None)
+
+
+def request_bytes() -> int:
+    """How large the body of the request is that the current task answers; 0 outside of requests."""
+    body = _current_body.get()
+    return 0 if body is None else body.num_bytes
 
 
 class RequestLimitMiddleware:
@@ -37,31 +115,16 @@ class RequestLimitMiddleware:
             message = "a request has either Transfer-Encoding or Content-Length, not both"
             await ApiError(400, message, headers={"Connection": "close"}).response()(scope, receive, send)
             return
+        body = _Body(receive, send, self._max_body_bytes, self._timeout_seconds)
+        _current_body.set(body)
         announced = headers.get("content-length", "0")
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._max_body_bytes):
-            await ApiError(413, self._message()).response()(scope, receive, send)
-            return
-        num_bytes = 0
-        complete = False
-        start = time.monotonic()
-
-        async def receive_limited() -> Message:
-            nonlocal num_bytes, complete
-            if complete:
-                return await receive()  # waits for the client to disconnect
-            time_left = start + self._timeout_seconds + num_bytes / MIN_BODY_BYTES_PER_SECOND - time.monotonic()
             try:
-                async with asyncio.timeout(min(self._timeout_seconds, time_left)):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, "the body came too slowly, or not at all") from None
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise HTTPException(413, self._message())
-            complete = not message.get("more_body", False)
-            return message
-
-        await self._app(scope, receive_limited, send)
-
-    def _message(self) -> str:
-        return f"the body is larger than the {self._max_body_bytes} bytes that this server takes: send less at a time"
+                body.refuse()
+            except HTTPException as error:
+                await api_error(error).response()(scope, receive, body.send)
+            return
+        await self._app(scope, body.receive, body.send)
+        if body.num_bytes > LARGE_BODY_BYTES:
+            # Later, when the callers have let go of the request.
+            asyncio.get_running_loop().call_later(0.1, return_free_memory)

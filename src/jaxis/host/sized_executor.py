@@ -1,0 +1,101 @@
+"""Threads that run small tasks soon, however many large ones wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class _Task:
+    size: float
+    function: Callable[[], Any]
+    future: Future[Any]
+
+
+class SizedExecutor:
+    """Runs tasks in threads, each of which takes tasks up to a size of its own.
+
+    A thread with a limit takes the smallest task that waits, so that a task waits for smaller ones only, apart from
+    those that run. A thread without a limit takes the one that has waited longest, so that none waits for ever.
+
+    The threads are daemons: a task that does not end does not keep the process alive.
+
+    Args:
+      largest: For each thread, the size of the largest task that it takes; at least one must be infinite.
+      name: Of the threads.
+    """
+
+    def __init__(self, largest: Sequence[float], name: str) -> None:
+        self._largest = tuple(largest)
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: list[_Task] = []  # the oldest first
+        self._has_started = self._is_closed = False
+
+    def submit(self, size: float, function: Callable[[], Result]) -> Future[Result]:
+        """Queues a task; cancelling its future takes it out of the queue again.
+
+        Raises:
+          RuntimeError: After `shutdown`.
+        """
+        task = _Task(size, function, Future())
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the executor was shut down")
+            if not self._has_started:
+                self._has_started = True
+                for limit in self._largest:
+                    threading.Thread(target=self._run, args=(limit,), name=self._name, daemon=True).start()
+            self._waiting.append(task)
+            self._changed.notify_all()
+        task.future.add_done_callback(lambda _: self._drop(task))
+        return task.future
+
+    @property
+    def num_waiting(self) -> int:
+        """How many tasks no thread has taken yet."""
+        return len(self._waiting)
+
+    def shutdown(self) -> None:
+        """Ends the threads after the tasks that they run; tasks that wait are cancelled."""
+        with self._changed:
+            self._is_closed = True
+            left, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for task in left:
+            task.future.cancel()
+
+    def _drop(self, task: _Task) -> None:
+        """Forgets a task that was cancelled, with what it holds in memory."""
+        with self._changed:
+            if task in self._waiting:
+                self._waiting.remove(task)
+
+    def _run(self, limit: float) -> None:
+        while (task := self._take(limit)) is not None:
+            if task.future.set_running_or_notify_cancel():
+                try:
+                    result = task.function()
+                except BaseException as error:
+                    task.future.set_exception(error)
+                else:
+                    task.future.set_result(result)
+                    del result
+            del task  # a thread that waits must not hold the last task's memory
+
+    def _take(self, limit: float) -> _Task | None:
+        with self._changed:
+            while not self._is_closed:
+                fitting = [task for task in self._waiting if task.size <= limit]
+                if fitting:
+                    task = fitting[0] if limit == float("inf") else min(fitting, key=lambda task: task.size)
+                    self._waiting.remove(task)
+                    return task
+                self._changed.wait()
+        return None
