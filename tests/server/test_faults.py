@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 import time
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -79,17 +78,25 @@ def test_a_stall_fails_health_and_recovery_mends_it(serve, built_engine, monkeyp
 
 
 def test_a_failing_chat_template_is_the_requests_fault(server, http, monkeypatch):
-    def fail(*_):
-        raise RecursionError("the template broke")
-
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     with monkeypatch.context() as patch:
-        patch.setattr("jaxis.tokenizer.chat_template._compile", lambda _: types.SimpleNamespace(render=fail))
+        patch.setattr("jaxis.tokenizer.Tokenizer.choose_chat_template", lambda *_: "{{ 1 / 0 }}")
         response = http.post("/v1/chat/completions", json=body)
         assert response.status_code == 400
         assert "the chat template refused the conversation" in response.json()["error"]["message"]
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize(("name", "status"), [("self", 400), ("template", 200), ("tokenizer", 200), ("where", 200)])
+def test_template_arguments_of_any_name(http, name, status):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "chat_template_kwargs": {name: 1}}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == status, response.text
+    assert (
+        http.post("/tokenize", json={name: body[name] for name in ("messages", "chat_template_kwargs")}).status_code
+        == status
+    )
 
 
 def test_a_failing_detokenizer_fails_its_step_and_the_server_goes_on(server, http, monkeypatch):

@@ -2,12 +2,14 @@ import contextlib
 import json
 from datetime import datetime
 
+import psutil
 import pytest
 import transformers
 
-from jaxis.errors import RequestError
-from jaxis.tokenizer import Tokenizer
+from jaxis.errors import CheckpointError, RequestError
+from jaxis.tokenizer import Tokenizer, template_process
 from jaxis.tokenizer.chat_template import render_chat_template
+from jaxis.tokenizer.config import TokenizerConfig
 
 # Short templates that use what the published ones use: whitespace control, namespaces, macros, loop variables, slices,
 # string methods, filters, tests, loop controls, tojson, raise_exception, strftime_now and generation blocks.
@@ -345,3 +347,84 @@ def test_contradicting_or_impossible_continuation_is_refused():
 def test_tools_of_the_wrong_form_are_refused():
     with pytest.raises(RequestError, match="tools must be a list of JSON objects"):
         render_chat_template("", CHATS["one question"], tools=["get_weather"])
+
+
+GREEDY = [
+    ("{{ '%1000000000d' % 1 }}", "memory"),
+    ("{{ '%1000000000d' | format(1) }}", "memory"),
+    ("{{ '{:1000000000}'.format(1) }}", "memory"),
+    ("{{ 'a' * 10 ** 9 }}", "memory"),
+    ("{{ ('a\\n' * 100000) | indent(10 ** 6) }}", "memory"),
+    ("{{ [1] | batch(10 ** 9, 'x') | list }}", "memory"),
+    ("{{ messages | tojson(indent=10 ** 9) }}", "memory"),
+    ("{{ 'a'.center(10 ** 9) }}", "memory"),
+    ("{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory"),
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "time"),
+    ("{{ 10 ** (10 ** 8) }}", "time"),
+    ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "characters"),
+]
+
+
+@pytest.mark.parametrize(("template", "limit"), GREEDY)
+def test_a_template_without_bounds_is_ended(template, limit, monkeypatch):
+    monkeypatch.setattr(template_process, "MAX_SECONDS", 1)
+    monkeypatch.setattr(template_process, "MAX_MEMORY_BYTES", 200 << 20)
+    monkeypatch.setattr(template_process, "MAX_CHARACTERS", 1 << 20)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(RequestError, match=f"the chat template (takes|writes) more than .*{limit}") as error:
+        render_chat_template(template, CHATS["one question"])
+    assert "\n" not in str(error.value)
+    assert psutil.Process().memory_info().rss - before < 50_000_000
+    monkeypatch.undo()
+    assert render_chat_template("{{ messages[0].content }}", [{"role": "user", "content": "Hi"}]) == "Hi"
+
+
+def test_megabytes_are_rendered():
+    content = "é\U0001f600x " * 500_000
+    chat = [{"role": "user", "content": content}] * 2
+    assert (
+        render_chat_template("{% for m in messages %}{{ m.content | trim }}{% endfor %}", chat) == 2 * content.strip()
+    )
+
+
+@pytest.mark.parametrize("name", ["self", "template", "messages_", "context", "environment", "loop", "caller", "where"])
+def test_variables_of_any_name(name, pair):
+    chat = CHATS["one question"]
+    text = render_chat_template(f"{{{{ {name} is defined }}}}{{{{ messages | length }}}}", chat, **{name: 1})
+    assert text == f"True{len(chat)}"
+    assert pair[0].apply_chat_template(chat, chat_template="{{ 1 }}", **{name: 1}) == "1"
+
+
+def test_a_template_file_is_no_link_out_of_the_folder(tmp_path):
+    (tmp_path / "secret").write_text("a secret")
+    folder = tmp_path / "model"
+    (folder / "additional_chat_templates").mkdir(parents=True)
+    (folder / "own.jinja").write_text("own")
+    for path in (folder / "chat_template.jinja", folder / "additional_chat_templates" / "rag.jinja"):
+        path.symlink_to(folder / "own.jinja")
+        assert "own" in TokenizerConfig.from_folder(folder).chat_templates.values()
+        path.unlink()
+        path.symlink_to(tmp_path / "secret")
+        with pytest.raises(CheckpointError, match=r"is a link to .*secret, which is not in the folder"):
+            TokenizerConfig.from_folder(folder)
+        path.unlink()
+
+
+def test_a_template_file_in_the_hubs_cache_is_a_link_to_its_blobs(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "abc").write_text("own")
+    (snapshot / "chat_template.jinja").symlink_to("../../blobs/abc")
+    link = tmp_path / "link"
+    link.symlink_to(snapshot)
+    for folder in (snapshot, link):
+        assert TokenizerConfig.from_folder(folder).chat_templates == {"default": "own"}
+
+
+def test_a_template_file_of_megabytes_is_refused(tmp_path):
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(120_000_000)
+    with pytest.raises(CheckpointError, match="has 120000000 bytes, and a chat template at most 1048576"):
+        TokenizerConfig.from_folder(tmp_path)

@@ -11,9 +11,9 @@ from jaxis.errors import RequestError
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
 
-# Arguments of `Tokenizer.apply_chat_template` and `tokenize_chat`, and `tokenize`, an argument in transformers.
+# Arguments of `Tokenizer.apply_chat_template`, `tokenize`, an argument in transformers, and `self`, Jinja's own.
 _RESERVED = frozenset(
-    {"messages", "tools", "tokenizer", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "self"}
 )
 
 

@@ -1,26 +1,15 @@
 """Chat templates: a checkpoint's Jinja program that turns a conversation into the text that the model was trained on.
 
-A template is untrusted code. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no
-attribute of a Python object, no file, no other template. The environment (block trimming, loop controls, `tojson`,
-`raise_exception`, `strftime_now`, the `generation` block) is the one that transformers documents for templates.
+A template is untrusted code: it sees plain JSON values, and runs in a process with limits (`template_worker`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-
 from jaxis.errors import RequestError
+from jaxis.tokenizer.template_process import PROCESSES
 
 # Appended to the message to continue, and located in the rendered text. Templates often strip messages: if the mark's
 # space is gone, so is the message's own trailing white space.
@@ -33,6 +22,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 def render_chat_template(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
@@ -51,7 +41,8 @@ def render_chat_template(
       **variables: Further variables of the template.
 
     Raises:
-      RequestError: Malformed messages, or an error that the template raises, in one line.
+      RequestError: Malformed messages, an error that the template raises, in one line, or a template that takes too
+        much time or memory.
     """
     if continue_final_message and add_generation_prompt:
         raise RequestError("continue_final_message=True opens no new message: it needs add_generation_prompt=False")
@@ -61,15 +52,8 @@ def render_chat_template(
     tools = None if tools is None else _plain([*tools], "tools")
     variables = {"documents": None, **_plain(variables, "chat_template_kwargs")}
     last_text = _mark_last_text(chat) if continue_final_message else ""
-    try:
-        text = _compile(template).render(
-            messages=chat, tools=tools, add_generation_prompt=add_generation_prompt, **variables
-        )
-    except jinja2.TemplateSyntaxError as error:
-        raise RequestError(f"the chat template has a syntax error in line {error.lineno}: {error.message}") from error
-    except Exception as error:  # the operations in a template can raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(f"the chat template refused the conversation: {reason}") from error
+    given = {"messages": chat, "tools": tools, "add_generation_prompt": add_generation_prompt}
+    text = PROCESSES.render(template, {**given, **variables})
     return _cut_at_mark(text, last_text) if continue_final_message else text
 
 
@@ -140,72 +124,3 @@ def _cut_at_mark(text: str, last_text: str) -> str:
             "the chat template leaves out the last message, so continue_final_message cannot go on with it"
         )
     return text[:end] if text.startswith(_CONTINUE_MARK, end) else text[:end].rstrip()
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training; here it just renders."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
-
-
-class _DictFunction:
-    """The template's `dict`, without the attributes of the Python class."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class _PlainNamespace(Namespace):
-    """The template's `namespace`, whose attributes cannot shadow Python's own."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *values = args
-        Namespace.__init__(self)
-        for name, value in dict(*values, **kwargs).items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: object) -> None:
-        if str(name).startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
-        Namespace.__setitem__(self, name, value)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@lru_cache(maxsize=64)
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "dict": _DictFunction(),
-        "namespace": _PlainNamespace,
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-    }
-    return environment.from_string(template)

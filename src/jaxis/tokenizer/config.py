@@ -19,6 +19,7 @@ from jaxis.errors import CheckpointError
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 DEFAULT_TEMPLATE = "default"
+MAX_TEMPLATE_BYTES = 1 << 20  # the longest published ones have some 50 KB
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -132,10 +133,26 @@ def _added_token(value: dict[str, Any]) -> AddedToken:
 def _file_templates(folder: Path) -> dict[str, str]:
     templates = {}
     if (path := folder / "chat_template.jinja").is_file():
-        templates[DEFAULT_TEMPLATE] = path.read_text(encoding="utf-8")
+        templates[DEFAULT_TEMPLATE] = _read_template(path, folder)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = _read_template(path, folder)
     return templates
+
+
+def _read_template(path: Path, folder: Path) -> str:
+    # What a template holds gets into prompts: a link could bring any file of the machine there.
+    target, home = path.resolve(), folder.resolve()
+    places = [home]
+    if home.parent.name == "snapshots":  # the Hub's cache, whose files are links to a folder beside
+        places.append((home.parent.parent / "blobs").resolve())
+    if not any(target.is_relative_to(place) for place in places):
+        raise CheckpointError(f"{path} is a link to {target}, which is not in the folder: copy the file there")
+    if (size := target.stat().st_size) > MAX_TEMPLATE_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes, and a chat template at most {MAX_TEMPLATE_BYTES}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not readable text ({error}); fetch the file again") from error
 
 
 def _inline_templates(value: str | list[dict[str, str]] | dict[str, str] | None) -> dict[str, str]:

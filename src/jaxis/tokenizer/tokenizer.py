@@ -190,6 +190,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -240,7 +241,7 @@ class Tokenizer:
             )
         return self.chat_templates[name]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> list[int]:
         """Renders a conversation (arguments as for apply_chat_template) and encodes it.
 
         The post-processor adds nothing: the template writes the beginning-of-sequence token where there is one.

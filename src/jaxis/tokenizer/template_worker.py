@@ -1,0 +1,171 @@
+"""Renders chat templates, in a process that `template_process` starts: `python template_worker.py SOCKET`.
+
+A template is untrusted code. It runs in Jinja's immutable sandbox and sees nothing but plain JSON values: no attribute
+of a Python object, no file, no other template. What the sandbox cannot bound, the system does: this process has limits
+on its processor time and memory. The environment (block trimming, loop controls, `tojson`, `raise_exception`,
+`strftime_now`, the `generation` block) is the one that transformers documents for templates.
+
+The file imports nothing of jaxis, so that the process starts in a tenth of a second and is small. Messages in both
+directions are JSON, with their length before them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+LENGTH = struct.Struct("<Q")
+_RECEIVE_BYTES = 1 << 20
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message; None at the end of the connection."""
+    head = _receive_bytes(connection, LENGTH.size)
+    return None if head is None else json.loads(_receive_bytes(connection, LENGTH.unpack(head)[0]) or b"null")
+
+
+def send(connection: socket.socket, message: object) -> None:
+    """Sends a message."""
+    # Half of a surrogate pair, which UTF-8 does not have, is escaped like everything that is not ASCII.
+    data = json.dumps(message).encode()
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _receive_bytes(connection: socket.socket, num_bytes: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = connection.recv(min(num_bytes - len(data), _RECEIVE_BYTES))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training; here it just renders."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+class _DictFunction:
+    """The template's `dict`, without the attributes of the Python class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PlainNamespace(Namespace):
+    """The template's `namespace`, whose attributes cannot shadow Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *values = args
+        Namespace.__init__(self)
+        for name, value in dict(*values, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if str(name).startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
+        Namespace.__setitem__(self, name, value)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "dict": _DictFunction(),
+        "namespace": _PlainNamespace,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    return environment.from_string(template)
+
+
+def _render(template: str, variables: Mapping[str, Any], max_characters: int) -> dict[str, Any]:
+    """The answer: {"text"}, or {"kind", "reason"} of an error."""
+    parts, num_characters = [], 0
+    try:
+        for part in _compile(template).generate(variables):
+            parts.append(part)
+            num_characters += len(part)
+            if num_characters > max_characters:
+                return {"kind": "output", "reason": ""}
+        return {"text": "".join(parts)}
+    except jinja2.TemplateSyntaxError as error:
+        return {"kind": "syntax", "line": error.lineno, "reason": error.message}
+    except MemoryError:
+        return {"kind": "memory", "reason": ""}
+    except Exception as error:  # the operations in a template can raise anything
+        return {"kind": "refused", "reason": " ".join(str(error).split()) or type(error).__name__}
+
+
+def _limit(seconds: int, memory_bytes: int) -> None:
+    """Ends this process when it has used so much more processor time, and refuses it more memory than this."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limits = {
+        resource.RLIMIT_CPU: int(usage.ru_utime + usage.ru_stime) + 1 + seconds,
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, limit in limits.items():
+        _, most = resource.getrlimit(kind)
+        resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def main() -> None:
+    """Renders what the socket asks for, until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    while (request := receive(connection)) is not None:
+        if sys.platform != "win32":
+            _limit(request["max_seconds"], request["max_memory_bytes"])
+        send(connection, _render(request["template"], request["variables"], request["max_characters"]))
+
+
+if __name__ == "__main__":
+    main()
