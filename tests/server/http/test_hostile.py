@@ -146,6 +146,7 @@ def test_small_requests_pass_large_ones(server, http, monkeypatch):
         if len(text) > 300_000:
             held.append(text)
             go_on.wait(60)
+            return [1]
         return encode(self, text, **kwargs)
 
     monkeypatch.setattr(Tokenizer, "encode", slowly)
@@ -180,6 +181,69 @@ def test_headers_that_proxies_disagree_on_are_refused(server, headers, status):
         assert connection.recv(65536).split()[1] == status
     with connect(server, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
         assert connection.recv(65536).split()[1] == b"431"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: 127.0.0.1\r\n", b"400"),
+        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n", b"400"),
+        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1:8000@evil.example\r\n", b"400"),
+        (b"GET /version HTTP/1.1\r\nHost: evil.example@127.0.0.1:8000\r\n", b"400"),
+        (b"GET /version HTTP/1.1\r\nHost: 127.0.0.1/evil.example\r\n", b"400"),
+        (b"GET http://evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
+        (b"GET http://127.0.0.1@evil.example/version HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"400"),
+        (b"GET http://evil.example/version HTTP/1.1\r\nHost: evil.example\r\n", b"403"),
+        (b"GET http://evil.example/version HTTP/1.0\r\n", b"403"),
+        (b"GET /version HTTP/1.1\r\n", b"403"),
+        (b"GET http://127.0.0.1:8000/version HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n", b"200"),
+        (b"GET /version HTTP/1.1\r\nHost: [::1]:8000\r\n", b"200"),
+        (b"GET /version HTTP/1.1\r\nHost: LocalHost\r\n", b"200"),
+    ],
+)
+def test_a_request_says_clearly_which_host_it_is_for(serve, head, status):
+    server = serve(only_allowed_hosts=True)
+    with connect(server, head + b"\r\n") as connection:
+        assert connection.recv(65536).split()[1] == status
+
+
+@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_client_that_sends_too_much_before_it_reads_gets_its_answer(serve, headers, announced):
+    server = serve(max_body_bytes=1_000_000)
+    body = b"x" * 3_000_000
+    length = b"Content-Length: %d\r\n" % len(body) if announced else b"Transfer-Encoding: chunked\r\n"
+    framed = body if announced else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with connect(server, head + headers + length + b"\r\n" + framed) as connection:
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.count(b"1000000 bytes") == 1
+
+
+def test_a_body_that_never_ends_is_not_read_for_ever(serve):
+    server = serve(max_body_bytes=10_000)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    def send_on(connection):
+        for _ in range(10_000):
+            connection.sendall(b"x" * 10_000)
+
+    with connect(server, head % 10**12) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        send_on(connection)
+
+
+def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
+    server = serve()
+    for path in ("/health", "/v1/models", "/v1/models/jaxis-tiny", "/version", "/metrics", "/openapi.json", "/"):
+        got, asked = httpx.get(server.url + path), httpx.head(server.url + path)
+        assert (asked.status_code, asked.content) == (200, b""), path
+        assert asked.headers["Content-Type"] == got.headers["Content-Type"]
+    assert httpx.head(f"{server.url}/v1/completions").status_code == 405
+    assert httpx.head(f"{server.url}/nowhere").status_code == 404
+    assert 'method="HEAD"' in httpx.get(f"{server.url}/metrics").text
 
 
 @pytest.mark.parametrize("sent", [b"", HEALTH[:25], HEALTH + HEALTH[:9]])

@@ -17,7 +17,8 @@ from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.auth import OPEN_PATHS, ApiKeyMiddleware
 from jaxis.server.http.chat_page import add_chat_page, chat_page_paths
 from jaxis.server.http.errors import install_error_handlers
-from jaxis.server.http.hosts import AllowedHostMiddleware
+from jaxis.server.http.head import HeadMiddleware
+from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
 from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
@@ -95,5 +96,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(HostMiddleware)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
     return app

@@ -7,17 +7,39 @@ answers of a server here. Such a request still carries the page's name as its ho
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxis.server.http.errors import ApiError
+
+TARGET_HOST = "jaxis.target_host"
+"""The key in a request's scope of the host in its address, if that was not only a path."""
+
+# RFC 9110, section 7.2: a name or address, and a port; no user.
+_HOST = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[0-9a-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address is reachable from this machine only."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+class HostMiddleware:
+    """Refuses requests that do not say clearly which host they are for, as RFC 9112 (section 3.2) demands.
+
+    Two readers of such a request, such as a proxy and this server, could see different hosts in it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (fault := _host_fault(scope)) is not None:
+            await ApiError(400, fault, headers={"Connection": "close"}).response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class AllowedHostMiddleware:
@@ -33,7 +55,7 @@ class AllowedHostMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = _without_port(Headers(scope=scope).get("host", "").lower())
+            host = _without_port(next(iter(_hosts(scope)), "").lower())
             if host not in self._hosts and not is_loopback(host):
                 error = ApiError(
                     403,
@@ -45,10 +67,28 @@ class AllowedHostMiddleware:
         await self._app(scope, receive, send)
 
 
+def _hosts(scope: Scope) -> list[str]:
+    """Every host that a request names: those of its headers, and that of its address."""
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    return hosts + ([scope[TARGET_HOST]] if TARGET_HOST in scope else [])
+
+
+def _host_fault(scope: Scope) -> str | None:
+    """What is wrong with the hosts that a request names; None if nothing is."""
+    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        return "the request has more than one Host header: send one"
+    hosts = _hosts(scope)
+    if len({host.lower() for host in hosts}) > 1:
+        return "the host in the request's address is not that of its Host header: send a path as the address"
+    for host in hosts:
+        if _HOST.fullmatch(host) is None:
+            return f"the Host header {host[:200]!r} is not a host and a port: correct it"
+    return None
+
+
 def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    match = _HOST.fullmatch(host)
+    return "" if match is None else match["host"].strip("[]")
 
 
 def _is_address(host: str) -> bool:

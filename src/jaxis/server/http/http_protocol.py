@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jaxis.server.http.errors import ApiError
+from jaxis.server.http.hosts import TARGET_HOST
 
 MAX_HEADER_BYTES = 32 * 1024
 _CHECKS_PER_TIMEOUT = 4
@@ -85,6 +87,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The parser's call."""
         self._in_headers = False
+        if not self.url.startswith((b"/", b"*")):  # a whole address, whose host uvicorn drops
+            self.scope[TARGET_HOST] = _host_of(self.url)
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -119,3 +123,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._check_later()
+
+
+def _host_of(url: bytes) -> str:
+    """The part of an address between its scheme and its path: a user, a host and a port."""
+    return re.split(rb"[/?#]", url.partition(b"://")[2], maxsplit=1)[0].decode("latin-1")
