@@ -16,6 +16,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.host.json_object import read_json_object
 
 CONFIG = "config.json"
+MAX_CONFIG_BYTES = 16 << 20  # the longest lists of modules that are not quantized have 2 MB
 _KEY = "quantization_config"
 _OLDER_KEY = "compression_config"  # of the first compressed-tensors checkpoints
 # Keys that say how to read the weights, compared where both files have them.
@@ -32,7 +33,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / CONFIG
     if not path.exists():
         raise CheckpointError(explain_missing_config(Path(folder)))
-    return with_quantization(read_json_object(path), Path(folder))
+    return with_quantization(read_json_object(path, max_bytes=MAX_CONFIG_BYTES), Path(folder))
 
 
 def with_quantization(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
+from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
@@ -79,6 +80,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
         path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
     config = read_config_values(path)
     hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+    check_values(hf_config)
     _check_quant_method(quant_method, hf_config)
     generation = read_generation_defaults(path)
     num_heads = hf_config.get_text_config()["num_attention_heads"]

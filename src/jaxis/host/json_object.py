@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from jaxis.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has some 20 MB
 
 
 def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
@@ -37,9 +40,22 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a file as `parse_json_object` does; a file that cannot be read is a CheckpointError too."""
+def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Reads a file as `parse_json_object` does.
+
+    Args:
+      path: The file.
+      max_bytes: Its size at most.
+
+    Raises:
+      CheckpointError: It is no file, as a pipe or a device is not, is too large, or cannot be read or parsed.
+    """
     try:
+        status = path.stat()  # before anything is opened: to open a pipe may wait for ever
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a file: download it again")
+        if status.st_size > max_bytes:
+            raise CheckpointError(f"{path} has {status.st_size} bytes, expected at most {max_bytes}: download it again")
         text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error

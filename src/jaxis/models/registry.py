@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxis.config.architecture import architectures_of, check_model_type
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.sizes import check_sizes
+from jaxis.config.value_checks import check_values
 from jaxis.errors import ConfigError
 
 ENTRY_POINT_GROUP = "jaxis.models"
@@ -84,7 +84,7 @@ def model_class_of(hf_config: HFConfig) -> type[Any]:
     architecture, model = _find(architectures_of(hf_config))
     if model == _BUILT_IN.get(architecture):
         check_model_type(hf_config, architecture)
-        check_sizes(hf_config)
+        check_values(hf_config)
     return _import_class(architecture, model)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from jaxis.errors import CheckpointError
+from jaxis.host.json_object import MAX_JSON_BYTES
 from jaxis.loading.git_lfs import check_not_lfs_pointer
 
 DEFAULT_TEMPLATE = "default"
@@ -107,6 +108,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     check_not_lfs_pointer(path)
+    if (size := path.stat().st_size) > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes, expected at most {MAX_JSON_BYTES}; fetch the file again")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,0 +1,111 @@
+"""Checks the values in a config.json, which may be anybody's, before anything is computed from them."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.reference import FamilyReference, model_types_of, reference_of
+from jaxis.errors import ConfigError
+
+# Key -> the least and the largest value: 0 where it may stand for a part that a model does not have. The largest are
+# some ten times those of any published model; a model of more takes hours to find out that its weights do not fit.
+_MAX_WIDTH = 2**24
+_MAX_HEADS = 2**16  # and elements of a head
+_INTEGERS: Mapping[str, tuple[int, int]] = {
+    "num_hidden_layers": (1, 1024),
+    **dict.fromkeys(("vocab_size", "hidden_size", "kv_lora_rank", "decoder_sparse_step"), (1, _MAX_WIDTH)),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), (1, _MAX_HEADS)),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), (1, _MAX_HEADS)),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "intermediate_size_mlp"), (0, _MAX_WIDTH)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), (0, 2**16)),
+    **dict.fromkeys(("max_position_embeddings", "sliding_window_pattern"), (1, 2**31 - 1)),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size"), (0, 2**31 - 1)),
+}
+# Types of keys for which the reference assumes no value that would tell them.
+_NUMBERS = (
+    *("rope_theta", "rope_local_base_freq", "partial_rotary_factor", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
+_OBJECTS = ("rope_scaling", "rope_parameters", "text_config", "quantization_config")
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(_NUMBERS, float),
+    **dict.fromkeys(_OBJECTS, dict),
+    "layer_types": list,
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype"), str),
+}
+_NAMES: Mapping[type, str] = {
+    bool: "true or false",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+_MAX_STRING_CHARACTERS = 1000
+
+
+def check_values(config: HFConfig) -> None:
+    """Checks a config, and its `text_config` if it has one; does not count as reading.
+
+    Types are those of the values that the reference assumes without the key. A null counts as no value.
+
+    Raises:
+      ConfigError: A value is of the wrong type, too small or too large.
+    """
+    values = config.to_dict()
+    _check(values, _reference(values), config.source, "")
+    text_config = values.get("text_config")
+    if isinstance(text_config, dict):
+        _check(text_config, _reference(text_config) or _reference(values), config.source, "text_config.")
+
+
+def _reference(values: Mapping[str, Any]) -> FamilyReference | None:
+    if (reference := reference_of(values.get("model_type"))) is not None:
+        return reference
+    architectures = values.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    types = [kind for name in names if isinstance(name, str) for kind in model_types_of(name)]
+    return reference_of(types[0]) if types else None
+
+
+def _check(values: Mapping[str, Any], reference: FamilyReference | None, source: str, path: str) -> None:
+    defaults = {} if reference is None else reference.defaults
+    for key, value in values.items():
+        expected = None if value is None else _expectation(key, value, defaults.get(key))
+        if expected is not None:
+            shown = reprlib.repr(value)
+            raise ConfigError(f"{source} has {path + key}={shown}, expected {expected}: correct the file")
+
+
+def _expectation(key: str, value: object, default: object) -> str | None:
+    """What a value should have been; None if it may be what it is."""
+    if key in _INTEGERS:
+        least, most = _INTEGERS[key]
+        if type(value) is int and least <= value <= most:
+            return None
+        return f"an integer of at least {least}" + (f" and at most {most}" if type(value) is int else "")
+    if key.endswith("_token_id"):
+        ids = value if isinstance(value, list) else [value]
+        return None if all(type(token_id) is int for token_id in ids) else "an integer or a list of integers"
+    kind = _TYPES.get(key) or _kind(default)
+    if kind is None or (_kind(value) is kind and not _is_extreme(value)):
+        return None
+    return _NAMES[kind]
+
+
+def _kind(value: object) -> type | None:
+    """A value's type, where all numbers are of type float."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float
+    return type(value) if type(value) in _NAMES else None
+
+
+def _is_extreme(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) > _MAX_STRING_CHARACTERS
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, int) and abs(value) > 2**63
