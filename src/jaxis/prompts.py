@@ -116,7 +116,7 @@ def is_conversation(prompt: Prompt | Messages) -> TypeGuard[Messages]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def tokenize_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, /, **template: Any) -> TokenizedPrompt:
+def tokenize_chat(messages: Sequence[Message], tokenizer: Tokenizer | None, **template: Any) -> TokenizedPrompt:
     """Renders one conversation with the chat template; `template` holds arguments of `Tokenizer.apply_chat_template`.
 
     Raises:

@@ -11,9 +11,13 @@ from jaxis.errors import RequestError
 from jaxis.tokenizer.chat_template import render_chat_template
 from jaxis.tokenizer.tokenizer import Tokenizer
 
-# Arguments of `Tokenizer.apply_chat_template`, `tokenize`, an argument in transformers, and `self`, Jinja's own.
+# Arguments of `Tokenizer.apply_chat_template` and `tokenize_chat`, `tokenize`, an argument in transformers, and `self`,
+# which is Jinja's own.
 _RESERVED = frozenset(
-    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "self"}
+    {
+        *("messages", "tools", "tokenizer", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "self"),
+    }
 )
 
 
