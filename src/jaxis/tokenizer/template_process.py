@@ -18,7 +18,7 @@ import jinja2
 from jaxis.errors import RequestError
 from jaxis.tokenizer import template_worker
 
-# A conversation of 8 MB, in ten thousand messages, needs a tenth of these in the templates of published models.
+# Far more than a conversation of 8 MB needs, which takes half a second.
 MAX_SECONDS = 10  # of processor time
 MAX_MEMORY_BYTES = 1 << 30
 MAX_CHARACTERS = 1 << 26
@@ -37,6 +37,11 @@ class _Process:
             # -P: no import takes its module from the folder of the file.
             command = [sys.executable, "-P", str(Path(template_worker.__file__)), str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked: the system may have ended it."""
+        return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The worker's answer; without one, the kind of the limit that ended it."""
@@ -111,8 +116,10 @@ class TemplateProcesses:
         with self._lock:
             if self._pid != os.getpid():  # this is a fork, and the processes are its parent's
                 self._idle, self._pid = [], os.getpid()
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+                process.end()
         return _Process()
 
     def _give_back(self, process: _Process) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -88,7 +88,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """The parser's call."""
         self._in_headers = False
         if not self.url.startswith((b"/", b"*")):  # a whole address, whose host uvicorn drops
-            self.scope[TARGET_HOST] = _host_of(self.url)
+            cast(dict[str, Any], self.scope)[TARGET_HOST] = _host_of(self.url)
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
