@@ -1,5 +1,6 @@
 """A model that says what it is told to, behind the server."""
 
+import asyncio
 import contextlib
 
 import openai
@@ -26,7 +27,14 @@ TEMPLATE = """
 
 
 class ScriptedEngine:
-    """Says one text, a few characters a step, whatever it is asked."""
+    """Says one text, a few characters a step, whatever it is asked.
+
+    Attributes:
+      text, finish_reason, piece: What it says, how that ends, and how many characters a step says.
+      delay_seconds, pause_seconds: How long it takes before its first step, and between steps.
+      error: Raised in place of an answer.
+      prompt, params, grammar: Of the last request.
+    """
 
     def __init__(self, template=TEMPLATE, tags=()):
         backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
@@ -46,6 +54,8 @@ class ScriptedEngine:
         )
         self.is_accepting = self.is_making_progress = True
         self.text, self.finish_reason, self.piece = "", "stop", 3
+        self.delay_seconds = self.pause_seconds = 0.0
+        self.error = None
         self.prompt = self.params = self.grammar = None
 
     def start(self):
@@ -62,10 +72,14 @@ class ScriptedEngine:
 
     async def generate(self, prompt, params, request_id, *, final_only=False, grammar=None, **_):
         self.prompt, self.params, self.grammar = prompt.text, params, grammar
+        await asyncio.sleep(self.delay_seconds)
+        if self.error is not None:
+            raise self.error
         size = max(1, len(self.text)) if final_only else self.piece
         pieces = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
         for number, piece in enumerate(pieces, 1):
             last = number == len(pieces)
+            await asyncio.sleep(self.pause_seconds if number > 1 else 0.0)
             token_ids = self.tokenizer.encode(self.text) if last else []
             completions = [
                 CompletionOutput(index, piece, list(token_ids), finish_reason=self.finish_reason if last else None)

@@ -150,6 +150,8 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         max_queued=limits.max_queued,
         max_body_bytes=limits.max_body_bytes(),
         request_timeout_seconds=limits.request_timeout or None,
+        sse_keep_alive_seconds=limits.sse_keep_alive_interval,
+        strict_fields=server.strict_fields,
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
         webui=server.webui,

@@ -70,6 +70,9 @@ class ServerOptions:
         list[str] | None,
         _server("Origin whose scripts may call (CORS); can be given several times.", metavar="ORIGIN"),
     ] = None
+    strict_fields: Annotated[bool, _server("Refuse unknown fields of requests, in place of ignoring them.")] = (
+        _DEFAULTS.strict_fields
+    )
     webui: Annotated[bool, _server("Serve the chat page at /.")] = _DEFAULTS.webui
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
@@ -148,6 +151,10 @@ class LimitOptions:
     max_body_size: Annotated[str, _limit("Largest body of a request.", metavar="SIZE")] = (
         f"{_DEFAULTS.max_body_bytes // 2**20}MiB"
     )
+    sse_keep_alive_interval: Annotated[
+        float,
+        _limit("Seconds of silence after which a stream gets a sign of life; 0 is none.", min=0.0, metavar="SECONDS"),
+    ] = _DEFAULTS.sse_keep_alive_seconds
     stall_timeout: Annotated[
         float, _limit("Seconds a step may take before /health fails, compiling aside.", min=1.0, metavar="SECONDS")
     ] = _DEFAULTS.stall_seconds

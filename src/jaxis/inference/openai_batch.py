@@ -21,6 +21,7 @@ from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.endpoints.chat import ChatCompletion
 from jaxis.server.endpoints.completions import TextCompletion
+from jaxis.server.endpoints.ignored_fields import IgnoredFields
 from jaxis.server.endpoints.responses import ResponseRun
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.errors import ModelNotFoundError, api_error
@@ -53,6 +54,7 @@ class BatchTask:
     def __init__(self, model: ServedModel, key: str) -> None:
         self._model = model
         self._key = key
+        self._ignored_fields = IgnoredFields()
 
     def prepare(self, row: Row) -> tuple[TokenizedPrompt, SamplingParams, Grammar | None]:
         job = self._work(row).job
@@ -87,6 +89,7 @@ class BatchTask:
             raise RequestError(f"url={url!r} must be one of {', '.join(_ENDPOINTS)}")
         request_model, work, prefix = _ENDPOINTS[url]
         request = _read(request_model, line["body"])
+        self._ignored_fields.check(request)
         if request.stream:
             raise RequestError("stream=true is not supported in a batch: leave it out")
         if request.priority:

@@ -24,6 +24,8 @@ class ServerConfig:
       write_timeout_seconds: How long a client may leave its stream unread before it is cut off.
       stall_seconds: How long a step may take before /health fails.
       drain_seconds: How long running requests get to end after SIGTERM.
+      sse_keep_alive_seconds: How long a stream may be silent before it gets a sign of life; 0 sends none.
+      strict_fields: Refuse requests with fields that are unknown.
       webui: Serve the chat page at /.
       only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
       allowed_hosts: Host names accepted with `only_allowed_hosts`.
@@ -43,6 +45,8 @@ class ServerConfig:
     write_timeout_seconds: float = 60.0
     stall_seconds: float = 120.0
     drain_seconds: float = 30.0
+    sse_keep_alive_seconds: float = 15.0
+    strict_fields: bool = False
     webui: bool = True
     only_allowed_hosts: bool = False
     allowed_hosts: tuple[str, ...] = ()

@@ -130,7 +130,8 @@ def test_content_in_parts_is_the_text(expected, client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "http://x"}]}]}, "messages"),
-        ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
+        ({"extra_body": {"length_penalty": 1.5}}, "length_penalty"),
         ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
         ({"extra_body": {"chat_template_kwargs": {"chat_template": "x"}}}, "chat_template_kwargs"),
         ({"extra_body": {"min_tokens": 5}, "max_tokens": 3}, "min_tokens"),
@@ -154,5 +155,11 @@ def test_another_model_is_not_found(client):
 def test_prompt_too_long_is_refused_whole_and_streamed(client):
     messages = [{"role": "user", "content": "hello " * 5000}]
     for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="max_model_len"):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as caught:
             ask(client, messages=messages, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_limit_beyond_the_context_is_shortened_to_it(expected, client):
+    answer = ask(client, max_tokens=128_000)
+    assert answer.choices[0].message.content == expected.outputs[0].text

@@ -77,10 +77,8 @@ def test_a_cut_answer_says_so(client):
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"store": True}, "store"),
         ({"input": []}, "input"),
         ({"temperature": -1}, "temperature"),
     ],

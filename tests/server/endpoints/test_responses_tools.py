@@ -148,16 +148,19 @@ def test_logprobs(client):
     ("more", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"include": ["file_search_call.results"]}, "include"),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}, "name": "x"}}}, "text"),
         ({"text": {"format": {"type": "grammar"}}}, "text"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(scripted_client, more, param):

@@ -188,10 +188,10 @@ def test_the_key_is_asked_for_and_kept_for_the_session(tab, serve):
 def test_an_error_is_one_line_and_can_be_retried(tab, serve):
     server = serve()
     open_page(tab, server.url)
-    change_settings(tab, extra='{"no_such_field": 1}')
+    change_settings(tab, extra='{"temprature": 1}')
     ask(tab)
     tab.wait_for("document.querySelector('.status .error')")
-    assert tab.text(".status .error span") == "no_such_field is not a known parameter: leave it out"
+    assert tab.text(".status .error span") == "temprature is not a known parameter: did you mean temperature?"
     change_settings(tab, extra=" ")
     tab.click(".status .error button")
     tab.wait_for("document.querySelector('.assistant .content').innerText.includes('Paris')")

@@ -121,7 +121,7 @@ def test_no_address_in_a_request_is_ever_visited(server, http):
 )
 def test_no_field_takes_tensors_code_or_files(http, name):
     response = http.post("/v1/completions", json={"prompt": "x", name: "x"})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "unknown_parameter")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_parameter")
 
 
 NESTED = {"type": "string"}

@@ -10,7 +10,7 @@ from typing import Any
 from jaxis.errors import RequestError
 
 MAX_TOOLS = 128
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class FunctionTool:
     """A function.
 
     Attributes:
-      name: Letters, digits, `_`, `-` and `.`; at most 64.
+      name: Letters, digits, `_`, `-` and `.`; at most 128.
       description: What it does, for the model.
       parameters: JSON schema of the object with its arguments.
     """
@@ -55,7 +55,7 @@ def _function_tool(tool: object, where: str) -> FunctionTool:
         raise RequestError(f'{where} must be {{"type": "function", "function": {{...}}}}; there are no other tools')
     name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
-        raise RequestError(f"{where}.function.name must be 1 to 64 letters, digits, '_', '-' or '.', not {name!r}")
+        raise RequestError(f"{where}.function.name must be 1 to 128 letters, digits, '_', '-' or '.', not {name!r}")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"{where}.function.description must be a string, not {type(description).__name__}")
     if parameters is None or parameters == {}:

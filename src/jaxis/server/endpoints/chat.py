@@ -27,7 +27,7 @@ from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.structured_outputs import AnswerGrammar
 from jaxis.server.endpoints.usage import UsageCounter
 from jaxis.server.http.errors import ParameterError
-from jaxis.server.http.sse import DONE, sse_event
+from jaxis.server.http.sse import DONE, DataEvents, sse_event
 from jaxis.server.protocol.base import new_id
 from jaxis.server.protocol.chat import (
     ChatChoice,
@@ -40,7 +40,7 @@ from jaxis.server.protocol.chat import (
 )
 
 
-class ChatCompletion:
+class ChatCompletion(DataEvents):
     """One chat request, checked and ready to run.
 
     Attributes:
@@ -79,7 +79,7 @@ class ChatCompletion:
             preprocess=functools.partial(_preprocess, request, model, arguments),
             params=params,
             compile_grammar=self._compile_grammar if self._grammar else None,
-            priority=request.priority,
+            priority=request.priority or 0,
             stream=bool(request.stream),
         )
 

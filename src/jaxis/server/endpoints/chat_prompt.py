@@ -25,7 +25,7 @@ def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokeniz
     arguments = {
         **kwargs,
         "add_generation_prompt": not request.continue_final_message if generation_prompt is None else generation_prompt,
-        "continue_final_message": request.continue_final_message,
+        "continue_final_message": bool(request.continue_final_message),
     }
     if isinstance(request, ChatCompletionRequest) and request.reasoning_effort is not None:
         arguments |= _reasoning_effort(request.reasoning_effort, tokenizer)
@@ -81,11 +81,20 @@ def message_text(message: ChatMessage) -> str:
     return message.content or ""
 
 
+def reads_reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> bool:
+    """Whether the model's chat template does something with this reasoning effort."""
+    return _effort_variables(effort, tokenizer) is not None
+
+
 def _reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    templates = "".join(tokenizer.chat_templates.values()) if tokenizer else ""
-    if (variables := reasoning_effort_variables(effort, templates)) is None:
+    if (variables := _effort_variables(effort, tokenizer)) is None:
         raise ParameterError(
             "reasoning_effort",
             f"reasoning_effort={effort!r} cannot be honoured: the model's chat template does not read it",
         )
     return variables
+
+
+def _effort_variables(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    templates = "".join(tokenizer.chat_templates.values()) if tokenizer else ""
+    return reasoning_effort_variables(effort, templates)

@@ -16,7 +16,7 @@ from jaxis.server.endpoints.logprobs import LogprobFormatter
 from jaxis.server.endpoints.sampling import check_stream_options, completion_sampling_params
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.usage import UsageCounter
-from jaxis.server.http.sse import DONE, sse_event
+from jaxis.server.http.sse import DONE, DataEvents, sse_event
 from jaxis.server.protocol.base import Usage, new_id
 from jaxis.server.protocol.completions import (
     CompletionChoice,
@@ -27,7 +27,7 @@ from jaxis.server.protocol.completions import (
 from jaxis.tokenizer import Tokenizer
 
 
-class TextCompletion:
+class TextCompletion(DataEvents):
     """One request for completions, checked and ready to run.
 
     Attributes:
@@ -58,7 +58,7 @@ class TextCompletion:
             preprocess=functools.partial(_tokenize, prompts, model.tokenizer, request),
             params=self._params,
             compile_grammar=grammar and (lambda _prompt: grammar.compile(model.grammar_compiler)),
-            priority=request.priority,
+            priority=request.priority or 0,
             stream=bool(request.stream),
             operation="text_completion",
         )
@@ -164,6 +164,6 @@ def _tokenize(
         elif tokenizer is None:
             raise RequestError("prompt is text, and the model has no tokenizer: send token ids")
         else:
-            token_ids = tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+            token_ids = tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
             tokenized.append(TokenizedPrompt(prompt, token_ids, request.cache_salt))
     return tokenized

@@ -15,6 +15,7 @@ from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.host.daemon_thread import run_in_daemon
 from jaxis.host.sized_executor import SizedExecutor
 from jaxis.server.config import ServerConfig
+from jaxis.server.endpoints.ignored_fields import IgnoredFields
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.limits import request_bytes
 from jaxis.server.observability.metrics import RequestObserver, ServerMetrics
@@ -36,6 +37,7 @@ class ServerContext:
       model: The model that it serves.
       config: How the server is set up.
       metrics: The server's metrics.
+      ignored_fields: Names, or refuses, fields of requests that are not applied.
       tracer: Writes a trace of each request; None writes none.
       workers: Threads that render templates and tokenize, which would block the event loop.
     """
@@ -44,6 +46,7 @@ class ServerContext:
     model: ServedModel
     config: ServerConfig
     metrics: ServerMetrics
+    ignored_fields: IgnoredFields
     tracer: RequestTracer | None = None
     workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-preprocess"))
 

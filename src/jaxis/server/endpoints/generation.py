@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxis.engine.grammar.delayed_grammar import Grammar
-from jaxis.errors import DeadlineExceededError, OverloadedError
+from jaxis.errors import ContextLengthError, DeadlineExceededError, OverloadedError
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -49,6 +49,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     """Runs a job; closing the generator before its end aborts all of it.
 
     Raises:
+      ContextLengthError: A prompt is too long.
       JaxisError: See `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
     """
     arrival = time.monotonic()
@@ -57,6 +58,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
                 prompts = await context.preprocess(job.preprocess)
+                _check_lengths(prompts, context.engine.info.max_model_len)
                 grammars: list[Grammar | None] = [None] * len(prompts)
                 if (compile_grammar := job.compile_grammar) is not None:
                     grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
@@ -75,6 +77,12 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         raise DeadlineExceededError(
             f"the request was aborted: its answer took longer than the {timeout:g} s that this server allows"
         ) from None
+
+
+def _check_lengths(prompts: Sequence[TokenizedPrompt], max_model_len: int) -> None:
+    for prompt in prompts:
+        if len(prompt.token_ids) >= max_model_len:
+            raise ContextLengthError(len(prompt.token_ids), max_model_len)
 
 
 async def _generate_one(

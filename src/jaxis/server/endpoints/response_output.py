@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxis.parsing.parser_events import (
@@ -16,6 +16,7 @@ from jaxis.parsing.parser_events import (
 from jaxis.server.protocol.base import new_id
 from jaxis.server.protocol.chat import ChatPositionLogprobs
 from jaxis.server.protocol.response_items import (
+    CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
     OutputItem,
@@ -24,6 +25,7 @@ from jaxis.server.protocol.response_items import (
     ReasoningItem,
     ReasoningText,
 )
+from jaxis.server.protocol.response_tools import OfferedTool, custom_input
 
 # An event's type and its fields.
 ResponseEvent = tuple[str, dict[str, Any]]
@@ -34,10 +36,14 @@ class ResponseOutput:
 
     Attributes:
       items: The items so far.
+
+    Args:
+      tools: What the functions that the model sees stand for, by their names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, OfferedTool]) -> None:
         self.items: list[OutputItem] = []
+        self._tools = tools
         self._open: OutputItem | None = None
         self._text = ""  # of the open item: its text, reasoning, or arguments
         self._logprobs: list[ChatPositionLogprobs] = []
@@ -59,12 +65,9 @@ class ResponseOutput:
                     new_logprobs = self._take_logprobs()
                     told.append(self._grow("response.output_text.delta", text, content_index=0, logprobs=new_logprobs))
                 case ToolCallStart(_, call_id, name):
-                    item = FunctionCallItem(
-                        id=new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress"
-                    )
-                    told += self._begin(item)
+                    told += self._begin(self._call_item(call_id, name))
                 case ToolCallArgumentsDelta(_, text):
-                    told.append(self._grow("response.function_call_arguments.delta", text))
+                    told += self._grow_call(text)
                 case ToolCallEnd(_, status):
                     told += self._end("completed" if status == "complete" else "incomplete")
                     if status == "malformed":  # its text follows again, as content
@@ -78,15 +81,41 @@ class ResponseOutput:
             told += self._begin(OutputMessage(id=new_id("msg"), status="in_progress", content=[]))
         return told + self._end(status)
 
+    def _call_item(self, call_id: str, name: str) -> FunctionCallItem | CustomToolCallItem:
+        tool = self._tools.get(name, OfferedTool(name))
+        if tool.custom is not None:
+            return CustomToolCallItem(
+                id=new_id("ctc"),
+                call_id=call_id,
+                name=tool.name,
+                namespace=tool.namespace,
+                input="",
+                status="in_progress",
+            )
+        return FunctionCallItem(
+            id=new_id("fc"),
+            call_id=call_id,
+            name=tool.name,
+            namespace=tool.namespace,
+            arguments="",
+            status="in_progress",
+        )
+
     def _begin(self, item: OutputItem) -> list[ResponseEvent]:
         told = self._end("completed")
         self._open = item
         told.append(("response.output_item.added", {"output_index": len(self.items), "item": item.model_copy()}))
         self.items.append(item)
         self._text, self._logprobs = "", []
-        if not isinstance(item, FunctionCallItem):
+        if not isinstance(item, FunctionCallItem | CustomToolCallItem):
             told.append(("response.content_part.added", {**self._place(), "content_index": 0, "part": self._part()}))
         return told
+
+    def _grow_call(self, text: str) -> list[ResponseEvent]:
+        if isinstance(self._open, CustomToolCallItem):
+            self._text += text  # JSON, which is decoded as a whole
+            return []
+        return [self._grow("response.function_call_arguments.delta", text)]
 
     def _grow(self, kind: str, text: str, **fields: Any) -> ResponseEvent:
         self._text += text
@@ -99,6 +128,10 @@ class ResponseOutput:
         if isinstance(item, FunctionCallItem):
             item.arguments = self._text
             told = [("response.function_call_arguments.done", {**place, "name": item.name, "arguments": self._text})]
+        elif isinstance(item, CustomToolCallItem):
+            item.input = custom_input(self._text)
+            told = [("response.custom_tool_call_input.delta", {**place, "delta": item.input})] if item.input else []
+            told.append(("response.custom_tool_call_input.done", {**place, "input": item.input}))
         else:
             self._take_logprobs()
             place["content_index"] = 0

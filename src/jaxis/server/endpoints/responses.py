@@ -13,15 +13,25 @@ from jaxis.errors import RequestError
 from jaxis.outputs import RequestOutput
 from jaxis.server.endpoints.chat import ChatCompletion
 from jaxis.server.endpoints.chat_output import ChatOutput
+from jaxis.server.endpoints.chat_prompt import reads_reasoning_effort
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.generation import PromptOutput, generate
 from jaxis.server.endpoints.response_output import ResponseEvent, ResponseOutput
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.usage import UsageCounter
-from jaxis.server.http.errors import ModelNotFoundError, ParameterError, api_error
+from jaxis.server.http.errors import ApiError, ModelNotFoundError, ParameterError, api_error
+from jaxis.server.http.sse import StreamForm
 from jaxis.server.protocol.base import SamplingFields, new_id
 from jaxis.server.protocol.chat import ChatCompletionRequest
-from jaxis.server.protocol.responses import IncompleteDetails, ResponseObject, ResponseRequest, ResponseUsage
+from jaxis.server.protocol.response_tools import offered_tools
+from jaxis.server.protocol.responses import (
+    IncompleteDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseRequest,
+    ResponseStatus,
+    ResponseUsage,
+)
 
 # Fields of the chat request that have a different name here.
 _NAMES = {
@@ -32,11 +42,16 @@ _NAMES = {
 }
 
 
-class ResponseRun:
+# The codes that clients of this endpoint know, for codes of this server's own.
+_FAILURE_CODES = {"server_overloaded": "rate_limit_exceeded", "server_unavailable": "server_is_overloaded"}
+
+
+class ResponseRun(StreamForm):
     """One request, checked and ready to run.
 
     Attributes:
       job: The generation job.
+      left_out: Names of the request's parts that have no effect on this model.
 
     Args:
       request: The request.
@@ -47,21 +62,14 @@ class ResponseRun:
       RequestError: A field cannot be honoured.
     """
 
+    media_type = "text/event-stream"
+
     def __init__(self, request: ResponseRequest, model: ServedModel, request_id: str | None = None) -> None:
         if request.top_logprobs is not None and not request.wants_logprobs:
             raise ParameterError("top_logprobs", 'top_logprobs needs include=["message.output_text.logprobs"]: add it')
+        self.left_out = request.left_out
         with _own_names():
-            chat_request = ChatCompletionRequest(
-                model=request.model,
-                chat_template_kwargs=request.chat_template_kwargs,
-                parallel_tool_calls=request.parallel_tool_calls,
-                priority=request.priority,
-                stream=request.stream,
-                cache_salt=request.cache_salt,
-                **request.chat_fields(),
-                **{name: getattr(request, name) for name in SamplingFields.model_fields},
-            )
-            self._chat = ChatCompletion(chat_request, model)
+            self._chat = ChatCompletion(self._chat_request(request, model), model)
         if request.wants_logprobs and self._chat.parses:
             raise ParameterError(
                 "include",
@@ -73,10 +81,28 @@ class ResponseRun:
         self._model = model
         self._id = request_id or new_id("resp")
         self._num_events = 0
+        self._has_begun = False
         self._usage = UsageCounter()
         self._reader: ChatOutput | None = None
-        self._output = ResponseOutput()
+        self._output = ResponseOutput({tool.function_name: tool for tool, _ in offered_tools(request.tools)})
         self._finish_reason: str | None = None
+
+    def _chat_request(self, request: ResponseRequest, model: ServedModel) -> ChatCompletionRequest:
+        fields = request.chat_fields()
+        effort = fields.get("reasoning_effort")
+        if effort is not None and not reads_reasoning_effort(effort, model.tokenizer):
+            del fields["reasoning_effort"]  # clients send one to every model
+            self.left_out.append("reasoning.effort")
+        return ChatCompletionRequest(
+            model=request.model,
+            chat_template_kwargs=request.chat_template_kwargs,
+            parallel_tool_calls=request.parallel_tool_calls,
+            priority=request.priority,
+            stream=request.stream,
+            cache_salt=request.cache_salt,
+            **fields,
+            **{name: getattr(request, name) for name in SamplingFields.model_fields},
+        )
 
     async def run(self, context: ServerContext) -> ResponseObject:
         """The whole answer."""
@@ -95,20 +121,33 @@ class ResponseRun:
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
-        begun = False
         with _own_names():
             async with aclosing(generate(context, self.job)) as prompt_outputs:
                 async for prompt_output in prompt_outputs:
-                    if not begun:
-                        begun = True
-                        response = self._response("in_progress")
-                        yield self._event("response.created", {"response": response})
-                        yield self._event("response.in_progress", {"response": response})
+                    if not self._has_begun:
+                        yield self._begin()
                     for event in self._take(prompt_output):
                         yield self._event(*event)
         for event in self._output.finish(self._status):
             yield self._event(*event)
         yield self._event(f"response.{self._status}", {"response": self._ended()})
+
+    def keep_alive(self) -> str:
+        """The first events, if they are yet to come, or an event of its own: clients do not count comments."""
+        return self._event("keepalive", {}) if self._has_begun else self._begin()
+
+    def failure(self, error: ApiError) -> str:
+        """The answer, failed."""
+        code = _FAILURE_CODES.get(error.code or "", error.code)
+        code = code or ("invalid_prompt" if error.status < 500 else "server_error")
+        response = self._response("failed", error=ResponseError(code=code, message=error.message))
+        begin = "" if self._has_begun else self._begin()
+        return begin + self._event("response.failed", {"response": response})
+
+    def _begin(self) -> str:
+        self._has_begun = True
+        response = {"response": self._response("in_progress")}
+        return self._event("response.created", response) + self._event("response.in_progress", response)
 
     def _take(self, prompt_output: PromptOutput) -> list[ResponseEvent]:
         self._usage.add(prompt_output)
@@ -140,7 +179,7 @@ class ResponseRun:
             ),
         )
 
-    def _response(self, status: Literal["in_progress", "completed", "incomplete"], **more: Any) -> ResponseObject:
+    def _response(self, status: ResponseStatus, **more: Any) -> ResponseObject:
         request, params = self._request, self.job.params
         given = {name: getattr(request, name) for name in ("tools", "tool_choice", "reasoning", "top_logprobs")}
         if request.text is not None and request.text.format is not None:
@@ -177,7 +216,8 @@ def _own_names() -> Iterator[None]:
         param = api_error(error).param
         if param not in _NAMES:
             raise
-        raise ParameterError(_NAMES[param], str(error).replace(param, _NAMES[param], 1)) from None
+        message = str(error).replace(param, _NAMES[param], 1)
+        raise ParameterError(_NAMES[param], message, api_error(error).code) from None
 
 
 def _dump(value: BaseModel) -> Any:

@@ -13,6 +13,7 @@ from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.context import ServerContext
+from jaxis.server.endpoints.ignored_fields import HEADER, IgnoredFields
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.auth import OPEN_PATHS, ApiKeyMiddleware
 from jaxis.server.http.chat_page import add_chat_page, chat_page_paths
@@ -52,7 +53,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
 
         tracer = make_tracer(config.otlp_traces_endpoint, model.name)
     metrics = ServerMetrics(model.name, engine.stats)
-    context = ServerContext(engine, model, config, metrics, tracer)
+    context = ServerContext(engine, model, config, metrics, IgnoredFields(strict=config.strict_fields), tracer)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -94,7 +95,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", HEADER],
         )
     app.add_middleware(HostMiddleware)
     app.add_middleware(HeadMiddleware)

@@ -14,7 +14,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxis.errors import DeadlineExceededError, EngineError, JaxisError, OverloadedError, RequestError, UnavailableError
+from jaxis.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    EngineError,
+    JaxisError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
 
 _logger = logging.getLogger(__name__)
 _TYPES = {
@@ -67,11 +75,13 @@ class ParameterError(RequestError):
 
     Attributes:
       param: Its name.
+      code: A name of the fault for programs, if there is one.
     """
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class ModelNotFoundError(RequestError):
@@ -94,7 +104,9 @@ def _jaxis_error(error: JaxisError) -> ApiError:
     if isinstance(error, ModelNotFoundError):
         return ApiError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
-        return ApiError(400, str(error), error.param)
+        return ApiError(400, str(error), error.param, error.code)
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, RequestError):
         match = _PARAM.match(str(error))
         return ApiError(400, str(error), match[1] if match else None)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from jaxis.sampling_params import INTEGER_BOUNDS, LOGIT_BIAS_BOUNDS, NUMBER_BOUNDS, Bounds
+from jaxis.server.protocol.not_applied import ACCOUNT_FIELDS, OTHER_SERVERS_FIELDS, NotApplied
 
 MAX_INT32 = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Stop = str | list[str]
 MAX_ALLOWED_TOKEN_IDS = 2**19  # more than any vocabulary has
-
-
-def _exactly_false(value: object) -> object:
-    if value is not False:
-        raise ValueError("only false is supported")
-    return value
-
-
-# A plain Literal[False] takes 0 and 0.0 too.
-OnlyFalse = Annotated[Literal[False], BeforeValidator(_exactly_false)]
 
 
 def bounded(bounds: Bounds, *, high: float | None = None) -> Any:
@@ -40,20 +32,49 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(StrictModel):
+class LenientModel(StrictModel):
+    """Checks the fields that it declares, and accepts others: every release of a client may add some.
+
+    `server.endpoints.ignored_fields` names what a request carries in vain, and refuses what would change the answer.
+
+    Attributes:
+      not_applied: What becomes of fields that are not applied, declared or not; unknown ones that are not in it have
+        no effect.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    not_applied: ClassVar[dict[str, NotApplied]] = {}
+    _unknown_fields: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, _context: Any) -> None:
+        """Pydantic's call: keeps fields that are not declared out of `model_dump`, and so out of prompts."""
+        if extra := self.__pydantic_extra__:
+            self._unknown_fields = dict(extra)
+            extra.clear()
+
+    @property
+    def unknown_fields(self) -> Mapping[str, Any]:
+        """The fields of this object, not of those inside it, that it does not declare."""
+        return self._unknown_fields
+
+
+class StreamOptions(LenientModel):
     """How to stream.
 
     Attributes:
       include_usage: End the stream with a chunk that has the token counts and no choices.
       continuous_usage_stats: Put the token counts so far into every chunk.
+      include_obfuscation: Accepted without effect.
     """
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: OnlyFalse | None = None
+    not_applied: ClassVar[dict[str, NotApplied]] = {"include_obfuscation": NotApplied(neutral=(False,))}
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class SamplingFields(StrictModel):
+class SamplingFields(LenientModel):
     """Fields that go to SamplingParams under the same names; None leaves the model's default."""
 
     n: int | None = bounded(INTEGER_BOUNDS["n"])
@@ -86,16 +107,18 @@ class GenerationRequest(SamplingFields):
       model: A served name; None is the one model there is.
       stream: Stream the answer.
       stream_options: Only with `stream`.
-      priority: The lower value is served first.
+      priority: The lower value is served first; None is 0.
       cache_salt: Only requests with the same salt share cached prefixes.
       user, metadata, safety_identifier, prompt_cache_key, service_tier, store: OpenAI's, for its own accounts and
         records; accepted without effect here.
     """
 
+    not_applied: ClassVar[dict[str, NotApplied]] = ACCOUNT_FIELDS | OTHER_SERVERS_FIELDS
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     return_tokens_as_token_ids: bool | None = None
 
@@ -103,8 +126,8 @@ class GenerationRequest(SamplingFields):
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: OnlyFalse | None = None
+    service_tier: str | None = None
+    store: bool | None = None
 
 
 class PromptTokensDetails(BaseModel):

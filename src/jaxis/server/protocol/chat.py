@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
-from jaxis.server.protocol.base import MAX_INT32, Answer, GenerationRequest, StrictModel, Usage, bounded, is_none
+from jaxis.server.protocol.base import MAX_INT32, Answer, GenerationRequest, LenientModel, Usage, bounded, is_none
+from jaxis.server.protocol.not_applied import NOT_FOR_CHAT, NotApplied
 from jaxis.server.protocol.structured import StructuredFields
 from jaxis.server.protocol.tools import ChatToolCall, ChatToolCallDelta, NamedToolChoice, Tool
 
 MAX_MESSAGES = 4096
 
 
-class ContentPart(StrictModel):
+def no_images(part_type: object) -> object:
+    """Refuses the type of a content part that is an image, in words that clients look for."""
+    if part_type in ("image_url", "image", "input_image"):
+        raise ValueError("this model does not support image input: send text")
+    return part_type
+
+
+class ContentPart(LenientModel):
     """The only kind of content: nothing is ever fetched from an address in a request."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(no_images)]
     text: str
 
 
-class ChatMessage(StrictModel):
+class ChatMessage(LenientModel):
     """One turn. Assistant messages may come back as the server sent them.
 
     Attributes:
@@ -29,6 +37,11 @@ class ChatMessage(StrictModel):
       tool_call_id: Of a tool: the call that it answers.
       reasoning_content, reasoning: Of an assistant: its reasoning, under either of the names in use.
     """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        "prefix": NotApplied((False,), "send continue_final_message"),
+        "images": NotApplied(([],), "this model does not support image input: leave them out"),
+    }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -38,7 +51,7 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
 
@@ -66,13 +79,15 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
       modalities: Only ["text"].
     """
 
+    not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_CHAT
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     max_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
     tools: list[Tool] | None = None

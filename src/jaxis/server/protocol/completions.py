@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
 from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, bounded, is_none
+from jaxis.server.protocol.not_applied import NOT_FOR_COMPLETIONS, NotApplied
 from jaxis.server.protocol.structured import StructuredFields
 
 MAX_PROMPTS = 4096
@@ -22,10 +23,12 @@ class CompletionRequest(GenerationRequest, StructuredFields):
       max_tokens: 0, with `echo`, only reads the prompt; None is 16.
       echo: Put the prompt before the completion, in the text and in the log-probabilities.
       logprobs: This many most likely tokens' log-probabilities for each token.
-      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string.
+      add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string; only false does not.
       best_of: Only the value of `n`.
-      suffix: Not supported: only None.
+      suffix: Not supported.
     """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_COMPLETIONS
 
     prompt: (
         str
@@ -36,9 +39,9 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     echo: bool | None = None
     logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     best_of: int | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The batch, one prompt being a batch of one."""

@@ -1,39 +1,33 @@
-"""Input and output items of /v1/responses: messages, reasoning, function calls and their outputs."""
+"""Input and output items of /v1/responses: messages, reasoning, calls of tools and their outputs.
+
+Clients send items back as they received them, or as another server wrote them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from jaxis.server.protocol.base import StrictModel
-from jaxis.server.protocol.chat import ChatPositionLogprobs
+from jaxis.server.protocol.base import LenientModel, is_none
+from jaxis.server.protocol.chat import ChatPositionLogprobs, no_images
+from jaxis.server.protocol.not_applied import NotApplied
+from jaxis.server.protocol.response_tools import custom_arguments, function_name
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class SentBack(StrictModel):
-    """Items that clients send back as they received them, with nulls for fields that this server does not have."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown_nulls(cls, value: object) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: item for key, item in value.items() if item is not None or key in cls.model_fields}
-
-
-class InputText(SentBack):
+class InputText(LenientModel):
     """Text of a user, or of an answer that comes back as the server sent it."""
 
-    type: Literal["input_text", "output_text"]
+    type: Annotated[Literal["input_text", "output_text"], BeforeValidator(no_images)]
     text: str
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
-class InputMessage(SentBack):
+class InputMessage(LenientModel):
     """One turn."""
 
     type: Literal["message"] = "message"
@@ -44,29 +38,49 @@ class InputMessage(SentBack):
     phase: str | None = None
 
 
-class ReasoningText(SentBack):
+class ReasoningText(LenientModel):
     """Reasoning as the model wrote it."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
-class ReasoningItem(SentBack):
-    """The model's reasoning before its answer. There are no summaries."""
+class SummaryText(LenientModel):
+    """A summary of reasoning, which other servers make."""
+
+    type: Literal["summary_text"] = "summary_text"
+    text: str
+
+
+class ReasoningItem(LenientModel):
+    """The model's reasoning before its answer.
+
+    Attributes:
+      summary: Only other servers make summaries; one is read where there is no content.
+      encrypted_content: Only other servers encrypt, and only they can read it.
+    """
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {"encrypted_content": NotApplied(neutral=("",))}
 
     type: Literal["reasoning"] = "reasoning"
     id: str | None = None
-    summary: list[Any] = Field(default=[], max_length=0)
+    summary: list[SummaryText] | None = Field(default_factory=list)
     content: list[ReasoningText] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
     status: ItemStatus | None = None
 
+    @property
+    def text(self) -> str:
+        """The reasoning."""
+        return "".join(part.text for part in self.content or self.summary or ())
 
-class FunctionCallItem(SentBack):
+
+class FunctionCallItem(LenientModel):
     """A call.
 
     Attributes:
       call_id: Identifies the call in the function's output.
+      namespace: The one that the function is in, if any.
       arguments: JSON text of an object.
     """
 
@@ -74,18 +88,39 @@ class FunctionCallItem(SentBack):
     id: str | None = None
     call_id: str
     name: str
+    namespace: str | None = Field(default=None, exclude_if=is_none)
     arguments: str
     status: ItemStatus | None = None
 
 
-class FunctionCallOutput(SentBack):
+class CustomToolCallItem(LenientModel):
+    """A call of a custom tool; `input` is plain text."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: str | None = None
+    call_id: str
+    name: str
+    namespace: str | None = Field(default=None, exclude_if=is_none)
+    input: str
+    status: ItemStatus | None = None
+
+
+class ToolCallOutput(LenientModel):
     """The output of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
     output: str | list[InputText]
     status: ItemStatus | None = None
+
+
+class HostedCall(BaseModel):
+    """A call of a tool that another server ran. It is left out; what came of it is in that server's next message."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["web_search_call", "file_search_call", "image_generation_call", "mcp_list_tools"]
 
 
 def _item_type(value: object) -> Any:
@@ -97,7 +132,13 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[ToolCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[ToolCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[HostedCall, Tag("web_search_call")]
+    | Annotated[HostedCall, Tag("file_search_call")]
+    | Annotated[HostedCall, Tag("image_generation_call")]
+    | Annotated[HostedCall, Tag("mcp_list_tools")],
     Discriminator(_item_type),
 ]
 
@@ -121,7 +162,7 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 def chat_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
@@ -134,20 +175,24 @@ def chat_messages(items: Sequence[Any]) -> list[dict[str, Any]]:
     for item in items:
         match item:
             case ReasoningItem():
-                turn = {"role": "assistant", "reasoning_content": "".join(part.text for part in item.content or [])}
-                messages.append(turn)
+                turn = None
+                if item.text:
+                    turn = {"role": "assistant", "reasoning_content": item.text}
+                    messages.append(turn)
             case InputMessage(role="assistant"):
                 if turn is None or "content" in turn or "tool_calls" in turn:
                     turn = {"role": "assistant"}
                     messages.append(turn)
                 turn["content"] = text_of(item.content)
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomToolCallItem():
                 if turn is None:
                     turn = {"role": "assistant"}
                     messages.append(turn)
-                function = {"name": item.name, "arguments": item.arguments}
+                is_custom = isinstance(item, CustomToolCallItem)
+                arguments = custom_arguments(item.input) if is_custom else item.arguments
+                function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
                 turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-            case FunctionCallOutput():
+            case ToolCallOutput():
                 turn = None
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
             case InputMessage():

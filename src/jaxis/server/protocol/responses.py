@@ -1,26 +1,27 @@
-"""/v1/responses: text and functions only, and nothing is stored."""
+"""/v1/responses: text and calls of tools only, and nothing is stored."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
 from jaxis.server.protocol.base import (
     MAX_INT32,
     CompletionTokensDetails,
-    OnlyFalse,
+    LenientModel,
     PromptTokensDetails,
     SamplingFields,
     StrictModel,
     bounded,
 )
 from jaxis.server.protocol.chat import MAX_MESSAGES
-from jaxis.server.protocol.response_items import InputItem, OutputItem, chat_messages
+from jaxis.server.protocol.not_applied import ACCOUNT_FIELDS, NOT_FOR_RESPONSES, OTHER_SERVERS_FIELDS, NotApplied
+from jaxis.server.protocol.response_items import HostedCall, InputItem, OutputItem, chat_messages
+from jaxis.server.protocol.response_tools import AnyTool, NamedTool, function_name, hosted_types, offered_tools
 from jaxis.server.protocol.structured import JsonObjectFormat, TextFormat
-from jaxis.server.protocol.tools import FunctionDefinition
 
 
 class TextSchemaFormat(StrictModel):
@@ -33,30 +34,36 @@ class TextSchemaFormat(StrictModel):
     strict: bool | None = None
 
 
-class TextOptions(StrictModel):
+class TextOptions(LenientModel):
     """What the text must match."""
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {"verbosity": NotApplied()}
 
     format: Annotated[TextFormat | JsonObjectFormat | TextSchemaFormat, Field(discriminator="type")] | None = None
 
 
-class ReasoningOptions(StrictModel):
-    """How much to reason: a variable of the chat template."""
+class ReasoningOptions(LenientModel):
+    """How much to reason: a variable of the chat template, where it reads one. Summaries are not made."""
+
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        "summary": NotApplied(neutral=("none",)),
+        "generate_summary": NotApplied(neutral=("none",)),
+    }
 
     effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    summary: None = None
+    summary: str | None = None
 
 
-class ResponseTool(FunctionDefinition):
-    """A function that the model may call."""
+def _no_hosted_tool(choice: object) -> object:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in ("function", "custom"):
+        raise ValueError(f"{kind[:64]!r} cannot be chosen: this server calls functions and custom tools only")
+    return choice
 
-    type: Literal["function"]
 
-
-class NamedFunction(StrictModel):
-    """The one function that must be called."""
-
-    type: Literal["function"]
-    name: str
+_STORED = NotApplied(advice="nothing is stored here: send the whole conversation in input")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and can be sent back
 
 
 class ResponseRequest(SamplingFields):
@@ -67,14 +74,30 @@ class ResponseRequest(SamplingFields):
       instructions: A system message before them.
       max_output_tokens: Most tokens to generate.
       metadata: Comes back with the answer.
-      store: Only false has a meaning: nothing is ever stored. OpenAI's clients leave it out.
       text: What the answer must match.
       tools, tool_choice, parallel_tool_calls: As in a chat request.
       reasoning: How much to reason.
-      include: Log-probabilities. Reasoning needs no encryption to be sent back: it comes as it is.
+      include: Log-probabilities; what else can be included, answers of this server never have.
       top_logprobs: With log-probabilities: of this many most likely tokens for each token.
-      user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect.
+      truncation: Accepted without effect: a prompt that is too long is always refused.
+      store, user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect; nothing is stored.
     """
+
+    # Fields of this protocol's own, and those that it has under the name of another server's.
+    not_applied: ClassVar[dict[str, NotApplied]] = {
+        **{name: rule for name, rule in ACCOUNT_FIELDS.items() if name != "metadata"},
+        **{n: rule for n, rule in OTHER_SERVERS_FIELDS.items() if n not in ("reasoning", "max_output_tokens")},
+        **NOT_FOR_RESPONSES,
+        "stream_options": NotApplied(),
+        "max_tool_calls": NotApplied(),
+        "client_metadata": NotApplied(),
+        "context_management": NotApplied(),
+        "truncation": NotApplied(neutral=("disabled",)),
+        "previous_response_id": _STORED,
+        "conversation": _STORED,
+        "background": NotApplied(neutral=(False,), advice=_STORED.advice),
+        "prompt": _STORED,
+    }
 
     model: str | None = None
     input: (
@@ -85,30 +108,41 @@ class ResponseRequest(SamplingFields):
     max_output_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_no_hosted_tool)] = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[str] | None = None
     top_logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     n: Literal[1] | None = None
     prompt_logprobs: None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
-    truncation: Literal["disabled"] | None = None
-    background: OnlyFalse | None = None
-    store: OnlyFalse | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: str | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether log-probabilities are asked for."""
-        return "message.output_text.logprobs" in (self.include or [])
+        return _LOGPROBS in (self.include or [])
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of the parts that are left out, since only other servers have them."""
+        calls = [] if isinstance(self.input, str) else [c.type for c in self.input if isinstance(c, HostedCall)]
+        return [
+            *(f"tools.{kind}" for kind in hosted_types(self.tools)),
+            *(f"input.{kind}" for kind in calls),
+            *(f"include.{name}" for name in self.include or () if name not in _INCLUDED),
+        ]
 
     def chat_fields(self) -> dict[str, Any]:
         """The request's fields under the names, and in the shape, of a chat request."""
@@ -117,12 +151,11 @@ class ResponseRequest(SamplingFields):
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         fields: dict[str, Any] = {"messages": messages, "max_completion_tokens": self.max_output_tokens}
-        if self.tools is not None:
-            functions = [tool.model_dump(exclude={"type"}, exclude_unset=True) for tool in self.tools]
-            fields["tools"] = [{"type": "function", "function": function} for function in functions]
+        fields["tools"] = [function for _, function in offered_tools(self.tools)] or None
         choice = self.tool_choice
-        is_named = isinstance(choice, NamedFunction)
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if is_named else choice
+        if isinstance(choice, NamedTool):
+            choice = {"type": "function", "function": {"name": function_name(choice.name, choice.namespace)}}
+        fields["tool_choice"] = choice
         if self.text is not None and self.text.format is not None:
             response_format = self.text.format.model_dump(by_alias=True, exclude_unset=True)
             if response_format["type"] == "json_schema":
@@ -145,10 +178,20 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
+class ResponseError(BaseModel):
+    """Why an answer failed."""
+
+    code: str
+    message: str
+
+
 class IncompleteDetails(BaseModel):
     """Why an answer was cut off."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseObject(BaseModel):
@@ -157,8 +200,8 @@ class ResponseObject(BaseModel):
     id: str
     object: Literal["response"] = "response"
     created_at: int = Field(default_factory=lambda: int(time.time()))
-    status: Literal["in_progress", "completed", "incomplete"]
-    error: None = None
+    status: ResponseStatus
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -171,8 +214,8 @@ class ResponseObject(BaseModel):
     store: Literal[False] = False
     temperature: float
     text: dict[str, Any] = {"format": {"type": "text"}}
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
-    tools: list[ResponseTool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tools: list[AnyTool] = []
     top_logprobs: int | None = None
     top_p: float
     truncation: Literal["disabled"] = "disabled"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxis.server.protocol.base import StrictModel
+from jaxis.server.protocol.base import LenientModel, StrictModel
 
 MAX_CHOICES = 4096
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -59,7 +59,7 @@ class StructuredOutputsParams(StrictModel):
     json_object: Literal[True] | None = None
 
 
-class StructuredFields(StrictModel):
+class StructuredFields(LenientModel):
     """Constraints that both completion endpoints accept: at most one of these.
 
     Attributes:

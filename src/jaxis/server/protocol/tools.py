@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jaxis.server.protocol.base import StrictModel, is_none
+from jaxis.server.protocol.base import LenientModel, StrictModel, is_none
 
 
-class FunctionDefinition(StrictModel):
+class FunctionDefinition(LenientModel):
     """A function.
 
     Attributes:
-      name: Letters, digits, `_`, `-` and `.`; at most 64.
+      name: Letters, digits, `_`, `-` and `.`; at most 128.
       parameters: JSON schema of an object with the arguments; None is a function without.
       strict: Accepted without effect: with tool_choice "required" or a named function arguments always follow the
         schema, with "auto" they are the model's.
@@ -25,7 +25,7 @@ class FunctionDefinition(StrictModel):
     strict: bool | None = None
 
 
-class Tool(StrictModel):
+class Tool(LenientModel):
     """A tool; only functions are supported."""
 
     type: Literal["function"]
@@ -45,18 +45,18 @@ class NamedToolChoice(StrictModel):
     function: FunctionName
 
 
-class FunctionCall(StrictModel):
+class FunctionCall(LenientModel):
     """A function's name, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class ChatToolCall(StrictModel):
+class ChatToolCall(LenientModel):
     """A call. `index` is left over from streamed calls that clients send back, and is ignored."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: FunctionCall
     index: int | None = Field(default=None, exclude_if=is_none)
 

@@ -34,19 +34,19 @@ Context = Annotated[ServerContext, Depends(get_context)]
 @router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=GENERATION_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, context: Context) -> Response:
     """Answers a conversation."""
-    return await _respond(ChatCompletion(body, context.model), body.stream, request, context)
+    return await _respond(ChatCompletion(body, context.model), body, request, context)
 
 
 @router.post("/v1/completions", response_model=CompletionResponse, responses=GENERATION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Completes a prompt, or each of a batch."""
-    return await _respond(TextCompletion(body, context.model), body.stream, request, context)
+    return await _respond(TextCompletion(body, context.model), body, request, context)
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=GENERATION_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request, context: Context) -> Response:
     """Answers a string or a conversation; nothing is stored."""
-    return await _respond(ResponseRun(body, context.model), body.stream, request, context)
+    return await _respond(ResponseRun(body, context.model), body, request, context)
 
 
 @router.get("/v1/models", responses=LOOKUP_ERRORS)
@@ -63,11 +63,16 @@ async def retrieve_model(model: str, context: Context) -> ModelCard:
 
 
 async def _respond(
-    work: ChatCompletion | TextCompletion | ResponseRun, stream: bool | None, request: Request, context: ServerContext
+    work: ChatCompletion | TextCompletion | ResponseRun,
+    body: ChatCompletionRequest | CompletionRequest | ResponseRequest,
+    request: Request,
+    context: ServerContext,
 ) -> Response:
-    if stream:
-        return await respond_stream(request, work.stream(context), context.config.write_timeout_seconds)
-    return await respond(request, work.run(context))
+    left_out = work.left_out if isinstance(work, ResponseRun) else ()
+    headers = context.ignored_fields.check(body, left_out)
+    if body.stream:
+        return await respond_stream(request, work.stream(context), work, context.config, headers)
+    return await respond(request, work.run(context), headers)
 
 
 def _card(name: str, context: ServerContext) -> ModelCard:

@@ -22,6 +22,7 @@ Context = Annotated[ServerContext, Depends(get_context)]
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     """The tokens of a string or of a conversation."""
     context.model.check_name(body.model)
+    headers = context.ignored_fields.check(body)
     tokenizer = _tokenizer(context)
 
     def answer() -> str:
@@ -31,7 +32,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
             count=len(token_ids), max_model_len=context.engine.info.max_model_len, tokens=token_ids, token_strs=texts
         ).model_dump_json()
 
-    return Response(await context.preprocess(answer), media_type="application/json")
+    return Response(await context.preprocess(answer), media_type="application/json", headers=headers)
 
 
 @router.post("/detokenize", responses=TEXT_ERRORS)

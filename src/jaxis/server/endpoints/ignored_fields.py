@@ -1,0 +1,149 @@
+"""What a request carries in vain: named in the log and in a header, or refused where it would change the answer."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel
+
+from jaxis.server.http.errors import ParameterError
+from jaxis.server.protocol.base import LenientModel
+from jaxis.server.protocol.not_applied import NotApplied
+
+HEADER = "X-Jaxis-Ignored"
+MAX_UNKNOWN_FIELDS = 128  # of one request
+_MAX_NAME_CHARACTERS = 64
+_MAX_LOGGED_NAMES = 1000
+_SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+_logger = logging.getLogger(__name__)
+
+
+class IgnoredFields:
+    """Checks the fields of requests that are not applied.
+
+    Args:
+      strict: Refuse every field that is unknown.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def check(self, request: BaseModel, more: Iterable[str] = ()) -> dict[str, str]:
+        """Returns headers of the answer that name the request's ignored fields; the log names each field once.
+
+        Args:
+          request: The request.
+          more: Names of what else is ignored.
+
+        Raises:
+          ParameterError: A field would change the answer, or is most likely misspelt; or it is unknown, and those are
+            refused.
+        """
+        names = ignored_fields(request, strict=self._strict)
+        names += [name for name in more if name not in names]
+        for name in names:
+            if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
+                self._logged.add(name)
+                _logger.info("requests carry %s, which has no effect here", name)
+        return {HEADER: ",".join(names)} if names else {}
+
+
+def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
+    """The names of a request's fields that have no effect, such as "user" or "messages.cache_control".
+
+    Args:
+      request: The request; fields of `LenientModel`s inside it count too.
+      strict: Refuse every field that is unknown.
+
+    Raises:
+      ParameterError: See `IgnoredFields.check`.
+    """
+    names: set[str] = set()
+    kinds: set[tuple[type[LenientModel], str]] = set()  # many messages may have the same field
+    for path, model in _lenient_models(request, ""):
+        for name, value in model.unknown_fields.items():
+            kinds.add((type(model), name))
+            if len(kinds) > MAX_UNKNOWN_FIELDS:
+                raise ParameterError(
+                    _top(path + name), f"the request has more than {MAX_UNKNOWN_FIELDS} fields that are unknown here"
+                )
+            if strict and name not in model.not_applied:
+                raise _unknown(path + name, "leave it out")
+            if _is_ignored(model, path, name, value):
+                names.add(_plain(path + name))
+        for name in model.not_applied.keys() & type(model).model_fields.keys():
+            if _is_ignored(model, path, name, getattr(model, name)):
+                names.add(_plain(path + name))
+    return sorted(names)
+
+
+def _is_ignored(model: LenientModel, path: str, name: str, value: object) -> bool:
+    """Whether a field has no effect and asked for one.
+
+    Raises:
+      ParameterError: It would change the answer.
+    """
+    if value is None:
+        return False
+    rule = model.not_applied.get(name)
+    if rule is None:
+        if (meant := _meant(type(model), name)) is not None:
+            raise _unknown(path + name, f"did you mean {meant}?")
+        return True
+    if value in rule.neutral:
+        return False
+    if rule.advice is not None:
+        raise _unsupported(path + name, rule, rule.advice)
+    return True
+
+
+def _lenient_models(value: object, path: str) -> Iterator[tuple[str, LenientModel]]:
+    """The lenient models in a value, each with the path to its fields."""
+    if isinstance(value, BaseModel):
+        if isinstance(value, LenientModel):
+            yield path, value
+        for name, item in value:
+            if isinstance(item, BaseModel | list):
+                yield from _lenient_models(item, f"{path}{name}" if isinstance(item, list) else f"{path}{name}.")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, BaseModel):
+                yield from _lenient_models(item, f"{path}[{index}].")
+
+
+@functools.lru_cache(maxsize=1024)
+def _meant(model: type[LenientModel], name: str) -> str | None:
+    """The field of which this name is most likely a misspelling."""
+    if len(name) > _MAX_NAME_CHARACTERS:
+        return None
+    known = {*model.model_fields, *model.not_applied}
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, _SAME_WORD)), None)
+
+
+def _unknown(path: str, advice: str) -> ParameterError:
+    return ParameterError(_top(path), f"{_shown(path)} is not a known parameter: {advice}", "unknown_parameter")
+
+
+def _unsupported(path: str, rule: NotApplied, advice: str) -> ParameterError:
+    neutral = f" other than {rule.neutral[0]!r}" if rule.neutral else ""
+    message = f"{_shown(path)}{neutral} cannot be honoured: {advice}"
+    return ParameterError(_top(path), message, "unsupported_parameter")
+
+
+def _top(path: str) -> str:
+    return _shown(re.split(r"[.\[]", path, maxsplit=1)[0])
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 2 * _MAX_NAME_CHARACTERS else path[: 2 * _MAX_NAME_CHARACTERS] + "..."
+
+
+def _plain(path: str) -> str:
+    """A path without indices, fit for a header and a log line."""
+    return _UNPRINTABLE.sub("?", re.sub(r"\[\d+\]", "", path))[: 2 * _MAX_NAME_CHARACTERS]
