@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import threading
+import time
 
 import openai
 import tokenizers
@@ -13,6 +15,7 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.outputs import CompletionOutput, RequestOutput
 from jaxis.server.config import ServerConfig
 from jaxis.server.http.app import create_app
+from jaxis.server.http.run import listen, make_server
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.config import TokenizerConfig
 
@@ -31,12 +34,13 @@ class ScriptedEngine:
 
     Attributes:
       text, finish_reason, piece: What it says, how that ends, and how many characters a step says.
+      answers: What it says to the next requests, before `text`.
       delay_seconds, pause_seconds: How long it takes before its first step, and between steps.
       error: Raised in place of an answer.
       prompt, params, grammar: Of the last request.
     """
 
-    def __init__(self, template=TEMPLATE, tags=()):
+    def __init__(self, template=TEMPLATE, tags=(), max_model_len=1000):
         backend = tokenizers.Tokenizer(tokenizers.models.BPE({chr(code): code - 32 for code in range(32, 127)}, []))
         backend.decoder = tokenizers.decoders.Fuse()
         backend.add_tokens(list(tags))
@@ -46,19 +50,23 @@ class ScriptedEngine:
             model_folder="",
             model_type=None,
             default_sampling_params=SamplingParams(max_tokens=None),
-            max_model_len=1000,
+            max_model_len=max_model_len,
             max_num_seqs=1,
-            num_cache_tokens=1000,
+            num_cache_tokens=max_model_len,
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=frozenset(),
         )
         self.is_accepting = self.is_making_progress = True
         self.text, self.finish_reason, self.piece = "", "stop", 3
+        self.answers = []
         self.delay_seconds = self.pause_seconds = 0.0
         self.error = None
         self.prompt = self.params = self.grammar = None
 
     def start(self):
+        pass
+
+    async def drain(self, deadline_seconds):
         pass
 
     async def shutdown(self):
@@ -72,15 +80,16 @@ class ScriptedEngine:
 
     async def generate(self, prompt, params, request_id, *, final_only=False, grammar=None, **_):
         self.prompt, self.params, self.grammar = prompt.text, params, grammar
+        text = self.answers.pop(0) if self.answers else self.text
         await asyncio.sleep(self.delay_seconds)
         if self.error is not None:
             raise self.error
-        size = max(1, len(self.text)) if final_only else self.piece
-        pieces = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
+        size = max(1, len(text)) if final_only else self.piece
+        pieces = [text[at : at + size] for at in range(0, len(text), size)] or [""]
         for number, piece in enumerate(pieces, 1):
             last = number == len(pieces)
             await asyncio.sleep(self.pause_seconds if number > 1 else 0.0)
-            token_ids = self.tokenizer.encode(self.text) if last else []
+            token_ids = self.tokenizer.encode(text) if last else []
             completions = [
                 CompletionOutput(index, piece, list(token_ids), finish_reason=self.finish_reason if last else None)
                 for index in range(params.n)
@@ -94,3 +103,20 @@ def connected(engine, **settings):
     app = create_app(engine, ServerConfig(**settings))
     with TestClient(app, base_url="http://testserver") as http:
         yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0)
+
+
+@contextlib.contextmanager
+def served(engine, **settings):
+    """The address of a server over an engine, with sockets, for clients that bring their own."""
+    listener = listen("127.0.0.1", 0)
+    server = make_server(engine, ServerConfig(**{"drain_seconds": 1.0} | settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)

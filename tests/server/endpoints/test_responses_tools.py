@@ -1,6 +1,7 @@
 """/v1/responses with functions, reasoning and log-probabilities: items, events, and their way back."""
 
 import json
+import re
 
 import openai
 import pytest
@@ -167,3 +168,31 @@ def test_what_cannot_be_honoured_is_refused_by_name(scripted_client, more, param
     with pytest.raises(openai.BadRequestError) as caught:
         ask(scripted_client, **more)
     assert caught.value.body["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("lark", 'start: "+" /[a-z]{2,5}/ LF\n%import common.LF\n'), ("regex", r"\+[a-z]{2,5}\n")],
+)
+def test_the_input_of_a_custom_tool_follows_its_grammar(client, syntax, definition):
+    tool = {"type": "custom", "name": "edit", "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    choice = {"type": "custom", "name": "edit"}
+    response = ask(client, input="Edit it.", tools=[tool], tool_choice=choice, max_output_tokens=100)
+    [item] = response.output
+    assert (item.type, item.name, item.status) == ("custom_tool_call", "edit", "completed")
+    assert re.fullmatch(r"\+[a-z]{2,5}\n", item.input)
+    assert response.tools[0].format.definition == definition
+
+
+def test_a_grammar_that_is_none_is_refused(client):
+    tool = {"type": "custom", "name": "edit", "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\.edit\.format\.definition cannot be honoured") as caught:
+        ask(client, tools=[tool], tool_choice={"type": "custom", "name": "edit"})
+    assert caught.value.body["param"] == "tools"
+
+
+def test_cached_tokens_are_in_the_usage(client):
+    first = ask(client, input="The capital of France is a city that everybody knows, is it not?", max_output_tokens=1)
+    second = ask(client, input="The capital of France is a city that everybody knows, is it not?", max_output_tokens=1)
+    assert second.usage.input_tokens == first.usage.input_tokens
+    assert 0 < second.usage.input_tokens_details.cached_tokens < second.usage.input_tokens

@@ -17,7 +17,7 @@ from jaxis.parsing.parser_events import Event
 from jaxis.prompts import TokenizedPrompt
 from jaxis.server.endpoints.chat_output import ChatOutput, delta_of, message_of
 from jaxis.server.endpoints.chat_prompt import message_text, template_arguments, tokenize_request
-from jaxis.server.endpoints.chat_tools import choose_tools
+from jaxis.server.endpoints.chat_tools import ChatTools, choose_tools
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.generation import GenerationJob, generate
 from jaxis.server.endpoints.grammar_start import call_tokens, reasoning_tokens
@@ -50,12 +50,20 @@ class ChatCompletion(DataEvents):
       request: The request.
       model: The served model.
       request_id: None generates one.
+      tools: How tools are called, where the request's own fields cannot say it.
 
     Raises:
       RequestError: A field cannot be honoured.
     """
 
-    def __init__(self, request: ChatCompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        model: ServedModel,
+        request_id: str | None = None,
+        *,
+        tools: ChatTools | None = None,
+    ) -> None:
         model.check_name(request.model)
         check_stream_options(request)
         if request.echo and not request.continue_final_message:
@@ -65,10 +73,10 @@ class ChatCompletion(DataEvents):
         self._num_top = request.top_logprobs or 0
         self._formatter = LogprobFormatter(model.tokenizer, bool(request.return_tokens_as_token_ids))
         self._prefix = message_text(request.messages[-1]) if request.echo else ""
-        self._tools = choose_tools(request, model)
+        self._tools = choose_tools(request, model) if tools is None else tools
         params, self._grammar = chat_sampling_params(request, model.default_sampling_params, self._tools)
         self._call_tokens: list[int] = []
-        if self._grammar is not None and self._tools.tools and self._tools.json_schema is None:
+        if self._grammar is not None and self._tools.tools and self._tools.grammar is None:
             self._call_tokens = self._tokens_of_calls(self._grammar)
         if self._needs_special_tokens():
             params = dataclasses.replace(params, skip_special_tokens=False)

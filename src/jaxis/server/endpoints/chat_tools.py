@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxis.errors import RequestError
 from jaxis.parsing.tool_choice import plan_tools
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.tools import FunctionTool, function_tools
 from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.endpoints.structured_outputs import AnswerGrammar
 from jaxis.server.http.errors import ParameterError
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.tools import NamedToolChoice
@@ -23,12 +23,12 @@ class ChatTools:
     Attributes:
       tools: The tools that it may call.
       parser: Parses the calls in its text; None if there are none to look for.
-      json_schema: The schema of the whole answer, if it must call.
+      grammar: What the whole answer follows, if it must call.
     """
 
     tools: Sequence[FunctionTool] = ()
     parser: type[ToolParser] | None = None
-    json_schema: Mapping[str, Any] | None = None
+    grammar: AnswerGrammar | None = None
 
 
 def choose_tools(request: ChatCompletionRequest, model: ServedModel) -> ChatTools:
@@ -57,4 +57,7 @@ def choose_tools(request: ChatCompletionRequest, model: ServedModel) -> ChatTool
             "tools need the format of the model's calls, and its chat template has none that is known: start with"
             ' --tool-call-parser, or send tool_choice "required" or "none"',
         )
-    return ChatTools(plan.tools, plan.parser or model.parsers.tool, plan.json_schema)
+    grammar = None
+    if plan.json_schema is not None:
+        grammar = AnswerGrammar.of("tools", {"json_schema": dict(plan.json_schema)})
+    return ChatTools(plan.tools, plan.parser or model.parsers.tool, grammar)

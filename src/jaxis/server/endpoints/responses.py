@@ -15,6 +15,7 @@ from jaxis.server.endpoints.chat import ChatCompletion
 from jaxis.server.endpoints.chat_output import ChatOutput
 from jaxis.server.endpoints.chat_prompt import reads_reasoning_effort
 from jaxis.server.endpoints.context import ServerContext
+from jaxis.server.endpoints.custom_tools import choose_custom_tool
 from jaxis.server.endpoints.generation import PromptOutput, generate
 from jaxis.server.endpoints.response_output import ResponseEvent, ResponseOutput
 from jaxis.server.endpoints.served_model import ServedModel
@@ -69,7 +70,9 @@ class ResponseRun(StreamForm):
             raise ParameterError("top_logprobs", 'top_logprobs needs include=["message.output_text.logprobs"]: add it')
         self.left_out = request.left_out
         with _own_names():
-            self._chat = ChatCompletion(self._chat_request(request, model), model)
+            chat_request = self._chat_request(request, model)
+            tools = choose_custom_tool(request, chat_request, model)
+            self._chat = ChatCompletion(chat_request, model, tools=tools)
         if request.wants_logprobs and self._chat.parses:
             raise ParameterError(
                 "include",

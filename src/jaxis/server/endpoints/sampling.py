@@ -36,12 +36,11 @@ def chat_sampling_params(
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
     grammar = answer_grammar(request)
-    if grammar is not None and tools.json_schema is not None:
+    if grammar is not None and tools.grammar is not None:
         raise ParameterError(
             grammar.param, f"{grammar.field} leaves no room for the call that tool_choice demands: send only one"
         )
-    if tools.json_schema is not None:
-        grammar = AnswerGrammar.of("tools", {"json_schema": dict(tools.json_schema)})
+    grammar = grammar or tools.grammar
     return _sampling_params(request, defaults, more, grammar), grammar
 
 

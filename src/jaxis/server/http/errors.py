@@ -166,6 +166,9 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"{where} is not a known parameter: leave it out", param, "unknown_parameter")
     if fault["type"] == "missing":
         return ApiError(400, f"{where or 'the request body'} is missing", param, "missing_parameter")
+    if fault["type"] == "union_tag_invalid":
+        kind, known = str(fault["ctx"]["tag"])[:100], str(fault["ctx"]["expected_tags"]).replace("'", "")
+        return ApiError(400, f"{where}: the type {kind!r} is not supported here; known are {known}", param)
     message = " ".join(str(fault["msg"]).split()).removeprefix("Value error, ")
     return ApiError(400, f"{where or 'the request body'}: {message}", param)
 

@@ -1,0 +1,24 @@
+"""The input of a tool that takes plain text, as the whole message: its grammar lets the model write nothing else."""
+
+from __future__ import annotations
+
+import json
+
+from jaxis.parsing.text_reader import Reading
+from jaxis.parsing.tool_parsers.base import ToolParser
+
+
+class TextInputToolParser(ToolParser):
+    """One call of the first tool, with the text as its argument `input`.
+
+    The call's end is not told: whether the text is complete shows only in why the model stopped.
+    """
+
+    def _read(self) -> Reading[None]:
+        text: list[str] = []
+        yield from self._reader.until((), text.append)
+        self._start_call(next(iter(self._tools)))
+        self._add_arguments(json.dumps({"input": "".join(text)}, ensure_ascii=False))
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        raise NotImplementedError("no marker opens a call")
