@@ -131,7 +131,7 @@ def test_tools_are_read_as_they_were_sent():
         ([tool()] * 129, "tools holds 129 functions; send 128 at most"),
         ([tool(), tool()], r"tools\[1\].function.name 'f' is taken"),
         ([tool(name="a b")], r"tools\[0\].function.name must be"),
-        ([tool(name="f" * 65)], r"tools\[0\].function.name must be"),
+        ([tool(name="f" * 129)], r"tools\[0\].function.name must be"),
         ([{"type": "retrieval"}], r"tools\[0\] must be"),
         (["f"], r"tools\[0\] must be"),
         ([tool(parameters={"type": "string"})], r"tools\[0\].function.parameters must be"),

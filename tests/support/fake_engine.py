@@ -90,4 +90,4 @@ class FakeEngine:
 
 def fake_built_engine():
     """What `build_engine` would return."""
-    return types.SimpleNamespace(engine=FakeEngine(), default_sampling_params=SamplingParams())
+    return types.SimpleNamespace(engine=FakeEngine(), default_sampling_params=SamplingParams(), fingerprint="")

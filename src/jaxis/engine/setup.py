@@ -28,6 +28,7 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
+from jaxis.engine.fingerprint import engine_fingerprint
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
@@ -54,10 +55,17 @@ CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A running engine and what its checkpoint recommends."""
+    """A running engine.
+
+    Attributes:
+      engine: The engine.
+      default_sampling_params: What its checkpoint recommends.
+      fingerprint: See `engine_fingerprint`.
+    """
 
     engine: LLMEngine
     default_sampling_params: SamplingParams
+    fingerprint: str
 
 
 @headers_read_once()
@@ -128,7 +136,7 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
             "kv_cache_memory gives it more"
         )
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params)
+    return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
 
 
 def _vllm_config(

@@ -57,6 +57,15 @@ def test_stream_adds_up_to_the_answer(expected, client):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_answers_carry_the_engines_fingerprint(client, server):
+    fingerprint = server.engine.info.fingerprint
+    assert fingerprint.startswith("fp_")
+    answers = [ask(client, max_tokens=2), *ask(client, max_tokens=2, stream=True)]
+    answers += [client.completions.create(model=MODEL, prompt="Hi", max_tokens=1)]
+    answers += client.completions.create(model=MODEL, prompt="Hi", max_tokens=1, stream=True)
+    assert {answer.system_fingerprint for answer in answers} == {fingerprint}
+
+
 def test_stream_without_usage_has_none(client):
     assert all(chunk.usage is None for chunk in ask(client, stream=True))
 

@@ -110,12 +110,13 @@ def test_the_log_names_a_field_once_and_on_one_line(caplog):
     fields = IgnoredFields()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            headers = fields.check(request(user="me", **{"a\nb, c": 1}), ["tools.web_search"])
-    assert headers == {"X-Jaxis-Ignored": "a?b??c,user,tools.web_search"}
+            headers = fields.check(request(user="me", **{"a\nb, c": 1}), ["tools.web_search", "tools.\r\nX: é"])
+    assert headers == {"X-Jaxis-Ignored": "a?b??c,user,tools.web_search,tools.??X???"}
     assert [record.getMessage().split()[2].rstrip(",") for record in caplog.records] == [
         "a?b??c",
         "user",
         "tools.web_search",
+        "tools.??X???",
     ]
 
 

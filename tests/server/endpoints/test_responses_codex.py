@@ -157,6 +157,32 @@ def test_calls_go_back_under_the_names_that_the_client_gave(client):
     assert {event["item_id"] for event in [*deltas, done]} == {items[-1]["id"]}
 
 
+def test_the_streams_fold_is_the_whole_answer(engine, client):
+    engine.text = ANSWER
+    asked = {name: BODY[name] for name in ("model", "input", "tools", "reasoning", "text")}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        folded = stream.get_final_response()
+
+    def said(response):
+        return [
+            item.model_dump(exclude={"id", "call_id", "parsed_arguments"}, exclude_none=True)
+            for item in response.output
+        ]
+
+    assert [item.type for item in whole.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+        "custom_tool_call",
+    ]
+    assert said(folded) == said(whole)
+    assert folded.usage == whole.usage
+
+
 def test_the_model_sees_functions_only(engine, client):
     post(client)
     shown = [json.loads(line) for line in _objects(engine.prompt)]

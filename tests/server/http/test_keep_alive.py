@@ -1,10 +1,14 @@
 """Streams are never silent for long: before the first token, while a model compiles, and when something then fails."""
 
+import contextlib
 import json
+import threading
 
+import httpx
 import openai
 import pytest
 
+from jaxis.engine.execution.programs import ProgramCache
 from jaxis.errors import EngineError, RequestError
 from jaxis.server.http import sse
 from tests.support.scripted_engine import ScriptedEngine, connected
@@ -118,3 +122,37 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(en
     monkeypatch.setattr(engine.tokenizer, "encode", lambda *args, **more: (sse.time.sleep(0.3), real(*args, **more))[1])
     *_, last = client.responses.create(model="jaxis-tiny", input=long, stream=True)
     assert (last.type, last.response.error.code) == ("response.failed", "context_length_exceeded")
+
+
+@pytest.fixture
+def compiling(built_engine, monkeypatch):
+    """An engine that waits for a program until the event is set."""
+    monkeypatch.setattr(sse, "FIRST_EVENT_SECONDS", SILENCE_SECONDS)
+    finish = threading.Event()
+    runner = built_engine.engine.runner
+
+    def compile_slowly(key):
+        finish.wait(60)
+        return runner._step_programs.compile(key)
+
+    programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(runner, "_programs", programs)
+    yield finish
+    finish.set()
+    programs.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_client_can_wait_for_a_program_to_compile_or_leave(serve, compiling, leaves):
+    server = serve(sse_keep_alive_seconds=SILENCE_SECONDS)
+    body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
+        lines = (line for line in response.iter_lines() if line)
+        assert [next(lines) for _ in range(3)] == [": keep-alive"] * 3
+        if not leaves:
+            compiling.set()
+            rest = [line for line in lines if line != ": keep-alive"]
+            assert len(rest) >= 2
+            assert rest[-1] == "data: [DONE]"
+    compiling.set()
+    server.wait_until_idle()

@@ -109,7 +109,7 @@ def test_a_request_is_a_span_with_its_times_below_that_of_its_client(serve, coll
     ] * 2
     assert completed[0]["gen_ai.request.seed"] == str(2**64 - 1)
     [failed] = [span for span in others if span.status.code]
-    assert values(failed.attributes)["error.type"] == "RequestError"
+    assert values(failed.attributes)["error.type"] == "ContextLengthError"
 
 
 def test_without_a_collector_requests_are_answered_and_the_server_ends(serve, caplog):

@@ -32,6 +32,7 @@ class EngineInfo:
       num_cache_tokens: Tokens that the KV cache holds.
       vocab_size: V.
       eos_token_ids: Tokens that end a sequence.
+      fingerprint: Names all that its answers depend on; see `engine_fingerprint`. Empty if unknown.
     """
 
     model_folder: str
@@ -42,6 +43,7 @@ class EngineInfo:
     num_cache_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
@@ -57,6 +59,7 @@ class EngineInfo:
             num_cache_tokens=blocks.num_blocks * blocks.block_size,
             vocab_size=engine.runner.vocab_size,
             eos_token_ids=engine.eos_token_ids,
+            fingerprint=built.fingerprint,
         )
 
 

@@ -109,6 +109,7 @@ class ChatCompletion(DataEvents):
         return ChatCompletionResponse(
             id=self.job.request_id,
             model=self._model.name,
+            system_fingerprint=self._model.fingerprint,
             choices=choices,
             usage=usage.usage(readers.values()),
             prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
@@ -137,7 +138,15 @@ class ChatCompletion(DataEvents):
         yield DONE
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
-        return sse_event(ChatCompletionChunk(id=self.job.request_id, model=self._model.name, choices=choices, **more))
+        return sse_event(
+            ChatCompletionChunk(
+                id=self.job.request_id,
+                model=self._model.name,
+                system_fingerprint=self._model.fingerprint,
+                choices=choices,
+                **more,
+            )
+        )
 
     def reader(self, output: RequestOutput) -> ChatOutput:
         """A reader for one of the answers; `output` is any output of the request, read for its prompt."""

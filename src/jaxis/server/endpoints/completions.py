@@ -79,7 +79,7 @@ class TextCompletion(DataEvents):
             self._trim(output)
             usage.add((index, output))
             choices += [self._choice(index, output, completion) for completion in output.outputs]
-        return CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage.usage())
+        return self._answer(choices, usage.usage())
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""
@@ -99,8 +99,15 @@ class TextCompletion(DataEvents):
         yield DONE
 
     def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
-        return sse_event(
-            CompletionResponse(id=self.job.request_id, model=self._model.name, choices=choices, usage=usage)
+        return sse_event(self._answer(choices, usage))
+
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionResponse:
+        return CompletionResponse(
+            id=self.job.request_id,
+            model=self._model.name,
+            system_fingerprint=self._model.fingerprint,
+            choices=choices,
+            usage=usage,
         )
 
     def _trim(self, output: RequestOutput) -> None:

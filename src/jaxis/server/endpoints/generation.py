@@ -58,7 +58,6 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
                 prompts = await context.preprocess(job.preprocess)
-                _check_lengths(prompts, context.engine.info.max_model_len)
                 grammars: list[Grammar | None] = [None] * len(prompts)
                 if (compile_grammar := job.compile_grammar) is not None:
                     grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
@@ -79,12 +78,6 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
         ) from None
 
 
-def _check_lengths(prompts: Sequence[TokenizedPrompt], max_model_len: int) -> None:
-    for prompt in prompts:
-        if len(prompt.token_ids) >= max_model_len:
-            raise ContextLengthError(len(prompt.token_ids), max_model_len)
-
-
 async def _generate_one(
     context: ServerContext,
     job: GenerationJob,
@@ -99,6 +92,8 @@ async def _generate_one(
         context.metrics.request(job.params, arrival) as request,
         context.trace(job.operation, request_id, request),
     ):
+        if len(prompt.token_ids) >= engine.info.max_model_len:
+            raise ContextLengthError(len(prompt.token_ids), engine.info.max_model_len)
         outputs = engine.generate(
             prompt,
             job.params,

@@ -18,6 +18,7 @@ HEADER = "X-Jaxis-Ignored"
 MAX_UNKNOWN_FIELDS = 128  # of one request
 _MAX_NAME_CHARACTERS = 64
 _MAX_LOGGED_NAMES = 1000
+_MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
 _SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _logger = logging.getLogger(__name__)
@@ -46,12 +47,12 @@ class IgnoredFields:
             refused.
         """
         names = ignored_fields(request, strict=self._strict)
-        names += [name for name in more if name not in names]
+        names += [name for name in map(_plain, more) if name not in names]
         for name in names:
             if name not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
                 self._logged.add(name)
                 _logger.info("requests carry %s, which has no effect here", name)
-        return {HEADER: ",".join(names)} if names else {}
+        return {HEADER: ",".join(names)[:_MAX_HEADER_CHARACTERS]} if names else {}
 
 
 def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
@@ -66,7 +67,7 @@ def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
     """
     names: set[str] = set()
     kinds: set[tuple[type[LenientModel], str]] = set()  # many messages may have the same field
-    for path, model in _lenient_models(request, ""):
+    for path, model in _lenient_models(request):
         for name, value in model.unknown_fields.items():
             kinds.add((type(model), name))
             if len(kinds) > MAX_UNKNOWN_FIELDS:
@@ -77,7 +78,7 @@ def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
                 raise _unknown(path + name, "leave it out")
             if _is_ignored(model, path, name, value):
                 names.add(_plain(path + name))
-        for name in model.not_applied.keys() & type(model).model_fields.keys():
+        for name in _declared(type(model)):
             if _is_ignored(model, path, name, getattr(model, name)):
                 names.add(_plain(path + name))
     return sorted(names)
@@ -103,18 +104,24 @@ def _is_ignored(model: LenientModel, path: str, name: str, value: object) -> boo
     return True
 
 
-def _lenient_models(value: object, path: str) -> Iterator[tuple[str, LenientModel]]:
-    """The lenient models in a value, each with the path to its fields."""
-    if isinstance(value, BaseModel):
-        if isinstance(value, LenientModel):
-            yield path, value
-        for name, item in value:
-            if isinstance(item, BaseModel | list):
-                yield from _lenient_models(item, f"{path}{name}" if isinstance(item, list) else f"{path}{name}.")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            if isinstance(item, BaseModel):
-                yield from _lenient_models(item, f"{path}[{index}].")
+def _lenient_models(request: BaseModel) -> Iterator[tuple[str, LenientModel]]:
+    """The lenient models in a request, itself included, each with the path to its fields."""
+    stack: list[tuple[str, BaseModel]] = [("", request)]
+    while stack:
+        path, model = stack.pop()
+        if isinstance(model, LenientModel):
+            yield path, model
+        for name, value in vars(model).items():
+            if isinstance(value, BaseModel):
+                stack.append((f"{path}{name}.", value))
+            elif type(value) is list and value and isinstance(value[0], BaseModel):
+                stack += [(f"{path}{name}[{i}].", item) for i, item in enumerate(value)]
+
+
+@functools.cache
+def _declared(model: type[LenientModel]) -> list[str]:
+    """The fields that a model declares and that are not applied."""
+    return [name for name in model.not_applied if name in model.model_fields]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ class ServedModel:
       default_sampling_params: For what a request leaves out.
       grammar_compiler: The engine's, for structured outputs.
       parsers: How the model writes tool calls and reasoning.
+      fingerprint: The engine's, which answers carry; None if there is none.
     """
 
     names: tuple[str, ...]
@@ -31,6 +32,7 @@ class ServedModel:
     default_sampling_params: SamplingParams
     grammar_compiler: GrammarCompiler
     parsers: ModelParsers = field(default_factory=ModelParsers)
+    fingerprint: str | None = None
 
     @property
     def name(self) -> str:

@@ -46,6 +46,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         parsers=ModelParsers.select(
             engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
         ),
+        fingerprint=engine.info.fingerprint or None,
     )
     tracer = None
     if config.otlp_traces_endpoint is not None:

@@ -157,12 +157,15 @@ class Answer(BaseModel):
 
     Attributes:
       created: Unix seconds.
+      system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
+        greedy or have a seed get equal answers.
     """
 
     id: str
     object: str
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
+    system_fingerprint: str | None = None
 
 
 def new_id(kind: str) -> str:

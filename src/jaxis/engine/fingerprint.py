@@ -1,0 +1,96 @@
+"""A short name for everything that an engine's answers depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxis.engine.arguments import EngineArgs, argument_infos
+from jaxis.host.machine import cpu_flags, usable_cores
+from jaxis.kernels import native
+from jaxis.loading.gguf.shards import find_shards
+from jaxis.version import __version__
+
+# Files that are no larger are read whole. Of others: the beginning, which holds the header, and samples of the rest.
+WHOLE_FILE_BYTES = 1 << 20
+_HEADER_BYTES = 1 << 20
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_IGNORED_SUFFIXES = frozenset({".md", ".png", ".jpg", ".gitattributes"})
+
+
+def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: int) -> str:
+    """A digest of weights, version, kernels and arguments, such as "fp_0123456789abcdef0123".
+
+    Engines with equal fingerprints answer a request that is greedy, or has a seed, with the same bytes. Two checkpoints
+    that differ in less than what is sampled of large files could have the same one; trained weights differ everywhere.
+
+    Args:
+      checkpoint: A folder, or a GGUF file.
+      arguments: The engine's.
+      max_model_len: Most tokens of a request, as it has turned out.
+    """
+    digest = hashlib.sha256()
+    facts = [__version__, max_model_len, _arguments(arguments), _kernels()]
+    digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
+    for name, path in _files(checkpoint):
+        digest.update(json.dumps([name, path.stat().st_size]).encode())
+        for piece in _pieces(path):
+            digest.update(piece)
+    return f"fp_{digest.hexdigest()[:20]}"
+
+
+def _arguments(arguments: EngineArgs) -> dict[str, Any]:
+    """The arguments that matter; files stand for their contents."""
+    infos = argument_infos()
+    values = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
+    return {
+        name: Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
+        for name, value in values.items()
+        # Without native kernels, how many tokens share a step can show in the last bits.
+        if name not in ("model", "token", "cache_dir") and not (infos[name].speed_only and native.usable())
+    }
+
+
+def _kernels() -> list[Any]:
+    devices = sorted({device.device_kind for device in jax.devices()})
+    kernels: list[Any] = [jax.__version__, version("jaxlib"), jax.default_backend(), devices]
+    # XLA compiles for the processor that it finds.
+    kernels += [platform.machine(), cpu_flags(), os.environ.get("XLA_FLAGS", "")]
+    library = native.library()
+    if library is not None and native.usable():
+        return [*kernels, native.isa(), hashlib.sha256(Path(library._name).read_bytes()).hexdigest()]
+    return [*kernels, usable_cores()]
+
+
+def _files(checkpoint: Path) -> Iterator[tuple[str, Path]]:
+    """The checkpoint's files by their names in it, in a fixed order."""
+    if checkpoint.is_file():
+        yield from ((path.name, path) for path in find_shards(checkpoint))
+        return
+    for path in sorted(checkpoint.rglob("*")):
+        name = path.relative_to(checkpoint).as_posix()
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if path.is_file() and not hidden and path.suffix not in _IGNORED_SUFFIXES:
+            yield name, path
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        if num_bytes <= WHOLE_FILE_BYTES:
+            yield file.read()
+            return
+        yield file.read(_HEADER_BYTES)
+        for i in range(1, _NUM_SAMPLES + 1):
+            file.seek((num_bytes - _SAMPLE_BYTES) * i // _NUM_SAMPLES)
+            yield file.read(_SAMPLE_BYTES)
