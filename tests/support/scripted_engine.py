@@ -37,7 +37,8 @@ class ScriptedEngine:
       answers: What it says to the next requests, before `text`.
       delay_seconds, pause_seconds: How long it takes before its first step, and between steps.
       error: Raised in place of an answer.
-      prompt, params, grammar: Of the last request.
+      stop_reason, num_cached_tokens: What its last step tells of how the answer ended, and every step of the prompt.
+      prompt, prompt_token_ids, params, grammar: Of the last request.
     """
 
     def __init__(self, template=TEMPLATE, tags=(), max_model_len=1000):
@@ -58,10 +59,11 @@ class ScriptedEngine:
         )
         self.is_accepting = self.is_making_progress = True
         self.text, self.finish_reason, self.piece = "", "stop", 3
+        self.stop_reason, self.num_cached_tokens = None, 0
         self.answers = []
         self.delay_seconds = self.pause_seconds = 0.0
         self.error = None
-        self.prompt = self.params = self.grammar = None
+        self.prompt = self.prompt_token_ids = self.params = self.grammar = None
 
     def start(self):
         pass
@@ -79,7 +81,7 @@ class ScriptedEngine:
         return contextlib.nullcontext()
 
     async def generate(self, prompt, params, request_id, *, final_only=False, grammar=None, **_):
-        self.prompt, self.params, self.grammar = prompt.text, params, grammar
+        self.prompt, self.prompt_token_ids, self.params, self.grammar = prompt.text, prompt.token_ids, params, grammar
         text = self.answers.pop(0) if self.answers else self.text
         await asyncio.sleep(self.delay_seconds)
         if self.error is not None:
@@ -91,10 +93,17 @@ class ScriptedEngine:
             await asyncio.sleep(self.pause_seconds if number > 1 else 0.0)
             token_ids = self.tokenizer.encode(text) if last else []
             completions = [
-                CompletionOutput(index, piece, list(token_ids), finish_reason=self.finish_reason if last else None)
+                CompletionOutput(
+                    index,
+                    piece,
+                    list(token_ids),
+                    finish_reason=self.finish_reason if last else None,
+                    stop_reason=self.stop_reason if last else None,
+                )
                 for index in range(params.n)
             ]
-            yield RequestOutput(request_id, prompt.text, [0], None, completions, last)
+            ids = list(prompt.token_ids)
+            yield RequestOutput(request_id, prompt.text, ids, None, completions, last, self.num_cached_tokens)
 
 
 @contextlib.contextmanager

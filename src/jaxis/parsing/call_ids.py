@@ -6,17 +6,18 @@ import hashlib
 import re
 import secrets
 
-_GENERATED = re.compile(r"call_[0-9a-f]{24}")
+GENERATED_PREFIX = "call_"
+_GENERATED = re.compile(GENERATED_PREFIX + r"[0-9a-f]{24}")
 
 
 def new_call_id() -> str:
     """A random id."""
-    return f"call_{secrets.token_hex(12)}"
+    return f"{GENERATED_PREFIX}{secrets.token_hex(12)}"
 
 
 def derived_call_id(seed: str) -> str:
     """An id that is the same each time for the same seed."""
-    return f"call_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
+    return f"{GENERATED_PREFIX}{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
 
 
 def is_generated(call_id: str) -> bool:

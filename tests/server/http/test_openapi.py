@@ -11,6 +11,8 @@ ROUTES = {
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/models",
     "/v1/models/{model}",
     "/tokenize",
@@ -40,11 +42,12 @@ def test_document_lists_routes_errors_streams_and_the_key(document):
             if path in ("/health", "/ready"):
                 assert operation["security"] == []
             else:
-                assert responses["401"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
-            if path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+                shape = "MessageErrorResponse" if path.startswith("/v1/messages") else "ErrorResponse"
+                assert responses["401"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{shape}")
+            if path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
                 assert {"400", "404", "429", "503"} <= responses.keys()
                 assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-    assert schema["security"] == [{"api_key": []}]
+    assert schema["security"] == [{"api_key": []}, {"x_api_key": []}]
 
 
 @pytest.mark.parametrize("max_examples", [8, pytest.param(200, marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 import jaxis
 from jaxis.cli.serve_options import ServerOptions
@@ -79,9 +80,12 @@ def test_keys_are_compared_in_constant_time():
     source = inspect.getsource(auth)
     assert "hmac.compare_digest" in source
     middleware = auth.ApiKeyMiddleware(None, ["secret"])
-    assert middleware._is_authorized("Bearer secret")
+    assert middleware._is_authorized(Headers({"authorization": "Bearer secret"}))
+    assert middleware._is_authorized(Headers({"x-api-key": "secret"}))
     for header in ("", "secret", "Bearer ", "Bearer secre", "Basic secret"):
-        assert not middleware._is_authorized(header)
+        assert not middleware._is_authorized(Headers({"authorization": header}))
+    for key in ("", "secre", "Bearer secret", "secret secret"):
+        assert not middleware._is_authorized(Headers({"x-api-key": key}))
 
 
 def test_every_route_of_the_application_is_closed_with_a_key(serve):

@@ -8,8 +8,10 @@ from jaxis.prompts import TokenizedPrompt, tokenize_chat
 from jaxis.server.http.errors import ParameterError
 from jaxis.server.protocol.chat import ChatCompletionRequest, ChatMessage
 from jaxis.server.protocol.tokenize import TokenizeRequest
+from jaxis.server.protocol.tools import DeferredTool
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template, reasoning_effort_variables, reserved_variable
+from jaxis.tokenizer.message_order import MessageOrder, arrange_messages
 
 
 def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -29,8 +31,10 @@ def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokeniz
     }
     if isinstance(request, ChatCompletionRequest) and request.reasoning_effort is not None:
         arguments |= _reasoning_effort(request.reasoning_effort, tokenizer)
-    if request.tools and not (isinstance(request, ChatCompletionRequest) and request.tool_choice == "none"):
-        arguments["tools"] = [tool.model_dump(exclude_unset=True) for tool in request.tools]
+    if not (isinstance(request, ChatCompletionRequest) and request.tool_choice == "none"):
+        tools = [tool for tool in request.tools or () if not isinstance(tool, DeferredTool)]
+        shown = [tool.model_dump(exclude_unset=True) for tool in tools]
+        arguments |= {"tools": shown} if shown else {}
     return arguments
 
 
@@ -49,7 +53,7 @@ def tokenize_request(
 def request_messages(
     request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None, arguments: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The conversation as the chat template reads it.
+    """The conversation as the chat template reads it, in an order that it takes.
 
     Raises:
       RequestError: A call's arguments are not JSON.
@@ -57,7 +61,9 @@ def request_messages(
     messages = [_message_fields(message) for message in request.messages or ()]
     if tokenizer is None:
         return messages
-    return messages_for_template(messages, tokenizer, tools=arguments.get("tools"))
+    tools = arguments.get("tools")
+    order = MessageOrder.of(tokenizer.choose_chat_template(None, tools), tokenizer.special_tokens)
+    return arrange_messages(messages_for_template(messages, tokenizer, tools=tools), order)
 
 
 def _message_fields(message: ChatMessage) -> dict[str, Any]:

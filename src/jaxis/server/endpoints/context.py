@@ -40,6 +40,7 @@ class ServerContext:
       ignored_fields: Names, or refuses, fields of requests that are not applied.
       tracer: Writes a trace of each request; None writes none.
       workers: Threads that render templates and tokenize, which would block the event loop.
+      token_counts: Lets a few prompts at once be rendered only to be counted; the others wait.
     """
 
     engine: AsyncLLMEngine
@@ -49,6 +50,7 @@ class ServerContext:
     ignored_fields: IgnoredFields
     tracer: RequestTracer | None = None
     workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-preprocess"))
+    token_counts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     def trace(self, operation: str, request_id: str, request: RequestObserver) -> AbstractContextManager[None]:
         """Traces a request, which lasts as long as the block, if there is a tracer."""

@@ -24,8 +24,11 @@ from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.observability.metrics import ServerMetrics
-from jaxis.server.routes import health, openai, tokenize
+from jaxis.server.routes import anthropic, health, openai, tokenize
 from jaxis.version import __version__
+
+# What Anthropic's clients send from a browser.
+ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 
 
 def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
@@ -73,6 +76,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     )
     app.state.context = context
     app.include_router(openai.router)
+    app.include_router(anthropic.router)
     app.include_router(tokenize.router)
     app.include_router(health.router)
     page_paths = chat_page_paths() if config.webui else frozenset()
@@ -94,9 +98,9 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After", HEADER],
+            allow_methods=["GET", "POST", "HEAD", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id", *ANTHROPIC_HEADERS],
+            expose_headers=["X-Request-Id", "Retry-After", "Request-Id", HEADER],
         )
     app.add_middleware(HostMiddleware)
     app.add_middleware(HeadMiddleware)

@@ -17,7 +17,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class ApiKeyMiddleware:
-    """Lets through requests with `Authorization: Bearer KEY` and one of the keys.
+    """Lets through requests with one of the keys, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
     Every key is compared, each in a time that does not depend on where it differs.
 
@@ -34,23 +34,26 @@ class ApiKeyMiddleware:
         if (
             scope["type"] == "lifespan"
             or (scope["type"] == "http" and scope["path"] in self._open_paths)
-            or self._is_authorized(Headers(scope=scope).get("authorization", ""))
+            or self._is_authorized(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
         else:
             error = ApiError(
                 401,
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
             await error.response()(scope, receive, send)
 
-    def _is_authorized(self, header: str) -> bool:
-        scheme, _, key = header.partition(" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+    def _is_authorized(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        return (self._is_key(key.strip()) and scheme.lower() == "bearer") | self._is_key(headers.get("x-api-key", ""))
+
+    def _is_key(self, given: str) -> bool:
+        digest = _digest(given)
+        matches = [hmac.compare_digest(digest, key) for key in self._digests]
+        return any(matches)
 
 
 def read_api_keys(path: Path) -> tuple[str, ...]:

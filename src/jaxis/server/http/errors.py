@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, and in that of the path's protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
+from jaxis.server.http.error_shapes import anthropic_error, is_anthropic
 
 _logger = logging.getLogger(__name__)
 _TYPES = {
@@ -65,9 +66,26 @@ class ApiError:
             message = message[: _MAX_MESSAGE_CHARACTERS // 2] + " ... " + message[-_MAX_MESSAGE_CHARACTERS // 2 :]
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def shaped(self, path: str) -> dict[str, Any]:
+        """The error object that clients of this path expect."""
+        return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body()
+
+    def response(self) -> ErrorResponse:
         """The error as a whole answer."""
-        return JSONResponse(self.body(), status_code=self.status, headers=dict(self.headers))
+        return ErrorResponse(self)
+
+
+class ErrorResponse(Response):
+    """An error as a whole answer, in the shape that clients of the request's path expect."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(status_code=error.status, headers=dict(error.headers))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self._error.shaped(scope["path"])
+        whole = JSONResponse(body, status_code=self._error.status, headers=dict(self._error.headers))
+        await whole(scope, receive, send)
 
 
 class ParameterError(RequestError):
@@ -147,7 +165,7 @@ class FaultMiddleware:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application's routes an error object. Call it before other middleware is added."""
 
-    async def handle(_request: Request, error: Exception) -> JSONResponse:
+    async def handle(_request: Request, error: Exception) -> Response:
         return api_error(error).response()
 
     for kind in (JaxisError, RequestValidationError, HTTPException):

@@ -25,8 +25,11 @@ def install_openapi(app: FastAPI, *, with_keys: bool) -> None:
 
 
 def _add_security(document: dict[str, Any]) -> None:
-    document["components"]["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{"api_key": []}]
+    document["components"]["securitySchemes"] = {
+        "api_key": {"type": "http", "scheme": "bearer"},
+        "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    document["security"] = [{"api_key": []}, {"x_api_key": []}]
     for path in OPEN_PATHS & document["paths"].keys():
         for operation in document["paths"][path].values():
             operation["security"] = []

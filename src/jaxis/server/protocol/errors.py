@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from jaxis.server.protocol.messages_answer import MessageErrorResponse
+
 
 class ErrorObject(BaseModel):
     """What went wrong; `param` names the request's field that is at fault, if one is."""
@@ -38,10 +40,12 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _ANSWER = {"description": "The answer; with `stream` as server-sent events", "content": {"text/event-stream": {}}}
 
 
-def _responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse, **_ERRORS[status]} for status in statuses}
+def _responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": model, **_ERRORS[status]} for status in statuses}
 
 
 LOOKUP_ERRORS = _responses(401, 404, "default")
 TEXT_ERRORS = _responses(400, 401, 404, 408, 413, "default")
 GENERATION_RESPONSES = _responses(*_ERRORS) | {200: _ANSWER}
+MESSAGE_COUNT_ERRORS = _responses(400, 401, 404, 408, 413, "default", model=MessageErrorResponse)
+MESSAGE_RESPONSES = _responses(*_ERRORS, model=MessageErrorResponse) | {200: _ANSWER}

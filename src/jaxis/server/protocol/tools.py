@@ -32,6 +32,13 @@ class Tool(LenientModel):
     function: FunctionDefinition
 
 
+class DeferredTool(Tool):
+    """A tool that may be called, but that stands in a message of the conversation and not in the template's list.
+
+    The list is at the head of the prompt: a tool that joins it later would cost everything that is cached.
+    """
+
+
 class FunctionName(StrictModel):
     """Which function to call."""
 
