@@ -52,7 +52,7 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     assert json.loads(answer)["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
     url, page = lines[2].split()[1], lines[3].split()[1]
-    assert "<title>jaxis</title>" in httpx.get(page).text  # without a line in the log
+    assert "<title>jaxis</title>" in httpx.get(page, headers={"Accept": "text/html"}).text  # no line in the log
     with httpx.stream(
         "POST",
         f"{url}/completions",
@@ -139,6 +139,7 @@ def kill_engine(process):
         (["--api-key-file", "nowhere.txt"], "nowhere.txt"),
         (["--ssl-certfile", "cert.pem"], "--ssl-keyfile"),
         (["--max-body-size", "many"], "--max-body-size"),
+        (["--metrics-prefix", "a b"], "--metrics-prefix"),
         (["--host", "203.0.113.1"], "203.0.113.1"),
     ],
 )

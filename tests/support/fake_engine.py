@@ -7,6 +7,7 @@ import types
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import EngineError, RequestError
+from jaxis.layers.module import JaxModule
 from jaxis.sampling_params import SamplingParams
 
 MAX_NUM_SEQS = 4
@@ -32,7 +33,7 @@ class FakeEngine:
             model_config=types.SimpleNamespace(model="", hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
         )
-        self.runner = types.SimpleNamespace(vocab_size=100)
+        self.runner = types.SimpleNamespace(vocab_size=100, model=JaxModule())
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}

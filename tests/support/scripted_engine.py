@@ -58,6 +58,7 @@ class ScriptedEngine:
             eos_token_ids=frozenset(),
         )
         self.is_accepting = self.is_making_progress = True
+        self.num_reserved = 0
         self.text, self.finish_reason, self.piece = "", "stop", 3
         self.stop_reason, self.num_cached_tokens = None, 0
         self.answers = []

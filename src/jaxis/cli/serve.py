@@ -56,6 +56,7 @@ def serve(
         check_extra("server", "jaxis serve")
         config = _server_config(model, server, limits)
         server.check_tls()
+        server.check_metrics()
         server.check_tracing()
         # Checks everything that can fail before a minute of loading, not after it.
         engine_arguments = {"model": model, **engine.llm_arguments(), "seed": seed}
@@ -144,6 +145,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
     name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).exists() else model
     return ServerConfig(
         served_model_names=tuple(server.served_model_name or [name]),
+        model_aliases=tuple(server.model_alias or ()),
         api_keys=api_keys,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
@@ -155,6 +157,9 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         stall_seconds=limits.stall_timeout,
         drain_seconds=limits.drain_timeout,
         webui=server.webui,
+        ollama_api=server.ollama_api,
+        tokenizer_info=server.tokenizer_info,
+        metrics_prefix=server.metrics_prefix,
         # With API keys, a client that has one may use any host name.
         only_allowed_hosts=is_loopback(server.host) and not api_keys,
         allowed_hosts=tuple(server.allowed_hosts or ()),

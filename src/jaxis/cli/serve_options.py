@@ -42,6 +42,14 @@ class ServerOptions:
         list[str] | None,
         _server("Name for clients; can be given several times (default: MODEL).", metavar="NAME"),
     ] = None
+    model_alias: Annotated[
+        list[str] | None,
+        _server(
+            "Pattern of more names that are taken for the model, such as 'gpt-*', or '*' for any; can be given several "
+            "times.",
+            metavar="PATTERN",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         str,
         _server("Format of the model's tool calls; auto looks into its chat template, none leaves them in the text."),
@@ -74,6 +82,13 @@ class ServerOptions:
         _DEFAULTS.strict_fields
     )
     webui: Annotated[bool, _server("Serve the chat page at /.")] = _DEFAULTS.webui
+    ollama_api: Annotated[bool, _server("Serve Ollama's API under /api.")] = _DEFAULTS.ollama_api
+    tokenizer_info: Annotated[
+        bool, _server("Tell the tokenizer's settings and the chat template at /tokenizer_info.")
+    ] = _DEFAULTS.tokenizer_info
+    metrics_prefix: Annotated[
+        str, _server("What the names of metrics begin with; vllm suits its dashboards and gateways.", metavar="WORD")
+    ] = _DEFAULTS.metrics_prefix
     ssl_certfile: Annotated[Path | None, _server("TLS certificate, PEM.", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, _server("Its key, PEM.", metavar="FILE")] = None
     log_format: Annotated[Literal["text", "json"], _server("How to write the log.")] = "text"
@@ -101,6 +116,14 @@ class ServerOptions:
             from jaxis.server.observability.tracing import check_endpoint
 
             check_endpoint(self.otlp_traces_endpoint)
+
+    def check_metrics(self) -> None:
+        """Raises ConfigError if the metrics' prefix cannot be the beginning of their names."""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.metrics_prefix):
+            raise ConfigError(
+                f"--metrics-prefix {self.metrics_prefix!r} cannot begin a metric's name: give letters, digits and _, "
+                "with no digit at the start"
+            )
 
     def check_tls(self) -> None:
         """Raises ConfigError if the TLS options are incomplete, or their files cannot be used."""

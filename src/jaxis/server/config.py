@@ -13,6 +13,7 @@ class ServerConfig:
 
     Attributes:
       served_model_names: The names under which requests may ask for the model; answers carry the first.
+      model_aliases: Patterns of more such names, such as "gpt-*" or "*"; answers carry the name that was asked for.
       api_keys: If not empty, every request must bring one of them.
       tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
         chat template, "none" leaves them in the text.
@@ -27,6 +28,9 @@ class ServerConfig:
       sse_keep_alive_seconds: How long a stream may be silent before it gets a sign of life; 0 sends none.
       strict_fields: Refuse requests with fields that are unknown.
       webui: Serve the chat page at /.
+      ollama_api: Serve Ollama's API under /api.
+      tokenizer_info: Tell the tokenizer's settings and the chat template at /tokenizer_info.
+      metrics_prefix: What the names of the engine's metrics begin with, before a colon.
       only_allowed_hosts: Refuse requests whose Host is neither a loopback address nor one of `allowed_hosts`.
       allowed_hosts: Host names accepted with `only_allowed_hosts`.
       allowed_origins: Origins from which browser scripts may call; "*" is all.
@@ -34,6 +38,7 @@ class ServerConfig:
     """
 
     served_model_names: tuple[str, ...] = (EMBEDDED_MODEL_NAME,)
+    model_aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -48,6 +53,9 @@ class ServerConfig:
     sse_keep_alive_seconds: float = 15.0
     strict_fields: bool = False
     webui: bool = True
+    ollama_api: bool = True
+    tokenizer_info: bool = True
+    metrics_prefix: str = "jaxis"
     only_allowed_hosts: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

@@ -126,6 +126,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.chat_templates)
 
+    @property
+    def default_chat_template(self) -> str | None:
+        """Source of the template that renders conversations without tools; None if there is none."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token given as the vocabulary spells it, such as "<|im_end|>"; None if there is none."""
         return self._backend.token_to_id(token)

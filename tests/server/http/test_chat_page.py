@@ -44,7 +44,7 @@ def page(tab, server):
 
 def test_files_are_open_and_the_api_is_not(serve):
     server = serve(api_keys=("secret",))
-    with httpx.Client(base_url=server.url) as http:
+    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as http:
         paths = chat_page_paths()
         assert {"/", "/static/js/main.js", "/static/vendor/purify.js"} <= paths
         for path in paths:
@@ -70,7 +70,7 @@ def test_libraries_are_those_that_their_readme_names():
 
 
 def test_the_page_can_be_left_out(serve):
-    with httpx.Client(base_url=serve(webui=False).url) as http:
+    with httpx.Client(base_url=serve(webui=False, ollama_api=False).url) as http:
         assert http.get("/").status_code == 404
         assert http.get("/static/js/main.js").status_code == 404
         assert http.get("/v1/models").status_code == 200

@@ -21,7 +21,21 @@ ROUTES = {
     "/ready",
     "/version",
     "/metrics",
+    "/ping",
+    "/load",
+    "/props",
+    "/tokenizer_info",
+    "/apply-template",
+    "/completion",
+    "/api/version",
+    "/api/tags",
+    "/api/ps",
+    "/api/show",
+    "/api/pull",
+    "/api/chat",
+    "/api/generate",
 }
+EVENT_STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/completion"}
 
 
 @pytest.fixture
@@ -39,14 +53,17 @@ def test_document_lists_routes_errors_streams_and_the_key(document):
         for operation in operations.values():
             responses = operation["responses"]
             assert "422" not in responses
-            if path in ("/health", "/ready"):
+            if path in ("/health", "/ready", "/ping"):
                 assert operation["security"] == []
             else:
                 shape = "MessageErrorResponse" if path.startswith("/v1/messages") else "ErrorResponse"
+                shape = "OllamaError" if path.startswith("/api/") else shape
                 assert responses["401"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{shape}")
-            if path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+            if path in EVENT_STREAMS:
                 assert {"400", "404", "429", "503"} <= responses.keys()
                 assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+            if path in ("/api/chat", "/api/generate", "/api/pull"):
+                assert set(responses["200"]["content"]) == {"application/json", "application/x-ndjson"}
     assert schema["security"] == [{"api_key": []}, {"x_api_key": []}]
 
 

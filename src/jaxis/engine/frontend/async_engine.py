@@ -180,6 +180,11 @@ class AsyncLLMEngine:
         """Whether new requests are taken."""
         return self._closed is None
 
+    @property
+    def num_reserved(self) -> int:
+        """Completions that run or wait, those whose prompts are still being prepared included."""
+        return self._num_reserved
+
     def stats(self) -> EngineStats:
         """The engine after a recent step."""
         return self._engine.stats

@@ -32,6 +32,10 @@ class EngineInfo:
       num_cache_tokens: Tokens that the KV cache holds.
       vocab_size: V.
       eos_token_ids: Tokens that end a sequence.
+      block_size: Tokens of a block of the KV cache.
+      trained_len: Tokens of a sequence up to which config.json says that the model works; None if it does not say.
+      num_parameters: The model's.
+      weight_type: How most of its parameters are stored; see `model_size`.
       fingerprint: Names all that its answers depend on; see `engine_fingerprint`. Empty if unknown.
     """
 
@@ -43,13 +47,21 @@ class EngineInfo:
     num_cache_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    block_size: int = 16
+    trained_len: int | None = None
+    num_parameters: int = 0
+    weight_type: str = ""
     fingerprint: str = ""
 
     @classmethod
     def of(cls, built: BuiltEngine) -> EngineInfo:
         """Describes an engine."""
+        from jaxis.engine.execution.model_size import model_size  # imports JAX
+
         engine = built.engine
         config, blocks = engine.vllm_config, engine.scheduler.block_manager
+        num_parameters, weight_type = model_size(engine.runner.model)
+        trained_len = config.model_config.hf_config.get("max_position_embeddings")
         return cls(
             model_folder=str(config.model_config.model),
             model_type=config.model_config.hf_config.get("model_type"),
@@ -59,6 +71,10 @@ class EngineInfo:
             num_cache_tokens=blocks.num_blocks * blocks.block_size,
             vocab_size=engine.runner.vocab_size,
             eos_token_ids=engine.eos_token_ids,
+            block_size=blocks.block_size,
+            trained_len=trained_len if isinstance(trained_len, int) else None,
+            num_parameters=num_parameters,
+            weight_type=weight_type,
             fingerprint=built.fingerprint,
         )
 

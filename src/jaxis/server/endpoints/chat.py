@@ -64,7 +64,7 @@ class ChatCompletion(DataEvents):
         *,
         tools: ChatTools | None = None,
     ) -> None:
-        model.check_name(request.model)
+        model = model.named(request.model)
         check_stream_options(request)
         if request.echo and not request.continue_final_message:
             raise ParameterError("echo", "echo needs continue_final_message=true: add it, or leave echo out")

@@ -43,7 +43,7 @@ class TextCompletion(DataEvents):
     """
 
     def __init__(self, request: CompletionRequest, model: ServedModel, request_id: str | None = None) -> None:
-        model.check_name(request.model)
+        model = model.named(request.model)
         check_stream_options(request)
         prompts = request.prompts()
         self._request = request

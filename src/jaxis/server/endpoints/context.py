@@ -16,6 +16,7 @@ from jaxis.host.daemon_thread import run_in_daemon
 from jaxis.host.sized_executor import SizedExecutor
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.ignored_fields import IgnoredFields
+from jaxis.server.endpoints.model_facts import ModelFacts
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.limits import request_bytes
 from jaxis.server.observability.metrics import RequestObserver, ServerMetrics
@@ -35,6 +36,7 @@ class ServerContext:
     Attributes:
       engine: Serves the requests.
       model: The model that it serves.
+      facts: What the server tells of it.
       config: How the server is set up.
       metrics: The server's metrics.
       ignored_fields: Names, or refuses, fields of requests that are not applied.
@@ -45,6 +47,7 @@ class ServerContext:
 
     engine: AsyncLLMEngine
     model: ServedModel
+    facts: ModelFacts
     config: ServerConfig
     metrics: ServerMetrics
     ignored_fields: IgnoredFields

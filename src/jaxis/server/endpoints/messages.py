@@ -37,6 +37,7 @@ class MessageRun(StreamForm):
     media_type = "text/event-stream"
 
     def __init__(self, request: MessagesRequest, model: ServedModel) -> None:
+        model = model.named(request.model)
         self._request = request
         self._model = model
         self._id = f"msg_{uuid.uuid4().hex}"

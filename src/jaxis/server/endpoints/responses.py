@@ -70,6 +70,7 @@ class ResponseRun(StreamForm):
             raise ParameterError("top_logprobs", 'top_logprobs needs include=["message.output_text.logprobs"]: add it')
         self.left_out = request.left_out
         with _own_names():
+            model = model.named(request.model)
             chat_request = self._chat_request(request, model)
             tools = choose_custom_tool(request, chat_request, model)
             self._chat = ChatCompletion(chat_request, model, tools=tools)

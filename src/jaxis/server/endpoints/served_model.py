@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from jaxis.parsing.model_parsers import ModelParsers
@@ -19,7 +21,8 @@ class ServedModel:
     """What is needed of the model to read a request and write its answer.
 
     Attributes:
-      names: The names under which requests may ask for it; answers carry the first.
+      names: The names under which requests may ask for it; answers carry the first, unless `named` says otherwise.
+      aliases: Patterns of more such names, as `fnmatch` has them.
       tokenizer: None reads and writes token ids only.
       default_sampling_params: For what a request leaves out.
       grammar_compiler: The engine's, for structured outputs.
@@ -32,6 +35,7 @@ class ServedModel:
     default_sampling_params: SamplingParams
     grammar_compiler: GrammarCompiler
     parsers: ModelParsers = field(default_factory=ModelParsers)
+    aliases: tuple[str, ...] = ()
     fingerprint: str | None = None
 
     @property
@@ -39,7 +43,26 @@ class ServedModel:
         """The name that answers carry."""
         return self.names[0]
 
+    def named(self, name: str | None) -> ServedModel:
+        """The model under the name that a request asks for, which its answer then carries; none is the first name.
+
+        Raises:
+          ModelNotFoundError: The request asks for another model.
+        """
+        self.check_name(name)
+        return dataclasses.replace(self, names=(name,)) if name and name != self.name else self
+
     def check_name(self, name: str | None) -> None:
-        """Raises ModelNotFoundError if a request asks for another model."""
-        if name is not None and name not in self.names:
+        """Raises ModelNotFoundError if a request asks for another model; none, or an empty one, is any."""
+        if name and not self._has_name(name):
             raise ModelNotFoundError(f"the model {name[:200]!r} is not served here; available: {', '.join(self.names)}")
+
+    def _has_name(self, name: str) -> bool:
+        if name in self.names or untagged(name) in map(untagged, self.names):
+            return True
+        return any(fnmatchcase(name, alias) for alias in self.aliases)
+
+
+def untagged(name: str) -> str:
+    """A name without the tag that Ollama's clients add to names without one."""
+    return name.removesuffix(":latest")

@@ -14,9 +14,10 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.ignored_fields import HEADER, IgnoredFields
+from jaxis.server.endpoints.model_facts import ModelFacts
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.auth import OPEN_PATHS, ApiKeyMiddleware
-from jaxis.server.http.chat_page import add_chat_page, chat_page_paths
+from jaxis.server.http.chat_page import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.http.errors import install_error_handlers
 from jaxis.server.http.head import HeadMiddleware
 from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
@@ -24,7 +25,7 @@ from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.observability.metrics import ServerMetrics
-from jaxis.server.routes import anthropic, health, openai, tokenize
+from jaxis.server.routes import anthropic, health, llama_server, models, ollama, openai, tokenize
 from jaxis.version import __version__
 
 # What Anthropic's clients send from a browser.
@@ -41,14 +42,16 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
       engine: Not started yet.
       config: How to serve it.
     """
+    parsers = ModelParsers.select(
+        engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
+    )
     model = ServedModel(
         names=config.served_model_names,
         tokenizer=engine.tokenizer and engine.tokenizer.limited_to(engine.info.max_model_len),
         default_sampling_params=engine.info.default_sampling_params,
         grammar_compiler=engine.grammar_compiler,
-        parsers=ModelParsers.select(
-            engine.tokenizer, engine.info.model_type, tool=config.tool_call_parser, reasoning=config.reasoning_parser
-        ),
+        parsers=parsers,
+        aliases=config.model_aliases,
         fingerprint=engine.info.fingerprint or None,
     )
     tracer = None
@@ -56,8 +59,9 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         from jaxis.server.observability.tracing import TraceContextMiddleware, make_tracer
 
         tracer = make_tracer(config.otlp_traces_endpoint, model.name)
-    metrics = ServerMetrics(model.name, engine.stats)
-    context = ServerContext(engine, model, config, metrics, IgnoredFields(strict=config.strict_fields), tracer)
+    metrics = ServerMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
+    facts = ModelFacts.of(engine.info, engine.tokenizer, parsers)
+    context = ServerContext(engine, model, facts, config, metrics, IgnoredFields(strict=config.strict_fields), tracer)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -75,13 +79,8 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         title="jaxis", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
     app.state.context = context
-    app.include_router(openai.router)
-    app.include_router(anthropic.router)
-    app.include_router(tokenize.router)
-    app.include_router(health.router)
+    _add_routes(app, config)
     page_paths = chat_page_paths() if config.webui else frozenset()
-    if config.webui:
-        add_chat_page(app)
     install_openapi(app, with_keys=bool(config.api_keys))
     install_error_handlers(app)
     # The middleware added last is outermost.
@@ -106,3 +105,20 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
     return app
+
+
+def _add_routes(app: FastAPI, config: ServerConfig) -> None:
+    app.include_router(openai.router)
+    app.include_router(anthropic.router)
+    app.include_router(models.router)
+    if config.tokenizer_info:
+        app.include_router(models.tokenizer_router)
+    app.include_router(llama_server.router)
+    app.include_router(tokenize.router)
+    app.include_router(health.router)
+    if config.ollama_api:
+        app.include_router(ollama.router)
+    if config.webui:
+        add_chat_page(app, greets_ollama=config.ollama_api)
+    elif config.ollama_api:
+        add_ollama_greeting(app)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxis.errors import ConfigError
 from jaxis.server.http.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 
 
 class ApiKeyMiddleware:

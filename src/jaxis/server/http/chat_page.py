@@ -1,4 +1,7 @@
-"""The chat page at /: static files of the package. They hold no secrets and load nothing from other hosts."""
+"""The chat page at /: static files of the package. They hold no secrets and load nothing from other hosts.
+
+Clients of Ollama look for a server at / too, and are told that there is one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from starlette.responses import PlainTextResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -44,12 +48,34 @@ def chat_page_paths() -> frozenset[str]:
     return frozenset({"/", *(f"/static/{file}" for file in files)})
 
 
-def add_chat_page(app: FastAPI) -> None:
-    """Serves the page at / and its files under /static."""
+def add_chat_page(app: FastAPI, *, greets_ollama: bool = False) -> None:
+    """Serves the page at / and its files under /static.
+
+    Args:
+      app: The application.
+      greets_ollama: Answer at / as Ollama does, unless a browser asks.
+    """
     files = _PageFiles(directory=_FOLDER)
 
     async def chat_page(request: Request) -> Response:
-        return await files.get_response("index.html", request.scope)
+        if greets_ollama and "text/html" not in request.headers.get("accept", ""):
+            return _ollama_greeting()
+        page = await files.get_response("index.html", request.scope)
+        page.headers["Vary"] = "Accept"
+        return page
 
     app.add_api_route("/", chat_page, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
     app.mount("/static", files)
+
+
+def add_ollama_greeting(app: FastAPI) -> None:
+    """Answers at / as Ollama does: its clients look there for a server."""
+
+    async def greeting() -> Response:
+        return _ollama_greeting()
+
+    app.add_api_route("/", greeting, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+
+
+def _ollama_greeting() -> Response:
+    return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})

@@ -7,6 +7,7 @@ from typing import Any
 from jaxis.host.logs import current_request_id
 
 ANTHROPIC_PATHS = "/v1/messages"
+OLLAMA_PATHS = "/api/"
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

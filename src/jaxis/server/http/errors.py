@@ -23,7 +23,7 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
-from jaxis.server.http.error_shapes import anthropic_error, is_anthropic
+from jaxis.server.http.error_shapes import OLLAMA_PATHS, anthropic_error, is_anthropic
 
 _logger = logging.getLogger(__name__)
 _TYPES = {
@@ -68,6 +68,8 @@ class ApiError:
 
     def shaped(self, path: str) -> dict[str, Any]:
         """The error object that clients of this path expect."""
+        if path.startswith(OLLAMA_PATHS):
+            return {"error": self.body()["error"]["message"]}
         return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body()
 
     def response(self) -> ErrorResponse:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxis.host.logs import current_request_id
 from jaxis.server.http.error_shapes import is_anthropic
 
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH_CHARACTERS = 500
 _logger = logging.getLogger("jaxis.server.access")

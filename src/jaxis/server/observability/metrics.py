@@ -1,4 +1,7 @@
-"""Metrics in Prometheus's format, under the names that vLLM uses, prefixed with `jaxis:`."""
+"""Metrics in Prometheus's format, under the names that vLLM uses, prefixed with `jaxis:` or what is asked for.
+
+Histograms have vLLM's buckets (vllm/v1/metrics/loggers.py), so that its dashboards and alerts read the same figures.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,24 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxis.engine.frontend.engine_client import EngineStats
+from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+# fmt: off
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)
+_TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)
+_REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)
+# fmt: on
+_CHOICES = (1, 2, 5, 10, 20)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -25,25 +39,30 @@ class ServerMetrics:
 
     Args:
       model_name: The label `model_name` of every metric.
+      info: The engine's facts.
       stats: Returns the engine's current state.
+      prefix: What the metrics' names begin with, before a colon.
     """
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+    def __init__(
+        self, model_name: str, info: EngineInfo, stats: Callable[[], EngineStats], *, prefix: str = "jaxis"
+    ) -> None:
+        self._prefix = prefix
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
-        self._registry.register(_EngineCollector(model_name, stats))
+        self._registry.register(_EngineCollector(model_name, info, stats, prefix))
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose answer has begun.")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self._success = Counter(
-            "jaxis:request_success",
+            f"{prefix}:request_success",
             "Completions by the reason why they ended.",
             ("model_name", "finished_reason"),
             registry=self._registry,
         )
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache held.")
         self._rejected = Counter(
-            "jaxis:admission_rejections",
+            f"{prefix}:admission_rejections",
             "Requests refused before they were queued.",
             ("model_name", "reason"),
             registry=self._registry,
@@ -59,23 +78,28 @@ class ServerMetrics:
             registry=self._registry,
         )
         self._failed = self._counter("request_failed", "Requests that ended in an error.")
-        self._first_token = self._seconds("time_to_first_token_seconds", "From arrival to the first token.")
-        self._inter_token = self._seconds("inter_token_latency_seconds", "Between one token and the next.")
-        self._per_token = self._seconds(
-            "request_time_per_output_token_seconds", "A request's mean time a token after its first."
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between one token and the next.", _TOKEN_SECONDS
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "A request's mean time a token after its first.", _TOKEN_SECONDS
         )
         self._e2e = self._seconds("e2e_request_latency_seconds", "From arrival to the end of the answer.")
         self._queue = self._seconds("request_queue_time_seconds", "From arrival to the first step.")
         self._inference = self._seconds("request_inference_time_seconds", "From the first step to the last token.")
         self._prefill = self._seconds("request_prefill_time_seconds", "From the first step to the first token.")
         self._decode = self._seconds("request_decode_time_seconds", "From the first token to the last.")
-        self._num_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        tokens = _one_two_five(info.max_model_len)
+        self._num_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
         self._num_generation_tokens = self._histogram(
-            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
+            "request_generation_tokens", "Generated tokens of a request.", tokens
         )
         self._n = self._histogram("request_params_n", "The parameter n of a request.", _CHOICES)
         self._max_tokens = self._histogram(
-            "request_params_max_tokens", "The parameter max_tokens of a request that has one.", _TOKENS
+            "request_params_max_tokens", "The parameter max_tokens of a request that has one.", tokens
         )
 
     def rejected(self, reason: str) -> None:
@@ -117,14 +141,24 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"jaxis:{name}", text, ("model_name",), registry=self._registry).labels(self._model_name)
+        return Counter(f"{self._prefix}:{name}", text, ("model_name",), registry=self._registry).labels(
+            self._model_name
+        )
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(f"jaxis:{name}", text, ("model_name",), registry=self._registry, buckets=tuple(buckets))
+        histogram = Histogram(
+            f"{self._prefix}:{name}", text, ("model_name",), registry=self._registry, buckets=tuple(buckets)
+        )
         return histogram.labels(self._model_name)
 
     def _seconds(self, name: str, text: str) -> Histogram:
-        return self._histogram(name, text, _SECONDS)
+        return self._histogram(name, text, _REQUEST_SECONDS)
+
+
+def _one_two_five(highest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... up to a number."""
+    steps = (digit * 10**exponent for exponent in range(len(str(highest))) for digit in (1, 2, 5))
+    return [step for step in steps if step <= highest]
 
 
 class RequestObserver:
@@ -216,27 +250,40 @@ class _EngineCollector(Collector):
         ("num_preemptions", "Times that a sequence lost its cache blocks to another."),
     )
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, model_name: str, info: EngineInfo, stats: Callable[[], EngineStats], prefix: str) -> None:
         self._model_name = model_name
+        self._info = info
         self._stats = stats
+        self._prefix = prefix
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus's call."""
         stats = self._stats()
         for name, text in self._GAUGES:
-            yield self._with_value(
-                GaugeMetricFamily(f"jaxis:{name}", text, labels=["model_name"]), getattr(stats, name)
-            )
+            yield self._gauge(name, text, getattr(stats, name))
         text = "Resident memory of the engine's process; 0 if it has none of its own."
-        memory = GaugeMetricFamily("jaxis:engine_process_memory_bytes", text, labels=["model_name"])
-        yield self._with_value(memory, stats.process_memory_bytes)
-        usage = GaugeMetricFamily("jaxis:kv_cache_usage_perc", "KV cache in use, 0 to 1.", labels=["model_name"])
-        yield self._with_value(usage, stats.kv_cache_usage)
+        yield self._gauge("engine_process_memory_bytes", text, stats.process_memory_bytes)
+        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 0 to 1.", stats.kv_cache_usage)
         for name, text in self._COUNTERS:
-            yield self._with_value(
-                CounterMetricFamily(f"jaxis:{name}", text, labels=["model_name"]), getattr(stats, name)
-            )
+            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model_name], getattr(stats, name))
+            yield counter
+        yield self._cache_config()
 
-    def _with_value(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric([self._model_name], value)
-        return family
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
+        gauge.add_metric([self._model_name], value)
+        return gauge
+
+    def _cache_config(self) -> Metric:
+        """Always 1; its labels are what gateways that route by prefix need to know."""
+        block_size = self._info.block_size
+        labels = {
+            "model_name": self._model_name,
+            "block_size": str(block_size),
+            "num_gpu_blocks": str(self._info.num_cache_tokens // block_size),  # vLLM's name, whatever the device
+        }
+        name, text = f"{self._prefix}:cache_config_info", "The KV cache's layout, as labels."
+        gauge = GaugeMetricFamily(name, text, labels=list(labels))
+        gauge.add_metric(list(labels.values()), 1)
+        return gauge

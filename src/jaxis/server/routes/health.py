@@ -28,6 +28,19 @@ async def health(context: Context) -> Response:
     return JSONResponse({"status": "the engine makes no progress"}, status_code=503)
 
 
+@router.get("/ping", responses=_UP_OR_NOT)
+@router.post("/ping", responses=_UP_OR_NOT)
+async def ping(context: Context) -> Response:
+    """The same as /health, where Amazon SageMaker looks for it."""
+    return await health(context)
+
+
+@router.get("/load", responses=LOOKUP_ERRORS)
+async def load(context: Context) -> dict[str, int]:
+    """How many completions run or wait, for load balancers; under vLLM's name."""
+    return {"server_load": context.engine.num_reserved}
+
+
 @router.get("/ready", responses=_UP_OR_NOT)
 async def ready(context: Context) -> Response:
     """200 while new requests are welcome; 503 during shutdown too."""
