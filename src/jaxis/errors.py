@@ -55,6 +55,18 @@ class OverloadedError(JaxisError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class RateLimitError(OverloadedError):
+    """The holder of an API key has asked for more than it may in a minute.
+
+    Attributes:
+      limit: What ran out: "requests" or "tokens".
+    """
+
+    def __init__(self, message: str, retry_after_seconds: int, *, limit: str) -> None:
+        super().__init__(message, retry_after_seconds)
+        self.limit = limit
+
+
 class UnavailableError(EngineError):
     """The engine takes no requests any more: it is being shut down, or has failed for good."""
 

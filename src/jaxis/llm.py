@@ -36,6 +36,7 @@ from jaxis.prompts import (
 )
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.template_choice import chat_template_source
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class LLM:
     Args:
       model: Folder of a checkpoint in Hugging Face format, or a Hub id; None is the embedded demonstration model.
       show_progress: Show loading, compiling and generating on stderr.
+      needs_chat_template: Refuse a model without a chat template before its weights are read.
       **arguments: How the model is loaded and run; see `jaxis.engine.arguments.EngineArgs`. Arguments of vLLM's `LLM`
         are accepted too: those that can change no answer have no effect, which is said once, and others are refused.
 
@@ -87,6 +89,7 @@ class LLM:
         model: str | Path | None = None,
         *,
         show_progress: bool = True,
+        needs_chat_template: bool = False,
         **arguments: Unpack[EngineKwargs],
     ) -> None:
         name = None if model is None else str(model)
@@ -95,7 +98,9 @@ class LLM:
         self._progress = ProgressDisplay(show_progress)
         if translated.without_effect:
             self._progress.note(f"arguments without an effect here: {', '.join(translated.without_effect)}")
-        self._built = build_engine(args, self._progress, quant_method=translated.quant_method)
+        self._built = build_engine(
+            args, self._progress, quant_method=translated.quant_method, needs_chat_template=needs_chat_template
+        )
         self._engine = self._built.engine
         self._num_calls = 0
         self._closed = False
@@ -187,7 +192,7 @@ class LLM:
           use_tqdm: vLLM's name of `progress`.
           lora_request: vLLM's; must be None.
           tools: Functions that the model may call, as JSON schemas.
-          chat_template: A Jinja template to use instead of the model's own.
+          chat_template: A template to use instead of the model's own; see `EngineArgs`.
           chat_template_content_format: How the template gets a message's content: "string", "openai" (a list of parts),
             or "auto", as it is given.
           add_generation_prompt: End the prompt where the assistant's turn begins.
@@ -198,6 +203,7 @@ class LLM:
           progress: Show a progress bar.
 
         Raises:
+          ConfigError: There is no such `chat_template`.
           RequestError, EngineError: See `generate`; also, the model has no chat template, or it refuses the messages.
         """
         del mm_processor_kwargs
@@ -206,7 +212,7 @@ class LLM:
             tokenize_chat,
             tokenizer=self.tokenizer,
             tools=tools,
-            chat_template=chat_template,
+            chat_template=None if chat_template is None else self._template_source(chat_template),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **(chat_template_kwargs or {}),
@@ -279,6 +285,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _template_source(self, chat_template: str) -> str:
+        return chat_template_source(chat_template, self.tokenizer.chat_templates if self.tokenizer else {})
 
     def _run(
         self,

@@ -40,7 +40,7 @@ def invoke(monkeypatch, chat_llm, chat_model):
     """Runs the command in this process, with `chat_llm` whatever the model, and notes what it was opened with."""
     opened = []
 
-    def open_llm(model, arguments):
+    def open_llm(model, arguments, **_):
         opened.append((model, arguments))
         return contextlib.nullcontext(chat_llm)
 

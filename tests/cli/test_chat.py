@@ -1,7 +1,7 @@
 """`jaxis chat` where stdin is a pipe, and the session behind it."""
 
-import contextlib
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from jaxis import LLM, SamplingParams
 from jaxis.cli.chat_session import ChatSession
 from jaxis.cli.main import app
+from jaxis.errors import ConfigError
 from tests.support.cli_model import write_checkpoint
 
 GREEDY = ("--temperature", "0", "--max-tokens", "6", "--repetition-penalty", "1.5")
@@ -131,18 +132,45 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(invoke, tmp_path, chat_llm, 
     assert messages == answers_of(chat_llm, ["one"])
 
 
+def test_answers_have_seeds_of_their_own_that_the_stats_name(invoke, tmp_path):
+    path = tmp_path / "conversation.json"
+    lines = ["one", "/retry", f"/save {path}"]
+    result = invoke("chat", "--stats", "--max-tokens", "12", stdin="\n".join(lines))
+    first, second = re.findall(r"seed (\d+)\)", result.stderr)
+    assert first != second
+    again = invoke("chat", "--max-tokens", "12", "--seed", second, stdin="one\n")
+    assert json.loads(path.read_text())["messages"][1]["content"] + "\n" == again.stdout
+
+
 def test_an_answer_that_fills_the_context_says_so(invoke, chat_llm):
     result = invoke("chat", "--temperature", "0", "--repetition-penalty", "1.5", stdin="one\n")
     assert "(cut off: the context of 256 tokens is full, /clear starts over)" in result.stderr
 
 
-def test_a_model_without_chat_template_is_refused(tmp_path, monkeypatch):
+def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tmp_path):
     folder = write_checkpoint(tmp_path / "base-model", chat_template=False)
-    with LLM(folder, load_format="dummy", show_progress=False) as llm:
-        monkeypatch.setattr("jaxis.cli.chat.open_llm", lambda model, arguments: contextlib.nullcontext(llm))
-        result = CliRunner().invoke(app, ["chat", "base-model"], input="hello\n")
+    (folder / "model.safetensors").write_text("not weights")
+    result = CliRunner().invoke(app, ["chat", str(folder)], input="hello\n")
     assert result.exit_code == 1
-    assert result.stderr == "jaxis: error: base-model has no chat template, so it cannot chat: use `jaxis generate`\n"
+    assert result.stderr == (
+        f"jaxis: error: {folder} has no chat template, so it cannot chat: give one with --chat-template FILE or NAME "
+        "(chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), or use `jaxis generate`\n"
+    )
+
+
+def test_a_base_model_chats_with_a_named_template(tmp_path):
+    folder = write_checkpoint(tmp_path / "base-model", chat_template=False)
+    options = ("--chat-template", "chatml", "--load-format", "dummy", "--kv-cache-memory", "8MiB", *GREEDY)
+    result = CliRunner().invoke(app, ["chat", str(folder), *options], input="one\n")
+    assert result.exit_code == 0, result.stderr
+    with LLM(folder, load_format="dummy", kv_cache_memory="8MiB", chat_template="chatml", show_progress=False) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=6, repetition_penalty=1.5, top_k=7)
+        [output] = llm.chat([{"role": "user", "content": "one"}], params, progress=False)
+        assert output.prompt == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+        assert result.stdout == output.outputs[0].text + "\n"
+        assert llm.engine.eos_token_ids == {llm.tokenizer.token_to_id("<|im_end|>")}
+        with pytest.raises(ConfigError, match="neither a file nor a template's name"):
+            llm.chat([{"role": "user", "content": "one"}], params, chat_template="no-such")
 
 
 class InterruptedStream:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def test_options_become_engine_arguments(invoke):
         "revision": "v1",
         "load_format": "dummy",
         "tensor_parallel_size": 1,
+        "chat_template": None,
     }
 
 
@@ -142,9 +144,18 @@ def test_several_completions(invoke):
 
 def test_stats_are_on_stderr(invoke):
     result = invoke("generate", "hello", "--raw", "--stats", *GREEDY)
-    assert "5 prompt tokens, 12 generated, first token after" in result.stderr
-    assert "tokens/s" in result.stderr
-    assert "tokens/s" not in result.stdout
+    assert "5 prompt tokens, 12 generated, " in result.stderr
+    assert "generated" not in result.stdout
+
+
+def test_a_sampled_answer_is_another_each_time_and_says_how_to_repeat_it(invoke):
+    first, second = (invoke("generate", "hello", "--max-tokens", "12") for _ in range(2))
+    assert first.stdout != second.stdout
+    note = re.fullmatch(r"\(seed (\d+): --seed \1 gives this answer again\)\n", second.stderr)
+    assert note, second.stderr
+    again = invoke("generate", "hello", "--max-tokens", "12", "--seed", note[1])
+    assert (again.stdout, again.stderr) == (second.stdout, "")
+    assert "seed" not in invoke("generate", "hello", *GREEDY).stderr
 
 
 def test_token_ids_in_and_out(invoke, chat_llm):

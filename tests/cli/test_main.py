@@ -24,6 +24,22 @@ def test_every_command_has_examples_in_its_help(invoke, command):
     assert f"jaxis {command}" in result.stdout
 
 
+COMMANDS = [
+    *("generate", "chat", "serve", "infer", "run-batch", "quantize", "analyze", "convert", "verify", "report"),
+    *("new-key", "pull", "list", "rm", "new-model", "env", "bench latency", "bench throughput", "bench serve"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_is_cut_from_the_help_at_80_columns(invoke, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = invoke(*command.split(), "--help")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+
+
 def test_version(run_jaxis):
     result = run_jaxis("--version")
     assert (result.returncode, result.stdout) == (0, f"jaxis {__version__}\n")

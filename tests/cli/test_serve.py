@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxis.cli.main import app
+from jaxis.server.http.api_keys import new_api_key, to_yaml
 from tests.support.cli_model import JAXIS
 from tests.support.waiting import wait_until
 
@@ -77,7 +78,7 @@ def test_printed_request_works_and_sigterm_lets_requests_end(start):
     assert log[-1] == "stopped\n"
 
 
-def test_sigkill_closes_connections_and_the_same_address_serves_again(start):
+def test_sigkill_closes_connections_and_the_same_address_serves_again(start, tmp_path):
     process, lines = start()
     url = lines[2].split()[1]
     body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
@@ -88,9 +89,35 @@ def test_sigkill_closes_connections_and_the_same_address_serves_again(start):
         with pytest.raises(httpx.RemoteProtocolError):
             list(events)
     process.wait()
-    _, lines = start("--port", url.split(":")[2].split("/")[0])
-    assert lines[2].split()[1] == url
-    assert httpx.post(f"{url}/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60).status_code == 200
+    check_that_sighup_reloads(start, url, tmp_path)
+
+
+def check_that_sighup_reloads(start, url, tmp_path):
+    """Starts a server at the same address, with a file of keys and a request log, and replaces both."""
+    keys, log = tmp_path / "keys", tmp_path / "log"
+
+    def ask(key):
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"prompt": "x", "max_tokens": 1}
+        return httpx.post(f"{url}/completions", json=body, headers=headers, timeout=60).status_code
+
+    old, entry = new_api_key("old")
+    keys.write_text(to_yaml(entry))
+    files = ("--api-key-file", str(keys), "--request-log", str(log))
+    process, lines = start("--port", url.split(":")[2].split("/")[0], *files)
+    assert lines[2] == f"url:    {url}  (API key needed)"
+    assert 'Authorization: Bearer $JAXIS_API_KEY"' in lines[-1]
+    assert (ask(old), ask("another")) == (200, 401)
+    wait_until(lambda: log.read_text())
+    log.rename(tmp_path / "old-log")
+    new, entry = new_api_key("new")
+    keys.write_text(to_yaml(entry))
+    process.send_signal(signal.SIGHUP)
+    wait_until(lambda: ask(new) == 200)
+    assert ask(old) == 401
+    wait_until(lambda: log.exists() and log.read_text())
+    assert json.loads(log.read_text().splitlines()[-1])["key"] == "new"
+    assert json.loads((tmp_path / "old-log").read_text().splitlines()[0])["key"] == "old"
 
 
 def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):

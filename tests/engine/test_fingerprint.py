@@ -37,7 +37,8 @@ def test_it_is_the_contents_and_not_the_place(folder, tmp_path):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"seed": 1},
+        {"load_format": "dummy"},
+        {"chat_template": "chatml"},
         {"quantization": "int8"},
         {"kv_cache_dtype": "int8"},
         {"dtype": "bfloat16"},
@@ -47,6 +48,14 @@ def test_it_is_the_contents_and_not_the_place(folder, tmp_path):
 def test_arguments_that_change_answers_change_it(changed):
     arguments = dataclasses.replace(ARGUMENTS, **changed)
     assert engine_fingerprint(EMBEDDED_MODEL, arguments, 2048) != engine_fingerprint(EMBEDDED_MODEL, ARGUMENTS, 2048)
+
+
+def test_a_server_that_draws_its_seed_keeps_it_unless_the_seed_makes_the_weights():
+    drawn = [dataclasses.replace(ARGUMENTS, seed=seed, fit_memory=True) for seed in (1, 2)]
+    first = engine_fingerprint(EMBEDDED_MODEL, ARGUMENTS, 2048)
+    assert [engine_fingerprint(EMBEDDED_MODEL, each, 2048) for each in drawn] == [first, first]
+    random = [dataclasses.replace(each, load_format="dummy") for each in drawn]
+    assert len({engine_fingerprint(EMBEDDED_MODEL, each, 2048) for each in random}) == 2
 
 
 def test_the_context_kernels_and_batches_count_where_answers_depend_on_them(monkeypatch):

@@ -106,7 +106,7 @@ def test_too_little_memory(start_llm):
 
 
 def test_more_memory_than_is_free(start_llm, monkeypatch):
-    monkeypatch.setattr(kv_cache, "_free_host_bytes", lambda: 40 * BLOCK_BYTES)
+    monkeypatch.setattr(kv_cache, "free_host_bytes", lambda: 40 * BLOCK_BYTES)
     with pytest.raises(EngineError, match="give a smaller kv_cache_memory"):
         start_llm(kv_cache_memory=41 * BLOCK_BYTES)
     with start_llm(kv_cache_memory=40 * BLOCK_BYTES) as llm:
@@ -165,7 +165,7 @@ def test_arguments_are_those_of_llm():
     parameters = LLM.__init__.__kwdefaults__
     defaults = EngineArgs()
     for name, default in parameters.items():
-        if name not in ("show_progress", "hf_overrides"):
+        if name not in ("show_progress", "needs_chat_template", "hf_overrides"):
             assert getattr(defaults, name) == default
 
 

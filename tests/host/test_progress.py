@@ -34,6 +34,16 @@ def test_on_a_terminal(terminal, capsys):
     assert captured.out == ""
 
 
+def test_a_total_that_is_not_known_is_not_shown(terminal, capsys):
+    display = ProgressDisplay()
+    for bar in (display.loading("a model"), display.working("packing"), display.counting("steps")):
+        with bar:
+            time.sleep(0.15)
+    shown = capsys.readouterr().err
+    assert "Loading a model" in shown
+    assert "?" not in shown.replace("\x1b[?25", "")  # without the codes that hide and show the cursor
+
+
 def test_elsewhere_only_notes_are_shown(capsys):
     show_everything(ProgressDisplay())
     captured = capsys.readouterr()

@@ -15,6 +15,7 @@ from jaxis.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
     SAMPLING_PANEL,
+    ChatTemplate,
     Debug,
     EngineOptions,
     SamplingOptions,
@@ -23,7 +24,7 @@ from jaxis.cli.options import (
     open_llm,
     parse_json_object,
 )
-from jaxis.errors import JaxisError, RequestError
+from jaxis.errors import JaxisError
 from jaxis.host.extras import check_extra
 
 
@@ -38,6 +39,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message.", rich_help_panel=PROMPT_PANEL)
     ] = None,
+    chat_template: ChatTemplate = None,
     chat_template_kwargs: TemplateKwargs = None,
     max_tokens: Annotated[
         int | None,
@@ -73,14 +75,11 @@ def chat(
       printf 'My name is Ada.\\nWhat is my name?\\n' | jaxis chat ./Qwen3-0.6B
     """
     overrides = sampling.overrides(max_tokens=max_tokens)
-    arguments = engine.llm_arguments()
+    arguments = {**engine.llm_arguments(), "chat_template": chat_template}
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs")
     with report_errors(debug=debug):
         check_terminal("jaxis chat")
-        with open_llm(model, arguments) as llm:
-            if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-                name = model or "the embedded model"
-                raise RequestError(f"{name} has no chat template, so it cannot chat: use `jaxis generate`")
+        with open_llm(model, arguments, needs_chat_template=True) as llm:
             params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
             session = ChatSession(llm, params, system=system, template_kwargs=template_kwargs, show_stats=stats)
             converse(session, f"{model or 'Embedded model'}, context {llm.max_model_len} tokens")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.cli.chat_history import ChatHistory
 from jaxis.cli.console import AnswerStats, note, write_answer
+from jaxis.cli.options import with_drawn_seed
 from jaxis.errors import RequestError
 
 if TYPE_CHECKING:
@@ -76,9 +77,10 @@ class ChatSession:
                 f"the conversation has {len(token_ids)} tokens and does not fit the context of {context}: "
                 "/undo takes back the last turn, /clear starts over"
             )
-        stats, finish_reason = AnswerStats(), None
+        params = with_drawn_seed(self.params)
+        stats, finish_reason = AnswerStats(params.seed), None
         stats.num_prompt_tokens = len(token_ids)
-        with closing(self._llm.stream(token_ids, self.params)) as stream:
+        with closing(self._llm.stream(token_ids, params)) as stream:
             for delta in stream:
                 parts.append(delta.text)
                 stats.add(len(delta.token_ids))

@@ -112,17 +112,24 @@ def _set_up_messages(*, debug: bool) -> None:
     warnings.simplefilter("ignore")
 
 
+# Tokens that arrive together, or within a few milliseconds, say nothing about speed.
+_MIN_RATE_TOKENS = 8
+_MIN_RATE_SECONDS = 0.1
+
+
 class AnswerStats:
     """Times an answer from the moment it is asked for.
 
     Attributes:
       num_prompt_tokens: Tokens of the prompt.
       num_tokens: Tokens generated so far.
+      seed: What makes the answer repeatable, if it was sampled; None if it was not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self.num_prompt_tokens = 0
         self.num_tokens = 0
+        self.seed = seed
         self._num_first_tokens = 0
         self._start = time.perf_counter()
         self._first: float | None = None
@@ -139,10 +146,12 @@ class AnswerStats:
     def __str__(self) -> str:
         parts = [f"{self.num_prompt_tokens} prompt tokens", f"{self.num_tokens} generated"]
         if self._first is not None:
-            num_later = self.num_tokens - self._num_first_tokens
-            if num_later:
+            num_later, seconds = self.num_tokens - self._num_first_tokens, self._last - self._first
+            if num_later >= _MIN_RATE_TOKENS and seconds >= _MIN_RATE_SECONDS:
                 parts.append(f"first token after {self._first - self._start:.3f} s")
-                parts.append(f"then {num_later / max(self._last - self._first, 1e-9):.1f} tokens/s")
+                parts.append(f"then {num_later / seconds:.1f} tokens/s")
             else:
-                parts.append(f"all after {self._first - self._start:.3f} s")
+                parts.append(f"all after {self._last - self._start:.3f} s")
+        if self.seed is not None:
+            parts.append(f"seed {self.seed}")
         return ", ".join(parts)

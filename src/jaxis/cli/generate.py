@@ -17,6 +17,7 @@ from jaxis.cli.options import (
     OUTPUT_PANEL,
     PROMPT_PANEL,
     SAMPLING_PANEL,
+    ChatTemplate,
     Debug,
     EngineOptions,
     SamplingOptions,
@@ -25,6 +26,7 @@ from jaxis.cli.options import (
     expand_options,
     open_llm,
     parse_json_object,
+    with_drawn_seed,
 )
 from jaxis.errors import RequestError
 from jaxis.outputs import CompletionOutput
@@ -71,6 +73,7 @@ def generate(
             rich_help_panel=PROMPT_PANEL,
         ),
     ] = False,
+    chat_template: ChatTemplate = None,
     chat_template_kwargs: TemplateKwargs = None,
     max_tokens: Annotated[
         int,
@@ -116,12 +119,12 @@ def generate(
     model, prompt = _split([word for word in (model, prompt, *context.args) if word is not None])
     if logprobs is not None and not json_lines:
         raise typer.BadParameter("log-probabilities are printed with --json only: add it", param_hint="--logprobs")
-    if (raw or token_ids) and (system is not None or chat_template_kwargs is not None):
-        raise typer.BadParameter("--raw and --token-ids use no chat template: leave out --system and its variables")
+    if (raw or token_ids) and any(given is not None for given in (system, chat_template, chat_template_kwargs)):
+        raise typer.BadParameter("--raw and --token-ids use no chat template: leave out it, --system and its variables")
     overrides = sampling.overrides(
         max_tokens=max_tokens, n=n, logprobs=logprobs, detokenize=False if token_ids else None
     )
-    arguments = engine.llm_arguments()
+    arguments = {**engine.llm_arguments(), "chat_template": chat_template}
     template_kwargs = parse_json_object(chat_template_kwargs, "--chat-template-kwargs") or {}
     with report_errors(debug=debug):
         text = read_stdin() if prompt is None else prompt
@@ -129,7 +132,7 @@ def generate(
             raise RequestError("the prompt is empty")
         request: str | list[int] = _parse_token_ids(text) if token_ids else text
         with open_llm(model, arguments) as llm:
-            params = dataclasses.replace(llm.get_default_sampling_params(), **overrides)
+            params = with_drawn_seed(dataclasses.replace(llm.get_default_sampling_params(), **overrides))
             if isinstance(request, str):
                 request = _prompt_for(llm, model, request, system, raw, template_kwargs)
             if n == 1:
@@ -140,6 +143,8 @@ def generate(
             print(json.dumps(_to_json(completion, timing.num_prompt_tokens), ensure_ascii=False), flush=True)
         if stats:
             note(str(timing))
+        elif params.seed is not None and sampling.seed is None:
+            note(f"(seed {params.seed}: --seed {params.seed} gives this answer again)")
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, str | None]:
@@ -191,7 +196,9 @@ def _prompt_for(
         raise RequestError(f"{name} has no tokenizer: give the prompt as token ids, with --token-ids")
     if raw or not llm.tokenizer.has_chat_template:
         if system is not None or template_kwargs:
-            raise RequestError(f"{name} has no chat template: leave out --system and --chat-template-kwargs")
+            raise RequestError(
+                f"{name} has no chat template: leave out --system and --chat-template-kwargs, or give --chat-template"
+            )
         return text
     messages = [{"role": "user", "content": text}]
     if system is not None:
@@ -203,7 +210,7 @@ def _stream(
     llm: LLM, request: str | list[int], params: SamplingParams, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates one completion; with `show`, prints it as it is generated."""
-    timing = AnswerStats()
+    timing = AnswerStats(params.seed)
     completion = CompletionOutput(0, logprobs=None if params.logprobs is None else [])
     for delta in llm.stream(request, params):
         timing.num_prompt_tokens = delta.num_prompt_tokens
@@ -224,7 +231,7 @@ def _generate(
     llm: LLM, request: str | list[int], params: SamplingParams, *, show: bool
 ) -> tuple[list[CompletionOutput], AnswerStats]:
     """Generates several completions; with `show`, prints them, numbered on stderr."""
-    timing = AnswerStats()
+    timing = AnswerStats(params.seed)
     [output] = llm.generate([request], params, progress=False)
     timing.num_prompt_tokens = len(output.prompt_token_ids)
     timing.add(sum(len(completion.token_ids) for completion in output.outputs))

@@ -15,6 +15,8 @@ from jaxis.cli.convert import convert
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.infer import infer
+from jaxis.cli.models import list_models, pull, rm
+from jaxis.cli.new_key import new_key
 from jaxis.cli.new_model import new_model
 from jaxis.cli.quantize import quantize
 from jaxis.cli.report import report
@@ -33,6 +35,10 @@ app = typer.Typer(
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
 app.command()(serve)
+app.command()(new_key)
+app.command()(pull)
+app.command("list")(list_models)
+app.command()(rm)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(infer)  # it takes fields
 app.command()(run_batch)
 app.command()(quantize)
@@ -68,6 +74,8 @@ def jaxis(
       jaxis generate ./Qwen3-0.6B "Write a haiku" --max-tokens 60
       jaxis chat ./Qwen3-0.6B
       jaxis serve ./Qwen3-0.6B
+      jaxis new-key alice >> keys.yaml
+      jaxis pull Qwen/Qwen3-0.6B
       jaxis infer -c config.yaml
       jaxis run-batch -i batch.jsonl -o results.jsonl -m ./Qwen3-0.6B
       jaxis quantize ./Qwen3-0.6B ./Qwen3-0.6B-int8

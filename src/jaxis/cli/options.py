@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
 import json
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
@@ -51,6 +53,15 @@ TemplateKwargs = Annotated[
     typer.Option(
         metavar="JSON",
         help="More variables for the chat template, such as '{\"enable_thinking\": false}'.",
+        rich_help_panel=PROMPT_PANEL,
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="Chat template in place of the model's: a file, or chatml, gemma, llama2, llama3, mistral, mistral-v7, "
+        "phi3, zephyr.",
         rich_help_panel=PROMPT_PANEL,
     ),
 ]
@@ -148,7 +159,12 @@ class SamplingOptions:
         _sampling("repetition_penalty", "Above 1, makes tokens seen before less likely.", metavar="NUMBER"),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(help="Makes sampling reproducible.", metavar="NUMBER", rich_help_panel=SAMPLING_PANEL)
+        int | None,
+        typer.Option(
+            help="Makes sampling reproducible (default: another for each answer).",
+            metavar="NUMBER",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None
     stop: Annotated[
         list[str] | None,
@@ -174,20 +190,40 @@ class SamplingOptions:
         return given
 
 
-def open_llm(model: str | None, arguments: dict[str, Any]) -> LLM:
+def with_drawn_seed(params: SamplingParams) -> SamplingParams:
+    """The parameters with a seed, if they sample and have none: without, every run would give the same answer."""
+    if params.greedy or params.seed is not None:
+        return params
+    return dataclasses.replace(params, seed=secrets.randbits(32))
+
+
+def open_llm(model: str | None, arguments: dict[str, Any], *, needs_chat_template: bool = False) -> LLM:
     """Loads a model; None is the embedded one. JAX is imported only here."""
     with exit_on_interrupt():
         from jaxis import LLM
 
-        return LLM(model, **arguments)
+        return LLM(model, needs_chat_template=needs_chat_template, **arguments)
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a typer command one option for each field of its parameters that are dataclasses."""
+    """Gives a typer command one option for each field of its parameters that are dataclasses.
+
+    A flag has one name, so that the help cuts nothing at 80 columns: `--no-NAME` if it is on by default.
+    """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type] = {}
+    turned_off: dict[str, str] = {}  # an option `no_name` -> the field that it turns off
 
-    def add(name: str, annotation: object, default: object) -> None:
+    def add(name: str, annotation: Any, default: object) -> None:
+        if isinstance(default, bool):
+            option = copy.copy(annotation.__metadata__[0])
+            if default:
+                turned_off[f"no_{name}"] = name
+                name, default = f"no_{name}", False
+                option.help = f"Do not {option.help[0].lower()}{option.help[1:]}"
+                option.show_default = False
+            option.param_decls = option.param_decls or (f"--{name.replace('_', '-')}",)
+            annotation = Annotated[bool, option]
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
 
@@ -203,6 +239,8 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def expanded(**values: Any) -> None:
+        for option, name in turned_off.items():
+            values[name] = not values.pop(option)
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         command(**values)

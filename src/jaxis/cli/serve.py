@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxis.cli.client_lines import KEY_VARIABLE, client_lines
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
-from jaxis.cli.options import Debug, EngineOptions, expand_options
+from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
 from jaxis.cli.serve_options import LimitOptions, ServerOptions
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.extras import check_extra
@@ -22,9 +24,8 @@ from jaxis.host.extras import check_extra
 if TYPE_CHECKING:
     from jaxis.engine.frontend.async_engine import AsyncLLMEngine
     from jaxis.server.config import ServerConfig
+    from jaxis.server.endpoints.context import ServerContext
     from jaxis.tokenizer import Tokenizer
-
-_KEY_PLACEHOLDER = "$JAXIS_API_KEY"
 
 
 @expand_options
@@ -35,9 +36,15 @@ def serve(
     ] = None,
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
+    chat_template: ChatTemplate = None,
     seed: Annotated[
-        int, typer.Option(metavar="NUMBER", help="For requests that bring none.", rich_help_panel="Engine")
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="For requests that bring none (default: another at each start).",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
     engine: EngineOptions = EngineOptions(),  # noqa: B008
     debug: Debug = False,
 ) -> None:
@@ -50,22 +57,30 @@ def serve(
       jaxis serve
       jaxis serve ./Qwen3-0.6B --max-model-len 8192 --port 8080
       jaxis serve Qwen/Qwen3-0.6B --served-model-name qwen --api-key "$KEY"
-      jaxis serve ./model --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
+      jaxis serve ./model --host 0.0.0.0 --api-key-file keys.yaml --ssl-certfile cert.pem --ssl-keyfile key.pem
     """
     with report_errors(debug=debug):
         check_extra("server", "jaxis serve")
         config = _server_config(model, server, limits)
+        server.check_files()
         server.check_tls()
         server.check_metrics()
         server.check_tracing()
         # Checks everything that can fail before a minute of loading, not after it.
-        engine_arguments = {"model": model, **engine.llm_arguments(), "seed": seed}
+        drawn_seed = secrets.randbits(32) if seed is None else None
+        engine_arguments = {
+            "model": model,
+            **engine.llm_arguments(),
+            "seed": drawn_seed if seed is None else seed,
+            "chat_template": chat_template,
+            "fit_memory": model is not None,
+        }
         EngineArgs(**engine_arguments)
         from jaxis.server.http.run import allow_many_connections, listen
 
         allow_many_connections()
         with listen(server.host, server.port) as listener:
-            _serve(server, config, engine_arguments, listener, debug=debug)
+            _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
 
 
 def _serve(
@@ -74,6 +89,7 @@ def _serve(
     engine_arguments: dict[str, Any],
     listener: socket.socket,
     *,
+    drawn_seed: int | None,
     debug: bool,
 ) -> None:
     with exit_on_interrupt():
@@ -93,10 +109,13 @@ def _serve(
         ssl_keyfile=server.ssl_keyfile and os.fspath(server.ssl_keyfile),
     )
     host, port = listener.getsockname()[:2]
-    for line in start_lines(engine, config, host, port, tls=server.ssl_certfile is not None):
+    for line in start_lines(engine, config, host, port, tls=server.ssl_certfile is not None, seed=drawn_seed):
         note(line)
     # uvicorn raises its signals once more after the requests have ended: that is a success.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    if config.api_key_file is not None or config.request_log is not None:
+        context: ServerContext = uvicorn_server.app.state.context
+        signal.signal(signal.SIGHUP, lambda *_: context.reload())
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn_server.run(sockets=[listener])
     if engine.failure is not None:
@@ -104,8 +123,19 @@ def _serve(
     note("stopped")
 
 
-def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool) -> list[str]:
-    """The message printed when the server starts: the model, what fits, where, and a request that works."""
+def start_lines(
+    engine: AsyncLLMEngine, config: ServerConfig, host: str, port: int, *, tls: bool, seed: int | None = None
+) -> list[str]:
+    """The message printed when the server starts: the model, what fits, where, and commands that work.
+
+    Args:
+      engine: Built.
+      config: How it is served.
+      host: Where the server listens.
+      port: The same.
+      tls: Whether it does so with TLS.
+      seed: The engine's, if it was drawn.
+    """
     from jaxis.server.http.hosts import is_loopback
 
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
@@ -114,12 +144,21 @@ def start_lines(engine: AsyncLLMEngine, config: ServerConfig, host: str, port: i
         f"model:  {', '.join(config.served_model_names)}",
         f"fits:   {engine.info.max_num_seqs} completions at once, {engine.info.max_model_len} tokens each at most, "
         f"{engine.info.num_cache_tokens} tokens in the KV cache",
-        f"url:    {url}/v1" + ("  (API key needed)" if config.api_keys else ""),
+        f"url:    {url}/v1" + ("  (API key needed)" if config.needs_key else ""),
     ]
     if config.webui:
         lines.append(f"chat:   {url}/")
-    if not is_loopback(host) and not config.api_keys:
+    if seed is not None:
+        lines.append(f"seed:   {seed} for requests that bring none (--seed sets it)")
+    if not is_loopback(host) and not config.needs_key:
         lines.append("note:   anyone who reaches this address can use the server: set --api-key or --api-key-file")
+    if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
+        name = config.served_model_names[0]
+        lines += client_lines(url, name, engine.info.max_model_len, needs_key=config.needs_key)
+    elif engine.tokenizer is not None:
+        lines.append(
+            "note:   the model has no chat template, so chat requests are refused: --chat-template gives it one"
+        )
     return [*lines, "try:", _curl_line(url, config, engine.tokenizer)]
 
 
@@ -131,7 +170,7 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
     else:
         body["prompt"] = "The capital of France is"
-    key = f' -H "Authorization: Bearer {_KEY_PLACEHOLDER}"' if config.api_keys else ""
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if config.needs_key else ""
     return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
@@ -147,6 +186,9 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         served_model_names=tuple(server.served_model_name or [name]),
         model_aliases=tuple(server.model_alias or ()),
         api_keys=api_keys,
+        api_key_file=server.api_key_file,
+        request_log=server.request_log,
+        request_log_level=server.request_log_level,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
         max_queued=limits.max_queued,
@@ -161,7 +203,7 @@ def _server_config(model: str | None, server: ServerOptions, limits: LimitOption
         tokenizer_info=server.tokenizer_info,
         metrics_prefix=server.metrics_prefix,
         # With API keys, a client that has one may use any host name.
-        only_allowed_hosts=is_loopback(server.host) and not api_keys,
+        only_allowed_hosts=is_loopback(server.host) and not (api_keys or server.api_key_file),
         allowed_hosts=tuple(server.allowed_hosts or ()),
         allowed_origins=tuple(server.allowed_origins or ()),
         otlp_traces_endpoint=server.otlp_traces_endpoint,

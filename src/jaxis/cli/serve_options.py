@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.models import OptionInfo
 
+from jaxis.cli.client_lines import KEY_VARIABLE
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.server.config import ServerConfig
 
 SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
-API_KEY_VARIABLE = "JAXIS_API_KEY"
 _DEFAULTS = ServerConfig()
 
 
@@ -60,12 +60,21 @@ class ServerOptions:
     api_key: Annotated[
         list[str] | None,
         _server(
-            f"Key that requests must bring; can be given several times, or in {API_KEY_VARIABLE}.",
+            f"Key that requests must bring; can be given several times, or in {KEY_VARIABLE}.",
             metavar="KEY",
             show_default=False,
         ),
     ] = None
-    api_key_file: Annotated[Path | None, _server("File with keys, one a line.", metavar="FILE")] = None
+    api_key_file: Annotated[
+        Path | None, _server("File of keys with names and limits; jaxis new-key makes them.", metavar="FILE")
+    ] = None
+    request_log: Annotated[Path | None, _server("File that gets a line of JSON for every request.", metavar="FILE")] = (
+        None
+    )
+    request_log_level: Annotated[
+        Literal["ids-and-usage", "full"],
+        _server("Who asked for how much, or also what was asked and answered.", metavar="ids-and-usage|full"),
+    ] = _DEFAULTS.request_log_level
     allowed_hosts: Annotated[
         list[str] | None,
         _server(
@@ -97,18 +106,26 @@ class ServerOptions:
     ] = None
 
     def api_keys(self) -> tuple[str, ...]:
-        """All keys.
+        """The keys that are given as options.
 
         Raises:
-          ConfigError: A key is empty, or the file holds none.
+          ConfigError: A key is empty.
         """
-        from jaxis.server.http.auth import read_api_keys
-
-        from_environment = os.environ.get(API_KEY_VARIABLE)
+        from_environment = os.environ.get(KEY_VARIABLE)
         given = self.api_key or ([] if from_environment is None else [from_environment])
         if not all(key.strip() for key in given):
-            raise ConfigError(f"--api-key (or {API_KEY_VARIABLE}) is empty: give a key, or leave it out")
-        return (*given, *(read_api_keys(self.api_key_file) if self.api_key_file else ()))
+            raise ConfigError(f"--api-key (or {KEY_VARIABLE}) is empty: give a key, or leave it out")
+        return tuple(given)
+
+    def check_files(self) -> None:
+        """Raises ConfigError if the file of API keys cannot be read, or the request log cannot be written."""
+        from jaxis.server.http.api_keys import read_api_keys
+        from jaxis.server.http.request_records import RequestLogFile
+
+        if self.api_key_file is not None:
+            read_api_keys(self.api_key_file)
+        if self.request_log is not None:
+            RequestLogFile(self.request_log).close()
 
     def check_tracing(self) -> None:
         """Raises ConfigError if traces cannot be sent: OpenTelemetry is missing, or the address is invalid."""

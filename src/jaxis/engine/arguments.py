@@ -72,6 +72,10 @@ class EngineArgs:
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
+      chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
+        (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
+      fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
+        unless they are given, and say so. `jaxis serve` does.
       additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
 
     Raises:
@@ -79,7 +83,10 @@ class EngineArgs:
     """
 
     model: str | None = field(default=None, metadata=_info())
-    dtype: DType = field(default="auto", metadata=_info(help="Type of weights and activations."))
+    dtype: DType = field(
+        default="auto",
+        metadata=_info(metavar="TYPE", help="Of weights and activations: auto, float32, bfloat16 or float16."),
+    )
     max_model_len: int | None = field(
         default=None,
         metadata=_info(
@@ -112,7 +119,9 @@ class EngineArgs:
         metadata=_info(option="prefix_caching", help="Compute equal beginnings of prompts once.", speed_only=True),
     )
     block_size: int = field(default=16, metadata=_info(minimum=1, speed_only=True))
-    kv_cache_dtype: KVCacheDType = field(default="auto", metadata=_info(help="Type of cached keys and values."))
+    kv_cache_dtype: KVCacheDType = field(
+        default="auto", metadata=_info(metavar="TYPE", help="Of cached keys and values: one of these, or int8.")
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
@@ -138,6 +147,8 @@ class EngineArgs:
             "model's weights in full precision.",
         ),
     )
+    chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())
+    fit_memory: bool = field(default=False, metadata=_info())
     additional_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(
@@ -194,6 +205,8 @@ class EngineKwargs(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     hf_overrides: Mapping[str, Any] | None
     quantization: Quantization | None
+    chat_template: str | os.PathLike[str] | None
+    fit_memory: bool
     additional_config: Mapping[str, Any] | None
 
 

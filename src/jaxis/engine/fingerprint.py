@@ -52,12 +52,16 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
 def _arguments(arguments: EngineArgs) -> dict[str, Any]:
     """The arguments that matter; files stand for their contents."""
     infos = argument_infos()
+    # Those of a place, and what the answers to greedy and seeded requests do not depend on.
+    left_out = {"model", "token", "cache_dir", "fit_memory"}
+    if arguments.load_format != "dummy":
+        left_out.add("seed")
     values = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
     return {
         name: Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
         for name, value in values.items()
         # Without native kernels, how many tokens share a step can show in the last bits.
-        if name not in ("model", "token", "cache_dir") and not (infos[name].speed_only and native.usable())
+        if name not in left_out and not (infos[name].speed_only and native.usable())
     }
 
 

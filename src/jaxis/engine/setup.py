@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -29,12 +30,19 @@ from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import engine_fingerprint
+from jaxis.engine.memory_plan import MemoryPlan, plan_memory
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.gguf.container import headers_read_once
+from jaxis.loading.gguf.shards import gguf_file
 from jaxis.loading.hub import resolve_model
-from jaxis.loading.open_checkpoint import TensorListing, read_config_values, read_generation_defaults
+from jaxis.loading.open_checkpoint import (
+    ConfigValues,
+    TensorListing,
+    read_config_values,
+    read_generation_defaults,
+)
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
@@ -43,6 +51,7 @@ from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.template_choice import read_tokenizer, template_names, turn_end_token_id
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -69,19 +78,21 @@ class BuiltEngine:
 
 
 @headers_read_once()
-def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None) -> BuiltEngine:
+def build_engine(
+    args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None, needs_chat_template: bool = False
+) -> BuiltEngine:
     """Loads the model and allocates the cache.
 
     Args:
       args: The engine's arguments.
       progress: Shows what is going on.
       quant_method: How the checkpoint is expected to be quantized; None is any way.
+      needs_chat_template: Whether to refuse a model that has none, before its weights are read.
 
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
     enable_disk_cache()
-    quantization = requested_config(args.requested_quantization)
     if args.model is None:
         path = EMBEDDED_MODEL
     else:
@@ -90,6 +101,9 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
     hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
     check_values(hf_config)
     _check_quant_method(quant_method, hf_config)
+    tokenizer = read_tokenizer(path, args.chat_template)
+    if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
+        raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
     num_heads = hf_config.get_text_config()["num_attention_heads"]
     if num_heads % args.tensor_parallel_size:
@@ -97,9 +111,13 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
             f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
         )
     mesh = make_mesh(args.tensor_parallel_size)
-    vllm_config = _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform, quantization)
+    if args.fit_memory:
+        plan = _plan_memory(args, path, config, mesh)
+        if plan is not None:
+            progress.note(plan.line)
+            args = plan.apply(args)
+    vllm_config = _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
     default_sampling_params = _default_sampling_params(generation, path)
-    tokenizer = Tokenizer.from_path(path)
     with progress.loading(str(args.model or "the embedded model")) as on_progress:
         model = load_model(vllm_config, mesh, on_progress)
 
@@ -109,43 +127,62 @@ def build_engine(args: EngineArgs, progress: ProgressDisplay, *, quant_method: s
         )
         return progress.compiling(what)
 
+    _note_config(config, hf_config, path, progress)
+    engine = LLMEngine(
+        vllm_config,
+        model,
+        mesh,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer) | _turn_end(args, tokenizer, progress),
+        on_compile=on_compile,
+    )
+    _note_context(args, hf_config, vllm_config.model_config.max_model_len, engine.max_model_len, progress)
+    engine.runner.precompile(1, greedy=default_sampling_params.greedy)
+    return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
+
+
+def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:
+    """Says what the checkpoint leaves open, and what of it has no effect."""
     if config.assumptions:
         progress.note(f"assumed, since {path.name} does not say it: {', '.join(config.assumptions)}")
     if ignored := hf_config.ignored_keys():
         progress.note(f"ignored keys of config.json: {', '.join(ignored)}")
     if hf_config.get_text_config() is not hf_config:
         progress.note("only the text part of this model is served: prompts cannot have images or sound")
-    engine = LLMEngine(
-        vllm_config,
-        model,
-        mesh,
-        tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer),
-        on_compile=on_compile,
-    )
-    wanted = vllm_config.model_config.max_model_len
+
+
+def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: int, progress: ProgressDisplay) -> None:
+    """Says why the context is shorter than the checkpoint's, or than what was asked for."""
     trained = hf_config.get_text_config()["max_position_embeddings"]
     if args.max_model_len is None and wanted < trained:
         progress.note(
             f"max_model_len is {wanted}, up to which the model needs no long-context frequencies; for up to {trained}, "
             "which changes the answers to short prompts too, give max_model_len"
         )
-    if engine.max_model_len < wanted:
+    if fitting < wanted:
         progress.note(
-            f"max_model_len is {engine.max_model_len}, not {wanted}: that is what the KV cache has memory for; "
+            f"max_model_len is {fitting}, not {wanted}: that is what the KV cache has memory for; "
             "kv_cache_memory gives it more"
         )
-    engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
 
 
-def _vllm_config(
-    args: EngineArgs,
-    path: Path,
-    hf_config: HFConfig,
-    platform: str,
-    quantization: RuleQuantizationConfig | Dequantize | None,
-) -> VllmConfig:
+def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.sharding.Mesh) -> MemoryPlan | None:
+    def make_config(args: EngineArgs) -> VllmConfig:
+        # A config of its own each time: keys that are read here do not count as read by the model.
+        hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+        return _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
+
+    hf_config = make_config(args).model_config.hf_config
+    quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
+    stored_bytes = None
+    dequantized = args.requested_quantization is not None and args.requested_quantization.dequantize
+    if quantized and not dequantized and args.load_format != "dummy":
+        stored_bytes = sum(info.nbytes for info in TensorListing(path).values())
+    return plan_memory(args, make_config, mesh, stored_bytes)
+
+
+def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
+    quantization = requested_config(args.requested_quantization)
     return VllmConfig(
         model_config=ModelConfig(
             model=str(path),
@@ -265,6 +302,28 @@ def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: T
     if eos is None:
         return frozenset()
     return frozenset(eos if isinstance(eos, list) else [eos])
+
+
+def _turn_end(args: EngineArgs, tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
+    """What ends an answer in the user's chat template; nothing for the checkpoint's own, whose files say it."""
+    if args.chat_template is None or tokenizer is None:
+        return frozenset()
+    if (token_id := turn_end_token_id(tokenizer)) is not None:
+        return frozenset({token_id})
+    progress.note(
+        "chat_template: no token of this model ends an answer in it, so answers may go on after their end: give a stop "
+        "string, or another template"
+    )
+    return frozenset()
+
+
+def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return f"{model} has no tokenizer, so it cannot chat: use `jaxis generate --token-ids`"
+    return (
+        f"{model} has no chat template, so it cannot chat: give one with --chat-template FILE or NAME "
+        f"({', '.join(template_names())}), or use `jaxis generate`"
+    )
 
 
 def _default_sampling_params(generation: dict[str, Any], path: Path) -> SamplingParams:

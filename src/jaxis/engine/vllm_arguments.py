@@ -46,7 +46,6 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "task": (("auto", "generate"), "models generate text only"),
     "convert": (("auto", "none"), "models generate text only"),
     "pooler_config": ((None,), "models generate text only"),
-    "chat_template": ((None,), "give it to LLM.chat"),
     "logits_processors": ((None, []), "SamplingParams has what is implemented"),
     "enable_lora": ((False,), "merge the adapter into the checkpoint"),
     "pipeline_parallel_size": ((1,), "tensor_parallel_size spreads a model over devices"),

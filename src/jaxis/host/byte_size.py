@@ -1,4 +1,4 @@
-"""Parses human-readable byte sizes."""
+"""Parses and writes human-readable byte sizes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def parse_bytes(size: int | str, name: str) -> int:
     if num_bytes < 1:
         raise ConfigError(f"{name}={size!r} must be a number of bytes, or a size such as '2GiB'")
     return num_bytes
+
+
+def human_bytes(nbytes: float) -> str:
+    """A number of bytes with about three digits: "576 B", "68.6 KiB", "1250.0 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"

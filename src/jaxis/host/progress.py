@@ -7,7 +7,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+
+class _OnceTotalIsKnown(ProgressColumn):
+    """Shows another column from when the total is known; before, that would read "0/? bytes"."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> Any:
+        """Renders the column for a task."""
+        return Text() if task.total is None else self._column.render(task)
 
 
 class ProgressDisplay:
@@ -36,14 +58,14 @@ class ProgressDisplay:
     @contextmanager
     def working(self, description: str) -> Iterator[Any]:
         """A bar of bytes under any description; yields `update(done, total)`."""
-        with self._progress(DownloadColumn()) as progress:
+        with self._progress(_OnceTotalIsKnown(DownloadColumn())) as progress:
             task = progress.add_task(description, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @contextmanager
     def counting(self, description: str) -> Iterator[Any]:
         """A bar of steps under any description; yields `update(done, total)`."""
-        with self._progress(MofNCompleteColumn()) as progress:
+        with self._progress(_OnceTotalIsKnown(MofNCompleteColumn())) as progress:
             task = progress.add_task(description, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -32,7 +32,8 @@ class ModelParams(ParameterGroup):
       model_revision: Branch, tag or commit of a Hub id.
       torch_dtype_str: "auto", "float32", "bfloat16" or "float16", or one of Oumi's other names for these.
       load_pretrained_weights: False makes random weights.
-      chat_template: Jinja source, a file with it, or the name of one of the checkpoint's templates.
+      chat_template: Jinja source, a file with it, or the name of a template: one of the checkpoint's, or one that jaxis
+        brings, such as chatml.
       chat_template_kwargs: More variables for the chat template, such as enable_thinking.
       model_kwargs: Further arguments of `jaxis.LLM`, such as quantization, kv_cache_dtype, tensor_parallel_size,
         max_num_seqs; also load_in_8bit and load_in_4bit.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from jaxis.errors import ConfigError
@@ -10,6 +9,7 @@ from jaxis.inference.generation_params import GenerationParams
 from jaxis.inference.model_params import ModelParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import reasoning_effort_variables, reserved_variable
+from jaxis.tokenizer.template_choice import chat_template_source
 
 
 def template_arguments(model: ModelParams, generation: GenerationParams, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def template_arguments(model: ModelParams, generation: GenerationParams, tokeniz
         raise ConfigError(f"model.chat_template_kwargs must not set {reserved!r}: leave it out")
     templates = {} if tokenizer is None else tokenizer.chat_templates
     if (asked := model.chat_template) is not None:
-        arguments["chat_template"] = asked if asked in templates else _template_source(asked, sorted(templates))
+        arguments["chat_template"] = asked if asked in templates else chat_template_source(asked, templates)
     if generation.reasoning_effort is not None:
         source: str = arguments.get("chat_template", "".join(templates.values()))
         variables = reasoning_effort_variables(generation.reasoning_effort, templates.get(source, source))
@@ -34,15 +34,3 @@ def template_arguments(model: ModelParams, generation: GenerationParams, tokeniz
             )
         arguments |= variables
     return arguments
-
-
-def _template_source(asked: str, names: list[str]) -> str:
-    if "{" in asked:
-        return asked
-    if not os.path.isfile(asked):
-        raise ConfigError(
-            f"model.chat_template={asked!r} is neither Jinja source, nor a file, nor one of the checkpoint's templates "
-            f"({', '.join(names) or 'it has none'})"
-        )
-    with open(asked, encoding="utf-8") as file:
-        return file.read()

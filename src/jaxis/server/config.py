@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 
@@ -15,6 +17,10 @@ class ServerConfig:
       served_model_names: The names under which requests may ask for the model; answers carry the first.
       model_aliases: Patterns of more such names, such as "gpt-*" or "*"; answers carry the name that was asked for.
       api_keys: If not empty, every request must bring one of them.
+      api_keys: Keys as text; if there are any, or a file of them, every request must bring one.
+      api_key_file: A file of keys with names and limits; see `http/api_keys.py`. None is none.
+      request_log: A file that gets a line for every request; None is none.
+      request_log_level: What it says of them; see `http/request_records.py`.
       tool_call_parser, reasoning_parser: How the model writes its tool calls and its reasoning: "auto" looks into its
         chat template, "none" leaves them in the text.
       max_queued: Most completions to hold beyond those that run.
@@ -40,6 +46,9 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = (EMBEDDED_MODEL_NAME,)
     model_aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+    request_log: Path | None = None
+    request_log_level: Literal["ids-and-usage", "full"] = "ids-and-usage"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     max_queued: int = 512
@@ -60,3 +69,8 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     otlp_traces_endpoint: str | None = None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests must bring a key."""
+        return bool(self.api_keys) or self.api_key_file is not None

@@ -236,8 +236,8 @@ class Tokenizer:
             return self.chat_templates.get(asked, asked)
         if not self.chat_templates:
             raise RequestError(
-                "this checkpoint has no chat template; pass chat_template=..., or send a plain prompt (a tekken.json "
-                "brings none: put the model's chat_template.jinja beside it)"
+                "this model has no chat template: load it with one (--chat-template FILE or NAME, such as chatml, or "
+                "LLM(chat_template=...)), or send a plain prompt (to a server: /v1/completions)"
             )
         name = "tool_use" if tools is not None and "tool_use" in self.chat_templates else DEFAULT_TEMPLATE
         if name not in self.chat_templates:

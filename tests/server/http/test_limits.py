@@ -10,9 +10,6 @@ import httpx
 import openai
 import pytest
 
-from jaxis.errors import ConfigError
-from jaxis.server.http.auth import read_api_keys
-
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
 ROUTES = [
@@ -61,17 +58,6 @@ def test_with_keys_every_route_is_closed_but_health(serve):
             assert http.get(path).status_code == 200
         for key in ("first", "second"):
             assert http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
-
-
-def test_key_file(tmp_path):
-    path = tmp_path / "keys"
-    path.write_text("# team a\none\n\n two \n")
-    assert read_api_keys(path) == ("one", "two")
-    path.write_text("# none\n")
-    with pytest.raises(ConfigError, match="contains no key"):
-        read_api_keys(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_api_keys(tmp_path / "nowhere")
 
 
 def test_large_bodies_are_refused_announced_or_not(serve):

@@ -21,7 +21,6 @@ from jaxis.bringup.analyze.figures import (
     count_parameters,
     fit,
     machine_memory,
-    weight_bytes,
 )
 from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
@@ -30,6 +29,7 @@ from jaxis.config.hf_defaults import with_defaults
 from jaxis.engine.setup import KV_CACHE_DTYPES
 from jaxis.host.byte_size import parse_bytes
 from jaxis.layers.module import JaxModule
+from jaxis.layers.weight_bytes import weight_bytes
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 

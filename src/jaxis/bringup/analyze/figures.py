@@ -15,16 +15,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
-from jaxis.config.quantization import HasQuantMethod
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
-from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.kv_cache_spec import CacheSpec
-from jaxis.layers.module import JaxModule, named_modules, named_parameters
-from jaxis.layers.weight_method import WeightMethod
+from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
 
 BLOCK_SIZE = 16
-_BITS = {"int8": 8, "int4": 4}
 MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
 
 
@@ -87,7 +84,7 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
     for name, param in sizes:
         size = _num_elements(param)
         total += size
-        if _axes(param)[:1] == ("expert",):
+        if logical_axes(param)[:1] == ("expert",):
             experts += size
         elif name.endswith("embed_tokens.weight"):
             embedding += size
@@ -135,24 +132,6 @@ def cache_span(spec: CacheSpec) -> tuple[str, int | None]:
     return "full" if spec.head_axis_name is not None else "latent", None
 
 
-def weight_bytes(model: JaxModule) -> int:
-    """Bytes of a model's weights once loaded: 2 for each parameter, or its quantized size.
-
-    Args:
-      model: Constructed abstractly, with or without quantization rules, weights still in the checkpoint's shapes.
-    """
-    schemes: dict[int, WeightScheme] = {}
-    for _, module in named_modules(model):
-        method = module.quant_method if isinstance(module, HasQuantMethod) else None
-        if isinstance(method, WeightMethod) and (scheme := method.scheme) is not None:
-            schemes |= {id(param): scheme for param in _matrices(module)}
-    total = 0
-    for param in {id(param): param for _, param in named_parameters(model)}.values():
-        scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
-        total += 2 * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
-    return total
-
-
 def fit(weights: str, nbytes: int, kinds: Sequence[CacheKind], memory_bytes: int, max_context: int) -> Fit:
     """How much context fits beside weights in `MEMORY_SHARE` of a memory.
 
@@ -190,30 +169,12 @@ def machine_memory() -> tuple[str, int]:
     return f"{len(devices)} x {devices[0].device_kind}", sum(limits)
 
 
-def _matrices(module: nnx.Module) -> list[nnx.Param]:
-    """The parameters of a layer that quantization applies to: its matrix, or stacks of matrices for experts."""
-    params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
-    minimum = 3 if any(_axes(param)[:1] == ("expert",) for param in params) else 2
-    return [param for param in params if len(_axes(param)) >= minimum]
-
-
-def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
-    elements, columns = math.prod(shape), shape[-1]
-    groups = elements // columns * (1 if scheme.group_size is None else columns // scheme.group_size)
-    # Scales are float32 per row or bfloat16 per group: see QuantizedWeight.
-    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.group_size is None else 2)
-
-
 def _num_elements(param: nnx.Param) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param.get_value()))
 
 
 def _num_experts(model: JaxModule) -> int | None:
     for _, param in named_parameters(model):
-        if _axes(param)[:1] == ("expert",):
+        if logical_axes(param)[:1] == ("expert",):
             return jax.tree.leaves(param.get_value())[0].shape[0]
     return None
-
-
-def _axes(param: nnx.Param) -> tuple[str | None, ...]:
-    return tuple(param.get_metadata().get("logical_axes") or ())

@@ -12,6 +12,7 @@ from rich.text import Text
 from jaxis.bringup.analyze.analysis import Analysis
 from jaxis.bringup.analyze.axes import Axis
 from jaxis.bringup.analyze.figures import MEMORY_SHARE, Fit
+from jaxis.host.byte_size import human_bytes
 
 _STATUSES = ("unsupported", "unknown", "supported", "default", "neutral")
 _LONGEST_VALUE = 40
@@ -51,15 +52,6 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         memory = analysis.memory
         title = f"Fits {MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
         _section(console, title, [(fit.weights, _fit_text(fit)) for fit in memory.fits])
-
-
-def human_bytes(nbytes: float) -> str:
-    """A number of bytes with about three digits: "576 B", "68.6 KiB", "1250.0 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
 
 
 def human_count(count: int) -> str:

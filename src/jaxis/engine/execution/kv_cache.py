@@ -66,7 +66,7 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
     """Memory that the cache may use, over all devices, once the weights are loaded."""
     devices = list(mesh.devices.flat)
     if devices[0].platform == "cpu":
-        return min(int(_free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
+        return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
     free = []
     for device in devices:
         stats = device.memory_stats() or {}
@@ -120,7 +120,7 @@ def num_cache_blocks(
 
     # The largest number that fits.
     number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
-    if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := _free_host_bytes()):
+    if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := free_host_bytes()):
         # The operating system would grant this memory, and kill the process once it is used.
         raise EngineError(
             f"the KV cache would take {bytes_of(number) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
@@ -166,7 +166,8 @@ def make_kv_caches(
     return caches
 
 
-def _free_host_bytes() -> int:
+def free_host_bytes() -> int:
+    """Main memory that this process could still take."""
     free = psutil.virtual_memory().available
     # A container's own limit, which the system-wide figure does not include.
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

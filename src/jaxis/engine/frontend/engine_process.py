@@ -23,7 +23,7 @@ from jaxis.engine.frontend.engine_child import RECEIVE_BYTES, EngineChild
 from jaxis.engine.frontend.engine_client import EngineCallbacks, EngineClient, EngineStats, Submission
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import EngineError, JaxisError
-from jaxis.tokenizer import Tokenizer
+from jaxis.tokenizer.template_choice import read_tokenizer
 
 if TYPE_CHECKING:
     import asyncio
@@ -72,7 +72,7 @@ class EngineProcess(EngineClient):
         self._child = EngineChild(self._settings)
         try:
             self.info = self._child.wait_until_ready()
-            self.tokenizer = Tokenizer.from_path(Path(self.info.model_folder))
+            self.tokenizer = read_tokenizer(Path(self.info.model_folder), arguments.get("chat_template"))
         except BaseException:
             self._child.kill()
             raise

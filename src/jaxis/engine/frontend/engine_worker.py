@@ -137,6 +137,7 @@ def main() -> None:
     # The server's process decides when to end. A signal sent to both must not cut off the requests that it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(connection,), name="jaxis-orphan", daemon=True).start()
     settings: dict[str, Any] = json.loads(sys.stdin.readline())

@@ -17,8 +17,11 @@ from jaxis.host.sized_executor import SizedExecutor
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.ignored_fields import IgnoredFields
 from jaxis.server.endpoints.model_facts import ModelFacts
+from jaxis.server.endpoints.request_meter import UsageMeter
 from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.api_keys import ApiKeys
 from jaxis.server.http.limits import request_bytes
+from jaxis.server.http.request_records import RequestLogFile
 from jaxis.server.observability.metrics import RequestObserver, ServerMetrics
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ class ServerContext:
       metrics: The server's metrics.
       ignored_fields: Names, or refuses, fields of requests that are not applied.
       tracer: Writes a trace of each request; None writes none.
+      meter: Admits requests by the limits of their API keys, and counts what they take.
+      keys: The API keys.
+      request_log: Gets a line for every request; None is none.
       workers: Threads that render templates and tokenize, which would block the event loop.
       token_counts: Lets a few prompts at once be rendered only to be counted; the others wait.
     """
@@ -51,7 +57,10 @@ class ServerContext:
     config: ServerConfig
     metrics: ServerMetrics
     ignored_fields: IgnoredFields
-    tracer: RequestTracer | None = None
+    tracer: RequestTracer | None
+    meter: UsageMeter
+    keys: ApiKeys
+    request_log: RequestLogFile | None = None
     workers: SizedExecutor = field(default_factory=lambda: SizedExecutor(_WORKER_BYTES, "jaxis-preprocess"))
     token_counts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
@@ -67,8 +76,16 @@ class ServerContext:
         """Runs a function that waits for grammars to be compiled, which the compiler does in threads of its own."""
         return await asyncio.wrap_future(run_in_daemon(function, "jaxis-compile"))
 
+    def reload(self) -> None:
+        """Reads the file of API keys again, and begins a new request log if the old one was renamed."""
+        self.keys.reload()
+        if self.request_log is not None:
+            self.request_log.reopen()
+
     def close(self) -> None:
-        """Ends the threads; queued work is cancelled."""
+        """Ends the threads; queued work is cancelled. Closes the request log."""
+        if self.request_log is not None:
+            self.request_log.close()
         self.workers.shutdown()
 
 

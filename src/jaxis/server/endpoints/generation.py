@@ -50,8 +50,10 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
 
     Raises:
       ContextLengthError: A prompt is too long.
+      RateLimitError: The request's API key has used up its minute.
       JaxisError: See `AsyncLLMEngine.reserve` and `AsyncLLMEngine.generate`; what was generated is lost.
     """
+    context.meter.admit()
     arrival = time.monotonic()
     timeout = context.config.request_timeout_seconds
     try:
@@ -87,7 +89,7 @@ async def _generate_one(
     arrival: float,
     timeout: float | None,
 ) -> AsyncGenerator[RequestOutput, None]:
-    engine = context.engine
+    engine, meter = context.engine, context.meter.start()
     with (
         context.metrics.request(job.params, arrival) as request,
         context.trace(job.operation, request_id, request),
@@ -98,7 +100,7 @@ async def _generate_one(
             prompt,
             job.params,
             request_id,
-            priority=job.priority,
+            priority=context.meter.priority(job.priority),
             timeout_seconds=timeout,
             final_only=not job.stream,
             grammar=grammar,
@@ -106,6 +108,8 @@ async def _generate_one(
         async with aclosing(outputs):
             async for output in outputs:
                 request.add(output)
+                if meter is not None:
+                    meter.add(output)
                 yield output
 
 

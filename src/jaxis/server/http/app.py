@@ -15,7 +15,9 @@ from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.ignored_fields import HEADER, IgnoredFields
 from jaxis.server.endpoints.model_facts import ModelFacts
+from jaxis.server.endpoints.request_meter import UsageMeter
 from jaxis.server.endpoints.served_model import ServedModel
+from jaxis.server.http.api_keys import ApiKeys
 from jaxis.server.http.auth import OPEN_PATHS, ApiKeyMiddleware
 from jaxis.server.http.chat_page import add_chat_page, add_ollama_greeting, chat_page_paths
 from jaxis.server.http.errors import install_error_handlers
@@ -24,6 +26,8 @@ from jaxis.server.http.hosts import AllowedHostMiddleware, HostMiddleware
 from jaxis.server.http.limits import RequestLimitMiddleware
 from jaxis.server.http.openapi import install_openapi
 from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
+from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddleware
+from jaxis.server.observability.key_metrics import KeyMetrics
 from jaxis.server.observability.metrics import ServerMetrics
 from jaxis.server.routes import anthropic, health, llama_server, models, ollama, openai, tokenize
 from jaxis.version import __version__
@@ -61,7 +65,11 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         tracer = make_tracer(config.otlp_traces_endpoint, model.name)
     metrics = ServerMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
     facts = ModelFacts.of(engine.info, engine.tokenizer, parsers)
-    context = ServerContext(engine, model, facts, config, metrics, IgnoredFields(strict=config.strict_fields), tracer)
+    ignored_fields = IgnoredFields(strict=config.strict_fields)
+    keys = ApiKeys(config.api_keys, config.api_key_file)
+    log = None if config.request_log is None else RequestLogFile(config.request_log)
+    meter = UsageMeter(KeyMetrics(metrics.registry, config.metrics_prefix))
+    context = ServerContext(engine, model, facts, config, metrics, ignored_fields, tracer, meter, keys, log)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +89,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.state.context = context
     _add_routes(app, config)
     page_paths = chat_page_paths() if config.webui else frozenset()
-    install_openapi(app, with_keys=bool(config.api_keys))
+    install_openapi(app, with_keys=bool(keys))
     install_error_handlers(app)
     # The middleware added last is outermost.
     if tracer is not None:
@@ -89,8 +97,11 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
     app.add_middleware(
         RequestLimitMiddleware, max_body_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds
     )
-    if config.api_keys:
-        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=OPEN_PATHS | page_paths)
+    quiet_paths = QUIET_PATHS | page_paths
+    if log is not None:
+        app.add_middleware(RequestRecordMiddleware, log=log, level=config.request_log_level, quiet_paths=quiet_paths)
+    if keys:
+        app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=OPEN_PATHS | page_paths)
     if config.only_allowed_hosts:
         app.add_middleware(AllowedHostMiddleware, hosts=config.allowed_hosts)
     if config.allowed_origins:
@@ -103,7 +114,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
         )
     app.add_middleware(HostMiddleware)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(RequestLogMiddleware, quiet_paths=QUIET_PATHS | page_paths, on_response=metrics.http_response)
+    app.add_middleware(RequestLogMiddleware, quiet_paths=quiet_paths, on_response=metrics.http_response)
     return app
 
 

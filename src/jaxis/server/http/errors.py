@@ -20,6 +20,7 @@ from jaxis.errors import (
     EngineError,
     JaxisError,
     OverloadedError,
+    RateLimitError,
     RequestError,
     UnavailableError,
 )
@@ -132,7 +133,8 @@ def _jaxis_error(error: JaxisError) -> ApiError:
         return ApiError(400, str(error), match[1] if match else None)
     if isinstance(error, OverloadedError):
         retry = {"Retry-After": str(error.retry_after_seconds)}
-        return ApiError(429, str(error), code="server_overloaded", headers=retry)
+        code = "rate_limit_exceeded" if isinstance(error, RateLimitError) else "server_overloaded"
+        return ApiError(429, str(error), code=code, headers=retry)
     if isinstance(error, UnavailableError):
         return ApiError(503, str(error), code="server_unavailable", headers={"Retry-After": "5"})
     if isinstance(error, DeadlineExceededError):

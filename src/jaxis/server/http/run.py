@@ -10,6 +10,7 @@ import socket
 from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.errors import ConfigError
@@ -25,10 +26,14 @@ class DrainingServer(uvicorn.Server):
     """Lets running requests finish after SIGTERM, and fails those that take longer than the deadline.
 
     It also ends when its engine has failed for good, which `AsyncLLMEngine.failure` then tells.
+
+    Attributes:
+      app: The application.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, engine: AsyncLLMEngine, drain_seconds: float) -> None:
         super().__init__(config)
+        self.app = app
         self._engine = engine
         self._drain_seconds = drain_seconds
 
@@ -55,8 +60,9 @@ def make_server(
     """A server that is not running yet; `run(sockets=[...])` it on `listen`'s socket."""
     # uvicorn calls this as it would call the class.
     protocol = functools.partial(LimitedHttpProtocol, idle_timeout_seconds=config.idle_timeout_seconds)
+    app = create_app(engine, config)
     settings = uvicorn.Config(
-        create_app(engine, config),
+        app,
         http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         log_config=None,
@@ -68,7 +74,7 @@ def make_server(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
     )
-    return DrainingServer(settings, engine, config.drain_seconds)
+    return DrainingServer(settings, app, engine, config.drain_seconds)
 
 
 def allow_many_connections() -> None:

@@ -37,6 +37,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class ServerMetrics:
     """One server's metrics, in a registry of its own.
 
+    Attributes:
+      registry: Where other metrics of the server may join.
+
     Args:
       model_name: The label `model_name` of every metric.
       info: The engine's facts.
@@ -48,9 +51,9 @@ class ServerMetrics:
         self, model_name: str, info: EngineInfo, stats: Callable[[], EngineStats], *, prefix: str = "jaxis"
     ) -> None:
         self._prefix = prefix
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
-        self._registry.register(_EngineCollector(model_name, info, stats, prefix))
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # process_resident_memory_bytes, process_cpu_seconds_total, ...
+        self.registry.register(_EngineCollector(model_name, info, stats, prefix))
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests whose answer has begun.")
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
@@ -58,14 +61,14 @@ class ServerMetrics:
             f"{prefix}:request_success",
             "Completions by the reason why they ended.",
             ("model_name", "finished_reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that the prefix cache held.")
         self._rejected = Counter(
             f"{prefix}:admission_rejections",
             "Requests refused before they were queued.",
             ("model_name", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         # Present from the start: a rate does not see the step from absent to one.
         for reason in ("stop", "length", "abort"):
@@ -75,7 +78,7 @@ class ServerMetrics:
             "http_requests",
             "Requests by route and by the first digit of their status, as 2xx.",
             ("handler", "method", "status"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._failed = self._counter("request_failed", "Requests that ended in an error.")
         self._first_token = self._histogram(
@@ -138,16 +141,14 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"{self._prefix}:{name}", text, ("model_name",), registry=self._registry).labels(
-            self._model_name
-        )
+        return Counter(f"{self._prefix}:{name}", text, ("model_name",), registry=self.registry).labels(self._model_name)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         histogram = Histogram(
-            f"{self._prefix}:{name}", text, ("model_name",), registry=self._registry, buckets=tuple(buckets)
+            f"{self._prefix}:{name}", text, ("model_name",), registry=self.registry, buckets=tuple(buckets)
         )
         return histogram.labels(self._model_name)
 

@@ -83,6 +83,10 @@ function addDelta(message, delta, milliseconds) {
   return Boolean(reasoning || delta.content || delta.tool_calls?.length);
 }
 
+// Tokens that arrive together, or within a few milliseconds, say nothing about speed.
+const MIN_RATE_TOKENS = 8;
+const MIN_RATE_SECONDS = 0.1;
+
 /** Measures the time to the first token, and how fast those after it come. */
 class TokenClock {
   constructor(start) {
@@ -106,7 +110,7 @@ class TokenClock {
     const numLater = this.numTokens - this.tokensAtFirst;
     return {
       first_token_seconds: (this.first - this.start) / 1000,
-      tokens_per_second: numLater > 0 && seconds > 0 ? numLater / seconds : null,
+      tokens_per_second: numLater >= MIN_RATE_TOKENS && seconds >= MIN_RATE_SECONDS ? numLater / seconds : null,
     };
   }
 }

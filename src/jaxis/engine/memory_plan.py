@@ -1,0 +1,204 @@
+"""Which width of the weights and how much context fit into memory, told before any weights are read.
+
+Sizes follow from the shapes of a model that is constructed without weights, and from the headers of a quantized
+checkpoint's files. Nothing is narrowed in silence: a plan is also a line that says what was chosen, and by what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.kv_cache import (
+    ACCELERATOR_MEMORY_SHARE,
+    CPU_TOKENS_PER_SEQ,
+    block_bytes,
+    free_host_bytes,
+    kv_cache_specs,
+    num_cache_blocks,
+)
+from jaxis.errors import EngineError
+from jaxis.host.byte_size import human_bytes
+from jaxis.kernels import native
+from jaxis.layers.weight_bytes import weight_bytes
+from jaxis.models.model_loader import construct_abstractly
+
+QUANTIZATIONS = ("int8", "int4")
+"""What is tried, in this order, where weights do not fit as they are stored."""
+
+# Of the free memory, what may be planned with; the rest is for programs, tokenizers and other processes.
+_CPU_SHARE = 0.9
+_STEP_BYTES = 256 * 2**20
+# Of what is left beside the weights, what the KV cache may take.
+_CACHE_SHARE = 0.75
+# The least context to narrow weights for, if none is asked for.
+_MIN_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How to load a model.
+
+    Attributes:
+      quantization: "int8" or "int4"; None as stored, or as asked for.
+      max_model_len: Most tokens of a request; None as it would be without a plan.
+      kv_cache_memory: Bytes of the KV cache; None leaves it to the engine.
+      line: What was chosen, why, and the options that choose otherwise.
+    """
+
+    quantization: str | None
+    max_model_len: int | None
+    kv_cache_memory: int | None
+    line: str
+
+    def apply(self, args: EngineArgs) -> EngineArgs:
+        """The arguments as planned."""
+        return dataclasses.replace(
+            args,
+            quantization=self.quantization or args.quantization,
+            max_model_len=self.max_model_len or args.max_model_len,
+            kv_cache_memory=self.kv_cache_memory or args.kv_cache_memory,
+        )
+
+
+@dataclass(frozen=True)
+class _Width:
+    """Weights of one width: the name of the quantization (None: as stored or asked for) and their bytes."""
+
+    quantization: str | None
+    nbytes: int
+
+
+def plan_memory(
+    args: EngineArgs,
+    make_config: Callable[[EngineArgs], VllmConfig],
+    mesh: jax.sharding.Mesh,
+    stored_bytes: int | None,
+) -> MemoryPlan | None:
+    """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
+
+    Args:
+      args: What was asked for: a width, context or cache that was given is kept.
+      make_config: The configuration for arguments.
+      mesh: The devices.
+      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can be narrowed.
+
+    Returns:
+      The plan; None for devices that do not say how much memory they have.
+
+    Raises:
+      EngineError: Weights that nobody asked for do not fit, not even the narrowest.
+    """
+    config = make_config(args)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    free = free_host_bytes() if on_cpu else _free_device_bytes(mesh)
+    if free is None:
+        return None
+    budget = int(free * _CPU_SHARE) - _STEP_BYTES if on_cpu else free
+    model = construct_abstractly(config, check_config=False)
+    specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, config)]
+    cache_type = config.cache_config.cache_dtype or config.model_config.dtype
+    cache = _Cache(config, block_bytes(specs, config.cache_config.block_size, cache_type))
+    wanted = config.model_config.max_model_len
+    needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
+    widths = [_Width(None, weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes)]
+    while widths[-1].nbytes + needed > budget and not _is_chosen(args):
+        tried = len(widths) - 1
+        if stored_bytes is not None or tried == len(QUANTIZATIONS):
+            raise EngineError(_does_not_fit(widths, needed, budget))
+        narrowed = make_config(dataclasses.replace(args, quantization=QUANTIZATIONS[tried]))
+        widths.append(_Width(QUANTIZATIONS[tried], weight_bytes(construct_abstractly(narrowed, check_config=False))))
+    memory, context = None, wanted
+    if on_cpu:
+        memory = cache.memory(at_least=needed, left=budget - widths[-1].nbytes)
+        context = cache.context(memory, mesh)
+    line = _line(widths, memory, context, wanted, free, is_chosen=_is_chosen(args), can_narrow=stored_bytes is None)
+    return MemoryPlan(widths[-1].quantization, context if context < wanted else None, memory, line)
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """The KV cache of a configuration, and the bytes of its blocks."""
+
+    config: VllmConfig
+    per_block: Mapping[AttentionSpan, int]
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that were given for it, or else of room for so many tokens in every layer."""
+        num_blocks = -(-num_tokens // self.config.cache_config.block_size)
+        return self.config.cache_config.kv_cache_memory_bytes or num_blocks * sum(self.per_block.values())
+
+    def memory(self, *, at_least: int, left: int) -> int:
+        """Bytes for one sequence of the whole context and for short ones of all that run, as far as `left` has them."""
+        short = self.config.scheduler_config.max_num_seqs * CPU_TOKENS_PER_SEQ
+        useful = self.bytes_for(max(self.config.model_config.max_model_len, short))
+        return max(at_least, min(useful, int(left * _CACHE_SHARE)))
+
+    def context(self, memory: int, mesh: jax.sharding.Mesh) -> int:
+        """The longest sequence that a cache of so many bytes holds."""
+        cache_config = dataclasses.replace(self.config.cache_config, kv_cache_memory_bytes=memory)
+        return num_cache_blocks(dataclasses.replace(self.config, cache_config=cache_config), self.per_block, mesh)[1]
+
+
+def _is_chosen(args: EngineArgs) -> bool:
+    """Whether the user says how weights are to be stored."""
+    return args.quantization is not None or args.additional_config is not None
+
+
+def _float_bytes(config: VllmConfig) -> int:
+    """Bytes of a float weight in memory: native kernels keep a checkpoint's 16-bit floats, XLA has the model's type."""
+    stored = str(config.model_config.hf_config.get("dtype", config.model_config.hf_config.get("torch_dtype")))
+    is_read = config.load_config.load_format != "dummy"
+    if is_read and native.usable() and not stored.endswith("float32"):
+        return 2
+    return np.dtype(config.model_config.dtype).itemsize
+
+
+def _free_device_bytes(mesh: jax.sharding.Mesh) -> int | None:
+    free = []
+    for device in mesh.devices.flat:
+        stats = device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return None
+        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
+    return max(0, min(free)) * mesh.size
+
+
+def _line(
+    widths: list[_Width], memory: int | None, context: int, wanted: int, free: int, *, is_chosen: bool, can_narrow: bool
+) -> str:
+    chosen, size, has = widths[-1], human_bytes(widths[-1].nbytes), human_bytes(free)
+    if chosen.quantization is not None:
+        stored = human_bytes(widths[0].nbytes)
+        weights = (
+            f"{chosen.quantization} weights of {size}, as they take {stored} as stored and {has} are free "
+            "(--quantization none keeps them)"
+        )
+    elif is_chosen and chosen.nbytes > free:
+        weights = f"weights as asked for, although they take {size} and {has} are free"
+    else:
+        more = " (--quantization narrows them)" if can_narrow else ""
+        weights = f"weights {'as asked for' if is_chosen else 'as stored'}, {size} of {has} free{more}"
+    if context < wanted:
+        length = f"{context} tokens of context, not {wanted}, which is what fits"
+    else:
+        length = f"{context} tokens of context"
+    cache = "" if memory is None else f" into {human_bytes(memory)} of KV cache"
+    return f"memory: {weights}; {length}{cache} (--max-model-len, --kv-cache-memory)"
+
+
+def _does_not_fit(widths: list[_Width], needed: int, budget: int) -> str:
+    sizes = [human_bytes(widths[0].nbytes)]
+    sizes += [f"{human_bytes(width.nbytes)} with {width.quantization}" for width in widths[1:]]
+    return (
+        f"the model does not fit: its weights take {', '.join(sizes)}, the KV cache at least {human_bytes(needed)}, "
+        f"and {human_bytes(max(0, budget))} can be used: free memory, or give a smaller --max-model-len or model; "
+        f"--quantization {widths[-1].quantization or 'none'} tries nevertheless"
+    )

@@ -1,0 +1,53 @@
+"""How large a model's weights will be, told from its shapes alone."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+from flax import nnx
+
+from jaxis.config.quantization import HasQuantMethod
+from jaxis.kernels.weights import WeightScheme
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.layers.weight_method import WeightMethod
+
+_BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
+
+
+def weight_bytes(model: JaxModule, float_bytes: int = 2) -> int:
+    """Bytes of a model's weights once loaded: `float_bytes` for each parameter, or its quantized size.
+
+    Args:
+      model: Constructed abstractly, with or without quantization rules, weights still in the checkpoint's shapes.
+      float_bytes: Of a parameter that is not quantized.
+    """
+    schemes: dict[int, WeightScheme] = {}
+    for _, module in named_modules(model):
+        method = module.quant_method if isinstance(module, HasQuantMethod) else None
+        if isinstance(method, WeightMethod) and (scheme := method.scheme) is not None:
+            schemes |= {id(param): scheme for param in _matrices(module)}
+    total = 0
+    for param in {id(param): param for _, param in named_parameters(model)}.values():
+        scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
+        total += float_bytes * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
+    return total
+
+
+def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:
+    """Names of a parameter's axes, as `parallel/mesh.py` has them; empty if it has none."""
+    return tuple(param.get_metadata().get("logical_axes") or ())
+
+
+def _matrices(module: nnx.Module) -> list[nnx.Param]:
+    """The parameters of a layer that quantization applies to: its matrix, or stacks of matrices for experts."""
+    params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
+    minimum = 3 if any(logical_axes(param)[:1] == ("expert",) for param in params) else 2
+    return [param for param in params if len(logical_axes(param)) >= minimum]
+
+
+def _quantized_bytes(shape: tuple[int, ...], scheme: WeightScheme) -> int:
+    elements, columns = math.prod(shape), shape[-1]
+    groups = elements // columns * (1 if scheme.group_size is None else columns // scheme.group_size)
+    # Scales are float32 per row or bfloat16 per group: see QuantizedWeight.
+    return elements * _BITS[scheme.weight_qtype] // 8 + groups * (4 if scheme.group_size is None else 2)

@@ -1,0 +1,177 @@
+"""The API keys that a server takes: given as they are, or in a file of names, digests and limits.
+
+A key in the file is known by the SHA-256 of its text only, so whoever reads the file cannot call the server. Keys are
+random (`jaxis new-key` makes them), which is why a plain digest is enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxis.errors import ConfigError
+
+OPTION_KEY_NAME = "default"
+"""The name of the keys that are given as options, which have none."""
+MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LIMITS = ("requests_per_minute", "tokens_per_minute")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key, and what its holder may ask for.
+
+    Attributes:
+      name: What logs and metrics call it.
+      sha256: Of the key's text, in hexadecimal.
+      requests_per_minute: Most requests that generate; None is no limit.
+      tokens_per_minute: Most tokens of prompts and answers together; None is no limit.
+      priority: The best priority that its requests can have; lower values are served first. None leaves it to them.
+    """
+
+    name: str
+    sha256: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    priority: int | None = None
+
+
+current_api_key: ContextVar[ApiKey | None] = ContextVar("current_api_key", default=None)
+"""The key of the request that is being served; None if it needs none."""
+
+
+class ApiKeys:
+    """All keys of a server; true if there are any.
+
+    Args:
+      given: Keys as text.
+      path: A file of keys; see `read_api_keys`.
+
+    Raises:
+      ConfigError: The file cannot be used.
+    """
+
+    def __init__(self, given: Sequence[str] = (), path: Path | None = None) -> None:
+        self._given = [ApiKey(OPTION_KEY_NAME, digest_of(key)) for key in given]
+        self._path = path
+        self._keys = self._read()
+
+    def __bool__(self) -> bool:
+        # A file that lists nobody shuts everybody out.
+        return bool(self._given) or self._path is not None
+
+    def find(self, text: str) -> ApiKey | None:
+        """The key with this text. All are compared, each in a time that does not depend on where it differs."""
+        digest = digest_of(text)
+        found = [key for key in self._keys if hmac.compare_digest(digest, key.sha256)]
+        return found[0] if found else None
+
+    def reload(self) -> None:
+        """Reads the file again; if it cannot be used, says so in the log and keeps the keys that it had."""
+        if self._path is None:
+            return
+        try:
+            self._keys = self._read()
+        except ConfigError as error:
+            _logger.error("the API keys stay as they were: %s", error)
+        else:
+            _logger.info("%d API keys read from %s", len(self._keys) - len(self._given), self._path)
+
+    def _read(self) -> list[ApiKey]:
+        return [*self._given, *(read_api_keys(self._path) if self._path is not None else ())]
+
+
+def digest_of(key: str) -> str:
+    """The SHA-256 of a key's text, in hexadecimal."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_api_key(
+    name: str,
+    *,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    priority: int | None = None,
+) -> tuple[str, ApiKey]:
+    """Makes a key: its text, of 256 random bits, and what the file has of it.
+
+    Raises:
+      ConfigError: The name cannot be used.
+    """
+    _check_name(name, "the key's name")
+    text = "jaxis-" + secrets.token_urlsafe(32)
+    return text, ApiKey(name, digest_of(text), requests_per_minute, tokens_per_minute, priority)
+
+
+def to_yaml(key: ApiKey) -> str:
+    """A key as an entry of the file."""
+    fields = {name: value for name, value in dataclasses.asdict(key).items() if value is not None}
+    return yaml.safe_dump([fields], sort_keys=False)
+
+
+def read_api_keys(path: Path) -> list[ApiKey]:
+    """Reads a YAML file of keys: a list of objects with the fields of `ApiKey`.
+
+    Raises:
+      ConfigError: The file cannot be read, or an entry is not a key.
+    """
+    where = f"the API key file {path}"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{where} has more than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        entries = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{where} is not a YAML list of keys: make one with `jaxis new-key NAME >> {path}`")
+    keys = [_parse(entry, f"{where}: key {number}") for number, entry in enumerate(entries, 1)]
+    for field in ("name", "sha256"):
+        values = [getattr(key, field) for key in keys]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise ConfigError(f"{where} has two keys with the {field} {twice}: leave one out")
+    return keys
+
+
+def _parse(entry: Any, where: str) -> ApiKey:
+    known = [field.name for field in dataclasses.fields(ApiKey)]
+    if not isinstance(entry, dict) or not all(isinstance(field, str) for field in entry):
+        # Not quoted: it may be a key.
+        raise ConfigError(f"{where} is not an object with name and sha256: make it with `jaxis new-key NAME`")
+    if unknown := sorted(entry.keys() - set(known)):
+        raise ConfigError(f"{where} has the unknown field {unknown[0]!r}; known: {', '.join(known)}")
+    _check_name(entry.get("name"), f"{where}: name")
+    digest = entry.get("sha256")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or digest == digest_of(""):
+        raise ConfigError(f"{where}: sha256 must be the SHA-256 of the key, 64 hexadecimal digits in quotes")
+    for field in _LIMITS:
+        value = entry.get(field)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{where}: {field}={value!r} must be an integer of at least 1")
+    priority = entry.get("priority")
+    if priority is not None and (type(priority) is not int or not -(2**31) <= priority < 2**31):
+        raise ConfigError(f"{where}: priority={priority!r} must be an integer")
+    return ApiKey(**entry)
+
+
+def _check_name(name: object, what: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{what} must be 1 to 64 letters, digits or . _ @ -, such as alice")

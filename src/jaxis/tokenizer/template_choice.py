@@ -1,0 +1,114 @@
+"""A chat template that the user chooses: one of those that jaxis brings, a file, or Jinja source.
+
+Base models have no template, and some instruction-tuned checkpoints lost theirs on the way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+from jaxis.errors import ConfigError, RequestError
+from jaxis.tokenizer.chat_template import render_chat_template
+from jaxis.tokenizer.config import DEFAULT_TEMPLATE
+from jaxis.tokenizer.tokenizer import Tokenizer
+
+_FOLDER = Path(__file__).parent.parent / "assets" / "chat_templates"
+MAX_TEMPLATE_BYTES = 1 << 20
+_PROBE_ANSWER = "jaxis-turn-end-probe"
+
+
+def template_names() -> list[str]:
+    """Names of the templates that jaxis brings, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.jinja"))
+
+
+def read_tokenizer(path: Path, chat_template: str | os.PathLike[str] | None = None) -> Tokenizer | None:
+    """A checkpoint's tokenizer, with the user's chat template in place of its own.
+
+    Args:
+      path: See `Tokenizer.from_path`.
+      chat_template: See `chat_template_source`; None keeps the checkpoint's.
+
+    Raises:
+      CheckpointError: See `Tokenizer.from_path`.
+      ConfigError: The template cannot be read, or there is no tokenizer to use it with.
+    """
+    tokenizer = Tokenizer.from_path(path)
+    if chat_template is None:
+        return tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"chat_template: {path.name} has no tokenizer, so it can have no chat template: leave it out")
+    tokenizer.chat_templates = {DEFAULT_TEMPLATE: chat_template_source(chat_template, tokenizer.chat_templates)}
+    return tokenizer
+
+
+def chat_template_source(asked: str | os.PathLike[str], own: Mapping[str, str] | None = None) -> str:
+    """Jinja source of a template.
+
+    Args:
+      asked: The name of one of the checkpoint's templates or of one that jaxis brings, the path of a file, or source.
+      own: The checkpoint's templates, by name.
+
+    Raises:
+      ConfigError: There is no such template, its file cannot be read, or it is not Jinja.
+    """
+    text = os.fspath(asked)
+    own = own or {}
+    if "{{" in text or "{%" in text:
+        source, where = text, "chat_template"
+    elif text in own:
+        source, where = own[text], f"chat_template {text}"
+    elif text in template_names():
+        source, where = (_FOLDER / f"{text}.jinja").read_text(encoding="utf-8"), f"chat_template {text}"
+    else:
+        path = Path(text).expanduser()
+        if not path.is_file():  # not a pipe or a device, which may never end
+            names = ", ".join([*own, *template_names()])
+            raise ConfigError(f"chat_template={text!r} is neither a file nor a template's name: choose from {names}")
+        source, where = _read(path), f"chat_template {text}"
+    _check_syntax(source, where)
+    return source
+
+
+def turn_end_token_id(tokenizer: Tokenizer) -> int | None:
+    """The special token that ends an answer in the tokenizer's default template; None if text ends it.
+
+    A base model's own end-of-sequence token is often another one: with ChatML, Qwen's base models end a turn by
+    `<|im_end|>` and a text by `<|endoftext|>`.
+    """
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE_ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    except RequestError:
+        return None
+    _, _, after = text.rpartition(_PROBE_ANSWER)
+    ids = tokenizer.encode(after.strip(), add_special_tokens=False)
+    return ids[0] if ids and ids[0] in tokenizer.special_token_ids else None
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"chat_template: {path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_TEMPLATE_BYTES:
+        raise ConfigError(f"chat_template: {path} has more than {MAX_TEMPLATE_BYTES >> 20} MiB: give a Jinja template")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"chat_template: {path} is not UTF-8 text: give a Jinja template") from None
+
+
+def _check_syntax(source: str, where: str) -> None:
+    if not source.strip():
+        raise ConfigError(f"{where} is empty: give a Jinja template")
+    try:
+        render_chat_template(source, [{"role": "user", "content": "a"}])
+    except RequestError as error:  # of another kind: it may refuse this conversation only
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            raise ConfigError(f"{where}: {error}") from None

@@ -1,0 +1,139 @@
+"""What is chosen for a memory: against sizes counted by hand, and by loading what was chosen."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxis import LLM
+from jaxis.engine import memory_plan
+from jaxis.engine.execution import kv_cache
+from jaxis.errors import EngineError
+from tests.support.cli_model import CONFIG, write_checkpoint
+
+MIB = 2**20
+# Layers of attention (2 heads, 1 for keys and values, of 16) and an MLP, and the embedding.
+HIDDEN, FFN, VOCAB, LAYERS = 512, 2048, 258, 2
+MATRICES = VOCAB * HIDDEN + LAYERS * (HIDDEN * (2 + 1 + 1) * 16 + 2 * 16 * HIDDEN + 3 * HIDDEN * FFN)
+FLOAT_BYTES, INT8_BYTES, INT4_BYTES = 2 * MATRICES, 8.5 * MATRICES / 8, 4.6 * MATRICES / 8
+CACHE_BYTES_A_TOKEN = LAYERS * 2 * 16 * 2  # of bfloat16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint in bfloat16, all of whose weights are 0."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("plan") / "model")
+    config = CONFIG | {"hidden_size": HIDDEN, "intermediate_size": FFN, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 65536}))
+    shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.{norm}_layernorm": (HIDDEN,) for norm in ("input", "post_attention")}
+        shapes |= {f"{layer}.self_attn.{x}_norm": (16,) for x in "qk"}
+        shapes |= {f"{layer}.self_attn.{x}_proj": (n * 16, HIDDEN) for x, n in (("q", 2), ("k", 1), ("v", 1))}
+        shapes |= {f"{layer}.self_attn.o_proj": (HIDDEN, 2 * 16)}
+        shapes |= {f"{layer}.mlp.{x}_proj": (FFN, HIDDEN) for x in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj": (HIDDEN, FFN)}
+    tensors = {f"{name}.weight": np.zeros(shape, ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def plan(folder, monkeypatch, capsys):
+    """Loads the model with so many bytes to use, and returns the line that says what was chosen, and the model."""
+    opened = []
+
+    def run(nbytes, **arguments):
+        # What is kept back for steps and other programs is tested by itself.
+        monkeypatch.setattr(memory_plan, "_STEP_BYTES", 0)
+        monkeypatch.setattr(memory_plan, "_CPU_SHARE", 1.0)
+        monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: int(nbytes))
+        monkeypatch.setattr(kv_cache, "free_host_bytes", lambda: 1 << 40)
+        llm = LLM(folder, fit_memory=True, max_num_seqs=4, **arguments)
+        opened.append(llm)
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memory: ")]
+        assert len(lines) == 1
+        return lines[0], llm
+
+    yield run
+    for llm in opened:
+        llm.close()
+
+
+def has_bytes(llm, nbytes):
+    return llm.weight_bytes == pytest.approx(nbytes, rel=0.03)
+
+
+def test_weights_stay_as_stored_where_they_fit_with_the_whole_context(plan):
+    line, llm = plan(FLOAT_BYTES + 2 * 65536 * CACHE_BYTES_A_TOKEN)
+    assert llm.max_model_len == 65536
+    assert has_bytes(llm, FLOAT_BYTES)
+    assert "weights as stored, 12.4 MiB of 28.4 MiB free (--quantization narrows them)" in line
+    assert "65536 tokens of context into 8.0 MiB of KV cache (--max-model-len, --kv-cache-memory)" in line
+
+
+def test_the_context_is_what_the_rest_of_the_memory_holds(plan):
+    left = 2 * MIB
+    line, llm = plan(FLOAT_BYTES + left)
+    assert llm.max_model_len == pytest.approx(left * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.01)
+    assert f"{llm.max_model_len} tokens of context, not 65536, which is what fits" in line
+
+
+@pytest.mark.parametrize(("name", "nbytes"), [("int8", INT8_BYTES), ("int4", INT4_BYTES)])
+def test_weights_are_narrowed_as_little_as_possible_and_it_is_said(plan, name, nbytes):
+    line, llm = plan(nbytes * 1.02 + 4096 * CACHE_BYTES_A_TOKEN)
+    assert has_bytes(llm, nbytes)
+    assert f"{name} weights of" in line
+    assert "as they take 12.4 MiB as stored" in line
+    assert "(--quantization none keeps them)" in line
+    assert llm.max_model_len >= 4096
+
+
+def test_what_was_asked_for_is_kept(plan):
+    line, llm = plan(FLOAT_BYTES + 2 * MIB, max_model_len=1024, kv_cache_memory="1MiB")
+    assert llm.max_model_len == 1024
+    assert has_bytes(llm, FLOAT_BYTES)
+    assert "1024 tokens of context into 1.0 MiB" in line
+    line, llm = plan(FLOAT_BYTES * 4, quantization="int8")
+    assert has_bytes(llm, INT8_BYTES)
+    assert "weights as asked for" in line
+
+
+def test_a_context_that_was_asked_for_narrows_the_weights(plan):
+    _, llm = plan(FLOAT_BYTES + 4 * MIB, max_model_len=65536)
+    assert llm.max_model_len == 65536
+    assert has_bytes(llm, INT8_BYTES)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_loaded_unless_it_was_asked_for(plan):
+    nbytes = INT4_BYTES * 0.9
+    with pytest.raises(
+        EngineError, match=r"the model does not fit: its weights take 12\.4 MiB, 6\.6 MiB with "
+    ) as raised:
+        plan(nbytes)
+    assert "or give a smaller --max-model-len or model; --quantization int4 tries nevertheless" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    line, llm = plan(nbytes, quantization="none")
+    assert has_bytes(llm, FLOAT_BYTES)
+    assert "weights as asked for, although they take 12.4 MiB and 3.2 MiB are free; 4096 tokens" in line
+
+
+@pytest.mark.parametrize("qtype", ["int6", "int5"])
+def test_rules_are_counted_whatever_their_width(plan, qtype):
+    rule = {"module_path": ".*", "weight_qtype": qtype, "tile_size": 32, "weight_calibration_method": "affine"}
+    line, llm = plan(FLOAT_BYTES * 4, quantization=[rule])
+    assert "weights as asked for" in line
+    shown = float(re.search(r"as asked for, ([0-9.]+) MiB", line)[1])
+    assert llm.weight_bytes / MIB == pytest.approx(shown, rel=0.05)
+
+
+def test_memory_is_kept_for_steps_and_for_others(folder, monkeypatch):
+    monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: int(memory_plan._STEP_BYTES / memory_plan._CPU_SHARE))
+    with pytest.raises(EngineError, match="0 B can be used"):
+        LLM(folder, load_format="dummy", fit_memory=True, show_progress=False)
