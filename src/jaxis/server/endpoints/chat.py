@@ -15,7 +15,7 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser
 from jaxis.parsing.parser_events import Event
 from jaxis.prompts import TokenizedPrompt
-from jaxis.server.endpoints.chat_output import ChatOutput, delta_of, message_of
+from jaxis.server.endpoints.chat_output import ChatOutput, delta_of, message_of, plain_text
 from jaxis.server.endpoints.chat_prompt import message_text, template_arguments, tokenize_request
 from jaxis.server.endpoints.chat_tools import ChatTools, choose_tools
 from jaxis.server.endpoints.context import ServerContext
@@ -27,7 +27,7 @@ from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.structured_outputs import AnswerGrammar
 from jaxis.server.endpoints.usage import UsageCounter
 from jaxis.server.http.errors import ParameterError
-from jaxis.server.http.sse import DONE, DataEvents, sse_event
+from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.protocol.base import new_id
 from jaxis.server.protocol.chat import (
     ChatChoice,
@@ -120,6 +120,7 @@ class ChatCompletion(DataEvents):
         options = self._request.stream_options
         usage = UsageCounter()
         readers: dict[int, ChatOutput] = {}
+        plain: dict[int, TextEvents] = {}
         async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 usage.add(prompt_output)
@@ -129,23 +130,31 @@ class ChatCompletion(DataEvents):
                         readers[completion.index] = self.reader(prompt_output[1])
                         first = ChatDelta(role="assistant", content=self._prefix)
                         yield self._event([ChatChunkChoice(index=completion.index, delta=first)], usage=so_far)
+                        plain[completion.index] = TextEvents(functools.partial(self._text_chunk, completion.index))
                     reader = readers[completion.index]
                     events = reader.read(completion)
-                    if events or completion.logprobs or completion.finished:
+                    says_more = so_far or completion.logprobs or completion.finished
+                    if not says_more and (text := plain_text(events)):
+                        yield plain[completion.index].event(text)
+                    elif events or completion.logprobs or completion.finished:
                         yield self._event([self._chunk_choice(completion, events, reader)], usage=so_far)
         if options and options.include_usage:
             yield self._event([], usage=usage.usage(readers.values()))
         yield DONE
 
     def _event(self, choices: list[ChatChunkChoice], **more: Any) -> str:
-        return sse_event(
-            ChatCompletionChunk(
-                id=self.job.request_id,
-                model=self._model.name,
-                system_fingerprint=self._model.fingerprint,
-                choices=choices,
-                **more,
-            )
+        return sse_event(self._chunk(choices, **more))
+
+    def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
+        return self._chunk([ChatChunkChoice(index=index, delta=ChatDelta(content=text))])
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self.job.request_id,
+            model=self._model.name,
+            system_fingerprint=self._model.fingerprint,
+            choices=choices,
+            **more,
         )
 
     def reader(self, output: RequestOutput) -> ChatOutput:

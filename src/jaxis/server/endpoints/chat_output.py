@@ -95,6 +95,12 @@ def message_of(events: Iterable[Event], prefix: str = "") -> AssistantMessage:
     )
 
 
+def plain_text(events: Iterable[Event]) -> str | None:
+    """The text of events that add nothing but content; None of others."""
+    texts = [event.text if isinstance(event, ContentDelta) else None for event in events]
+    return None if None in texts else "".join(text for text in texts if text is not None)
+
+
 def delta_of(events: Iterable[Event]) -> ChatDelta:
     """A chunk's addition to a message."""
     content = reasoning = ""

@@ -16,7 +16,7 @@ from jaxis.server.endpoints.logprobs import LogprobFormatter
 from jaxis.server.endpoints.sampling import check_stream_options, completion_sampling_params
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.usage import UsageCounter
-from jaxis.server.http.sse import DONE, DataEvents, sse_event
+from jaxis.server.http.sse import DONE, DataEvents, TextEvents, sse_event
 from jaxis.server.protocol.base import Usage, new_id
 from jaxis.server.protocol.completions import (
     CompletionChoice,
@@ -85,18 +85,29 @@ class TextCompletion(DataEvents):
         """The answer as server-sent events."""
         options = self._request.stream_options
         usage = UsageCounter()
+        counts = options is not None and bool(options.continuous_usage_stats)
+        plain: dict[int, TextEvents] = {}
         async with aclosing(generate(context, self.job)) as prompt_outputs:
             async for prompt_output in prompt_outputs:
                 index, output = prompt_output
                 self._trim(output)
                 usage.add(prompt_output)
+                if not counts and (text := _plain_text(output)):
+                    number = index * self._params.n + output.outputs[0].index
+                    if number in plain:
+                        yield plain[number].event(text)
+                        continue
+                    plain[number] = TextEvents(functools.partial(self._text_chunk, number))
                 choices = [self._choice(index, output, completion) for completion in output.outputs]
                 choices = [choice for choice in choices if choice.text or choice.logprobs or choice.finish_reason]
                 if choices:
-                    yield self._event(choices, usage.usage() if options and options.continuous_usage_stats else None)
+                    yield self._event(choices, usage.usage() if counts else None)
         if options and options.include_usage:
             yield self._event([], usage.usage())
         yield DONE
+
+    def _text_chunk(self, number: int, text: str) -> CompletionResponse:
+        return self._answer([CompletionChoice(index=number, text=text)], None)
 
     def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
         return sse_event(self._answer(choices, usage))
@@ -159,6 +170,13 @@ class TextCompletion(DataEvents):
         if output.prompt is not None or tokenizer is None:
             return output.prompt or ""
         return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+
+def _plain_text(output: RequestOutput) -> str | None:
+    """The text of an output that adds nothing but text to one completion; None of others."""
+    if len(output.outputs) != 1 or output.outputs[0].logprobs or output.outputs[0].finished:
+        return None
+    return output.outputs[0].text
 
 
 def _tokenize(

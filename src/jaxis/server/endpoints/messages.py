@@ -120,8 +120,10 @@ async def count_tokens(request: CountTokensRequest, context: ServerContext) -> T
     Raises:
       RequestError: A field cannot be honoured.
     """
+    # Not the tokenizer that refuses what cannot fit: how much too long a prompt is, is worth knowing.
+    model = dataclasses.replace(context.model, tokenizer=context.engine.tokenizer)
     with own_names():
-        chat = ChatCompletion(chat_request(request, context.model), context.model)
+        chat = ChatCompletion(chat_request(request, model), model)
         async with context.token_counts:
             [prompt] = await context.preprocess(chat.job.preprocess)
     return TokenCount(input_tokens=len(prompt.token_ids))

