@@ -86,6 +86,7 @@ def test_chosen_widths_are_better_than_one_width_at_no_more_bytes(tmp_path):
         assert len({rule.weight_qtype for rule in rules}) > 1
 
 
+@pytest.mark.slow
 def test_a_limit_of_divergence_is_kept(tmp_path):
     with SourcePredictions(EMBEDDED_MODEL, [text_of_answers(tmp_path)]) as source:
         rules = choose_rules(EMBEDDED_MODEL, [tmp_path / "answers.jsonl"], source, max_kl=0.002)

@@ -108,7 +108,7 @@ def test_parameters_equal_those_of_the_checkpoint_and_logits_transformers(family
     assert relative_error(logits(model), parity.reference_run(family, 17)[0]) < MAX_RELATIVE_ERROR
 
 
-@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("packs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", QUANTIZED, ids=lambda family: family.name)
 def test_blocks_give_the_logits_of_the_dequantized_weights(family, packs, tmp_path):
     """Every tensor has another type than the one before; the reference is what gguf-py dequantizes them to."""

@@ -83,7 +83,7 @@ for size in (1, 2, 4, 8):
 
 @pytest.mark.multi_device
 @pytest.mark.production_xla
-@pytest.mark.parametrize("family", ["Llama, biases", "Qwen3, tied"])
+@pytest.mark.parametrize("family", [pytest.param("Llama, biases", marks=pytest.mark.slow), "Qwen3, tied"])
 def test_every_number_of_devices_gives_transformers_logits(family):
     """Two kv heads on one device, on one each, and on two and four that share one."""
     result = subprocess.run(

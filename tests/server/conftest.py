@@ -71,16 +71,47 @@ def serving(built, ssl_certfile=None, ssl_keyfile=None, **settings):
         running.stop()
 
 
+class SharedServer:
+    """The server of the tests that need no settings: starting one for each of them would take longer than they do."""
+
+    def __init__(self, built):
+        self._built = built
+        self._stack = contextlib.ExitStack()
+        self._running = None
+
+    def running(self):
+        if self._running is None or not self._running.thread.is_alive():
+            self._running = self._stack.enter_context(serving(self._built))
+        return self._running
+
+    def stop(self):
+        """Leaves the engine to another server."""
+        self._running = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def shared_server(built_engine):
+    shared = SharedServer(built_engine)
+    yield shared
+    shared.stop()
+
+
 @pytest.fixture
-def serve(built_engine):
-    """Starts a server with settings of the test's own; it ends with the test."""
+def serve(built_engine, shared_server):
+    """Starts a server with settings of the test's own; it ends with the test. Not beside `server`."""
+    shared_server.stop()
     with contextlib.ExitStack() as stack:
         yield lambda **settings: stack.enter_context(serving(built_engine, **settings))
 
 
 @pytest.fixture
-def server(serve):
-    return serve()
+def server(shared_server):
+    """A server without settings; the test must leave nothing running."""
+    running = shared_server.running()
+    yield running
+    if running.thread.is_alive():
+        running.wait_until_idle()
 
 
 @pytest.fixture

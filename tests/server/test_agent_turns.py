@@ -11,12 +11,14 @@ import pytest
 import jaxis
 from jaxis import SamplingParams
 from jaxis.parsing.model_parsers import ModelParsers
+from jaxis.server.endpoints import ollama_request
 from jaxis.server.endpoints.chat import ChatCompletion
 from jaxis.server.endpoints.messages_prompt import chat_request
 from jaxis.server.endpoints.responses import ResponseRun
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.messages import MessagesRequest
+from jaxis.server.protocol.ollama import OllamaChatRequest
 from jaxis.server.protocol.responses import ResponseRequest
 from jaxis.tokenizer import Tokenizer
 from tests.support.agent_conversations import AgentConversation
@@ -27,7 +29,6 @@ TINY = Tokenizer.from_path(ASSETS / "tiny")
 BUILT_IN = {path.stem: path.read_text(encoding="utf-8") for path in (ASSETS / "chat_templates").glob("*.jinja")}
 TEMPLATES = {"embedded": TINY.chat_templates["default"], **AGENT_TEMPLATES, **BUILT_IN}
 NUM_TURNS = 1000
-NUM_TURNS_EACH = -(-NUM_TURNS // (3 * len(TEMPLATES)))
 
 
 def messages_prompt(conversation, model):
@@ -43,7 +44,20 @@ def responses_prompt(conversation, model):
     return ResponseRun(ResponseRequest.model_validate(conversation.responses_request()), model)
 
 
-PROTOCOLS = {"messages": messages_prompt, "chat": chat_prompt, "responses": responses_prompt}
+def ollama_prompt(conversation, model):
+    body = OllamaChatRequest.model_validate(conversation.ollama_request())
+    return ChatCompletion(ollama_request.chat_request(body, model), model)
+
+
+PROTOCOLS = {
+    "messages": messages_prompt,
+    "chat": chat_prompt,
+    "responses": responses_prompt,
+    "ollama": ollama_prompt,
+}
+
+
+NUM_TURNS_EACH = -(-NUM_TURNS // (len(PROTOCOLS) * len(TEMPLATES)))
 
 
 def common_length(first, second):

@@ -10,7 +10,8 @@ from jaxis.cli.main import app
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
-def test_every_request_is_measured(server, endpoint, tmp_path):
+def test_every_request_is_measured(serve, endpoint, tmp_path):
+    server = serve()  # whose metrics count nothing else
     load = ("--num-prompts", "10", "--random-input-len", "8", "--random-output-len", "6", "--ignore-eos")
     file = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "result.json")
     url = f"{server.url}/v1"

@@ -138,6 +138,23 @@ class AgentConversation:
         tools = [{"type": "function", **tool["function"]} for tool in self._functions()]
         return {"model": "jaxis-tiny", "input": items, "tools": tools, "stream": True}
 
+    def ollama_request(self):
+        """As Ollama's chat, whose calls have arguments as objects, and ids only with some clients."""
+        messages = [{"role": "system", "content": "You are an agent."}]
+        names = {}
+        for kind, value in self.steps:
+            if kind == "answer":
+                names |= {call_id: name for call_id, name, _ in value.calls}
+                calls = [{"function": {"name": name, "arguments": arguments}} for _, name, arguments in value.calls]
+                message = {"role": "assistant", "content": value.text, "thinking": value.thinking}
+                messages.append({**message, "tool_calls": calls} if calls else message)
+            elif kind == "results":
+                messages += [{"role": "tool", "tool_name": names[call_id], "content": text} for call_id, text in value]
+            else:
+                messages.append({"role": {"user": "user", "late": "system"}[kind], "content": value})
+        options = self.random.choice([{}, {"num_ctx": 32768, "temperature": 0.5}])
+        return {"model": "jaxis-tiny", "messages": messages, "tools": self._functions(), "options": options}
+
     def _messages_turn(self, kind, value):
         if kind == "answer":
             blocks = [{"type": "thinking", "thinking": value.thinking, "signature": f"{self.random.random()}"}]

@@ -37,6 +37,7 @@ class ScriptedEngine:
       answers: What it says to the next requests, before `text`.
       delay_seconds, pause_seconds: How long it takes before its first step, and between steps.
       error: Raised in place of an answer.
+      failure: Why it has ended for good; None while it has not.
       stop_reason, num_cached_tokens: What its last step tells of how the answer ended, and every step of the prompt.
       prompt, prompt_token_ids, params, grammar: Of the last request.
     """
@@ -63,7 +64,7 @@ class ScriptedEngine:
         self.stop_reason, self.num_cached_tokens = None, 0
         self.answers = []
         self.delay_seconds = self.pause_seconds = 0.0
-        self.error = None
+        self.error = self.failure = None
         self.prompt = self.prompt_token_ids = self.params = self.grammar = None
 
     def start(self):

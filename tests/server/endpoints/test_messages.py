@@ -509,6 +509,12 @@ def test_count_tokens_is_the_usage_of_the_request(client, engine):
     assert engine.prompt is None
 
 
+def test_count_tokens_counts_what_is_too_long(client, engine):
+    question = [{"role": "user", "content": "x" * 2 * engine.info.max_model_len}]
+    count = client.messages.count_tokens(model="jaxis-tiny", messages=question).input_tokens
+    assert count > 2 * engine.info.max_model_len
+
+
 def test_on_the_embedded_model(server):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:

@@ -11,6 +11,7 @@ import pytest
 from jaxis.engine.execution.programs import ProgramCache
 from jaxis.errors import EngineError, RequestError
 from jaxis.server.http import sse
+from jaxis.tokenizer import Tokenizer
 from tests.support.scripted_engine import ScriptedEngine, connected
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -118,8 +119,8 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(en
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert "maximum context length is 1000 tokens" in error["message"]
     # A stream that has begun fails with the same code.
-    real = engine.tokenizer.encode
-    monkeypatch.setattr(engine.tokenizer, "encode", lambda *args, **more: (sse.time.sleep(0.3), real(*args, **more))[1])
+    real = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **more: (sse.time.sleep(0.3), real(*args, **more))[1])
     *_, last = client.responses.create(model="jaxis-tiny", input=long, stream=True)
     assert (last.type, last.response.error.code) == ("response.failed", "context_length_exceeded")
 

@@ -3,6 +3,7 @@
 import json
 import re
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -100,11 +101,12 @@ def test_the_server_is_where_prometheus_looks_for_it():
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
 
 
-def test_what_a_client_makes_up_becomes_no_label(http):
-    for path in ("/nowhere/1", "/nowhere/2", "/v1/models/other"):
-        assert http.request("PROPFIND", path).status_code in (404, 405)
-        assert http.get(path).status_code == 404
-    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+def test_what_a_client_makes_up_becomes_no_label(serve):
+    with httpx.Client(base_url=serve().url) as http:
+        for path in ("/nowhere/1", "/nowhere/2", "/v1/models/other"):
+            assert http.request("PROPFIND", path).status_code in (404, 405)
+            assert http.get(path).status_code == 404
+        families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
     counts = {tuple(sample.labels.values()): sample.value for sample in families["http_requests"].samples}
     handlers, methods, _ = map(set, zip(*counts, strict=True))
     assert handlers <= {"none", "/v1/models/{model:path}", "/metrics"}
