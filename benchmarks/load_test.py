@@ -22,13 +22,14 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from serving.answers import Answer, ask
+from serving.answer_forms import Answer
+from serving.answers import ask
 from serving.clients import Outcomes, first_difference, idle_answers, open_session, run_clients
 from serving.request_mix import MixItem, request_mix
 from serving.server_process import read_metrics, server_process
 
 # Small enough that requests wait, are refused and lose their cache blocks to each other.
-SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "112")
+SERVER_ARGUMENTS = ("--kv-cache-memory", "16MiB", "--max-queued", "112", "--model-alias", "*")
 IDLE_SECONDS = 15.0
 SAMPLE_SECONDS = 1.0
 MIB = 2**20

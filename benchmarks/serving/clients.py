@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from serving.answers import Answer, FailedError, RefusedError, ask
+from serving.answer_forms import Answer, FailedError
+from serving.answers import RefusedError, ask
 from serving.request_mix import MixItem
 
 HANG_SECONDS = 120.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 _QUESTIONS = (
     "What is the capital of France?",
     "What is 17 + 25?",
@@ -70,14 +71,32 @@ def request_mix() -> list[MixItem]:
         _complete("regex", "A number:", **_SAMPLED, seed=8, structured_outputs={"regex": "[1-9][0-9]{2,6}"}, n=2),
         _complete("choice", "It is", temperature=0, structured_outputs={"choice": ["red", "green", "dark blue"]}),
         _complete("one token", "Hello", temperature=0, max_tokens=1),
+        _message("greedy", _QUESTIONS[0], temperature=0, max_tokens=40),
+        _message("stop sequence", _QUESTIONS[2], temperature=0, stop_sequences=["a"], max_tokens=40),
+        _message("tool", _QUESTIONS[1], temperature=0, tools=[_message_tool()], tool_choice={"type": "any"}),
+        _ollama("greedy", _QUESTIONS[0], options={"temperature": 0, "num_predict": 40}),
+        _ollama("sampled", _QUESTIONS[3], options={"temperature": 0.9, "top_k": 40, "seed": 6, "num_predict": 60}),
+        _ollama("JSON", "Who are you?", format="json", options={"temperature": 0, "num_predict": 40}),
+        MixItem(
+            "ollama: generate",
+            OLLAMA_GENERATE,
+            {"model": "any", "prompt": "The sun", "raw": True, "options": {"temperature": 0, "num_predict": 30}},
+        ),
     ]
     return items
 
 
 def _tool() -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "description": "Adds numbers.", "parameters": _addends()}}
+
+
+def _message_tool() -> dict[str, Any]:
+    return {"name": "add", "description": "Adds numbers.", "input_schema": _addends()}
+
+
+def _addends() -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-    parameters |= {"required": ["a", "b"], "additionalProperties": False}
-    return {"type": "function", "function": {"name": "add", "description": "Adds numbers.", "parameters": parameters}}
+    return {**parameters, "required": ["a", "b"], "additionalProperties": False}
 
 
 def _schema_format() -> dict[str, Any]:
@@ -92,3 +111,13 @@ def _chat(name: str, question: str, **fields: Any) -> MixItem:
 
 def _complete(name: str, prompt: str | list[Any], **fields: Any) -> MixItem:
     return MixItem(f"completion: {name}", COMPLETIONS, {"prompt": prompt, **fields})
+
+
+def _message(name: str, question: str, **fields: Any) -> MixItem:
+    body = {"model": "any", "max_tokens": 60, "messages": [{"role": "user", "content": question}], **fields}
+    return MixItem(f"message: {name}", MESSAGES, body)
+
+
+def _ollama(name: str, question: str, **fields: Any) -> MixItem:
+    body = {"model": "any", "messages": [{"role": "user", "content": question}], **fields}
+    return MixItem(f"ollama: {name}", OLLAMA_CHAT, body)
