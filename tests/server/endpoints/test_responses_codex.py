@@ -307,3 +307,9 @@ def _objects(prompt):
         _, end = decoder.raw_decode(prompt, position)
         yield prompt[position:end]
         position = end
+
+
+def test_an_input_of_nothing_but_what_has_no_effect_is_refused(client):
+    items = [{"type": "image_generation_call"}, {"type": "reasoning", "summary": [], "content": []}]
+    answer = client._client.post("/v1/responses", json={"model": "jaxis-tiny", "input": items})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -88,8 +88,11 @@ def test_answers_are_as_documented(document, max_examples):
             @settings
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
             def call(case):
-                response = case.call_and_validate(headers=KEY, timeout=60, excluded_checks=excluded)
+                response = case.call(headers=KEY, timeout=60)
                 statuses.add(response.status_code)
+                # A body that is too large is refused before it is known what else is wrong with it.
+                too_large = [schemathesis.checks.negative_data_rejection] * (response.status_code == 413)
+                case.validate_response(response, excluded_checks=excluded + too_large)
 
             with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing can be wrong about a plain GET
                 call()

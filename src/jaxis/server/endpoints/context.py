@@ -16,7 +16,7 @@ from jaxis.host.daemon_thread import run_in_daemon
 from jaxis.host.sized_executor import SizedExecutor
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.ignored_fields import IgnoredFields
-from jaxis.server.endpoints.model_facts import ModelFacts
+from jaxis.server.endpoints.model_facts import ServedModelFacts
 from jaxis.server.endpoints.request_meter import UsageMeter
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.api_keys import ApiKeys
@@ -53,7 +53,7 @@ class ServerContext:
 
     engine: AsyncLLMEngine
     model: ServedModel
-    facts: ModelFacts
+    facts: ServedModelFacts
     config: ServerConfig
     metrics: ServerMetrics
     ignored_fields: IgnoredFields

@@ -19,7 +19,7 @@ from jaxis.parsing.parser_events import (
     ToolCallStart,
 )
 from jaxis.server.endpoints.message_turns import tool_use_id
-from jaxis.server.protocol.messages_answer import Message
+from jaxis.server.protocol.messages_answer import AnswerMessage
 
 # An event's data; its `type` is also the event's name.
 MessageEvent = dict[str, Any]
@@ -134,7 +134,7 @@ class MessageOutput:
         return {"type": "content_block_stop", "index": self._num_blocks - 1}
 
 
-def fold(events: Iterable[MessageEvent]) -> Message:
+def fold(events: Iterable[MessageEvent]) -> AnswerMessage:
     """The message that all of its events add up to, as clients add them up."""
     message: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
@@ -154,4 +154,4 @@ def fold(events: Iterable[MessageEvent]) -> Message:
                 message |= {**delta, "usage": usage}
     for index, text in inputs.items():
         blocks[index]["input"] = from_json(text, allow_partial=True)
-    return Message(**message)
+    return AnswerMessage(**message)

@@ -32,7 +32,7 @@ from jaxis.server.protocol.message_blocks import (
     ToolUseBlock,
 )
 from jaxis.server.protocol.message_tools import ToolDefinition
-from jaxis.server.protocol.messages import InputMessage
+from jaxis.server.protocol.messages import MessageParam
 from jaxis.server.protocol.tools import ChatToolCall, FunctionCall, FunctionDefinition, Tool
 
 # Claude Code's, at the very head of the prompt: it differs from one conversation to the next.
@@ -55,7 +55,7 @@ def function_of(tool: ToolDefinition) -> FunctionDefinition:
     return FunctionDefinition(**{name: value for name, value in given.items() if value is not None})
 
 
-def chat_messages(turns: Sequence[InputMessage], tools: Mapping[str, ToolDefinition]) -> list[ChatMessage]:
+def chat_messages(turns: Sequence[MessageParam], tools: Mapping[str, ToolDefinition]) -> list[ChatMessage]:
     """The turns as messages of a chat request.
 
     Consecutive turns of an assistant are one. The results of tools come before what else the user says in that turn.

@@ -20,7 +20,13 @@ from jaxis.server.http.error_shapes import anthropic_error
 from jaxis.server.http.errors import ApiError
 from jaxis.server.http.sse import StreamForm
 from jaxis.server.protocol.messages import CountTokensRequest, MessagesRequest
-from jaxis.server.protocol.messages_answer import Message, MessageUsage, OutputTokensDetails, StopReason, TokenCount
+from jaxis.server.protocol.messages_answer import (
+    AnswerMessage,
+    MessageUsage,
+    OutputTokensDetails,
+    StopReason,
+    TokenCount,
+)
 
 
 class MessageRun(StreamForm):
@@ -48,7 +54,7 @@ class MessageRun(StreamForm):
         self._output = MessageOutput()
         self._last: CompletionOutput | None = None
 
-    async def run(self, context: ServerContext) -> Message:
+    async def run(self, context: ServerContext) -> AnswerMessage:
         """The whole answer: what the stream adds up to."""
         return fold([event async for step in self._steps(context) for event in step])
 
@@ -83,7 +89,7 @@ class MessageRun(StreamForm):
         if self._reader is None:
             self._reader = self._chat.reader(prompt_output[1])
             self._usage.add((0, dataclasses.replace(prompt_output[1], outputs=[])))
-            message = Message(id=self._id, model=self._model.name, usage=self._counts())
+            message = AnswerMessage(id=self._id, model=self._model.name, usage=self._counts())
             told.append({"type": "message_start", "message": message.model_dump()})
         self._usage.add(prompt_output)
         [self._last] = prompt_output[1].outputs

@@ -45,7 +45,9 @@ def chat_request(request: CountTokensRequest, model: ServedModel) -> ChatComplet
     messages = chat_messages(request.messages, {tool.name: tool for tool in defined})
     if system := system_text(request.system):
         messages.insert(0, ChatMessage(role="system", content=system))
-    goes_on = bool(messages) and messages[-1].role == "assistant"
+    if not messages:
+        raise ParameterError("messages", "messages has nothing to answer but blocks that have no effect: add a text")
+    goes_on = messages[-1].role == "assistant"
     if goes_on and request.thinking is not None and not isinstance(request.thinking, ThinkingOff):
         raise ParameterError(
             "messages", "messages ends with the assistant's turn, which leaves no place for thinking: disable thinking"

@@ -19,7 +19,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ServedModelFacts:
     """Facts about the served model, which stay the same while the server runs.
 
     Attributes:
@@ -53,7 +53,7 @@ class ModelFacts:
     has_reasoning: bool
 
     @classmethod
-    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ModelFacts:
+    def of(cls, info: EngineInfo, tokenizer: Tokenizer | None, parsers: ModelParsers) -> ServedModelFacts:
         """Collects them.
 
         Args:

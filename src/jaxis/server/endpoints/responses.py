@@ -93,6 +93,8 @@ class ResponseRun(StreamForm):
 
     def _chat_request(self, request: ResponseRequest, model: ServedModel) -> ChatCompletionRequest:
         fields = request.chat_fields()
+        if not fields["messages"]:
+            raise ParameterError("input", "input has nothing to answer but items that have no effect: add a message")
         effort = fields.get("reasoning_effort")
         if effort is not None and not reads_reasoning_effort(effort, model.tokenizer):
             del fields["reasoning_effort"]  # clients send one to every model

@@ -14,7 +14,7 @@ from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.config import ServerConfig
 from jaxis.server.endpoints.context import ServerContext
 from jaxis.server.endpoints.ignored_fields import HEADER, IgnoredFields
-from jaxis.server.endpoints.model_facts import ModelFacts
+from jaxis.server.endpoints.model_facts import ServedModelFacts
 from jaxis.server.endpoints.request_meter import UsageMeter
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.api_keys import ApiKeys
@@ -64,7 +64,7 @@ def create_app(engine: AsyncLLMEngine, config: ServerConfig) -> FastAPI:
 
         tracer = make_tracer(config.otlp_traces_endpoint, model.name)
     metrics = ServerMetrics(model.name, engine.info, engine.stats, prefix=config.metrics_prefix)
-    facts = ModelFacts.of(engine.info, engine.tokenizer, parsers)
+    facts = ServedModelFacts.of(engine.info, engine.tokenizer, parsers)
     ignored_fields = IgnoredFields(strict=config.strict_fields)
     keys = ApiKeys(config.api_keys, config.api_key_file)
     log = None if config.request_log is None else RequestLogFile(config.request_log)

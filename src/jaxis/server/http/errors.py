@@ -73,12 +73,12 @@ class ApiError:
             return {"error": self.body()["error"]["message"]}
         return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body()
 
-    def response(self) -> ErrorResponse:
+    def response(self) -> ApiErrorResponse:
         """The error as a whole answer."""
-        return ErrorResponse(self)
+        return ApiErrorResponse(self)
 
 
-class ErrorResponse(Response):
+class ApiErrorResponse(Response):
     """An error as a whole answer, in the shape that clients of the request's path expect."""
 
     def __init__(self, error: ApiError) -> None:

@@ -18,7 +18,7 @@ from jaxis.server.protocol.type_tags import tag_by_type
 MIN_THINKING_BUDGET = 1024
 
 
-class InputMessage(LenientModel):
+class MessageParam(LenientModel):
     """One turn.
 
     Attributes:
@@ -34,7 +34,7 @@ class InputMessage(LenientModel):
     output_config: Any = None
 
     @model_validator(mode="after")
-    def _has_blocks_of_its_role(self) -> InputMessage:
+    def _has_blocks_of_its_role(self) -> MessageParam:
         if isinstance(self.content, list):
             check_role(self.role, self.content)
         return self
@@ -135,7 +135,7 @@ class CountTokensRequest(LenientModel):
     }
 
     model: Annotated[str, Field(min_length=1)]
-    messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[MessageParam] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[TextBlock] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None

@@ -49,7 +49,7 @@ class MessageUsage(BaseModel):
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
 
 
-class Message(BaseModel):
+class AnswerMessage(BaseModel):
     """The model's turn.
 
     Attributes:

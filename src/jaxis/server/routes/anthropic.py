@@ -13,13 +13,13 @@ from jaxis.server.http.json_body import StrictJSONRoute
 from jaxis.server.http.sse import respond, respond_stream
 from jaxis.server.protocol.errors import MESSAGE_COUNT_ERRORS, MESSAGE_RESPONSES
 from jaxis.server.protocol.messages import CountTokensRequest, MessagesRequest
-from jaxis.server.protocol.messages_answer import Message, TokenCount
+from jaxis.server.protocol.messages_answer import AnswerMessage, TokenCount
 
 router = APIRouter(route_class=StrictJSONRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
-@router.post("/v1/messages", response_model=Message, responses=MESSAGE_RESPONSES)
+@router.post("/v1/messages", response_model=AnswerMessage, responses=MESSAGE_RESPONSES)
 async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
     """Answers a conversation, in Anthropic's shape."""
     headers = context.ignored_fields.check(body, left_out(body, context.model))
