@@ -13,6 +13,8 @@ from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.chat_messages import messages_for_template, reasoning_effort_variables, reserved_variable
 from jaxis.tokenizer.message_order import MessageOrder, arrange_messages
 
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # most templates' name, and DeepSeek's
+
 
 def template_arguments(request: ChatCompletionRequest | TokenizeRequest, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Arguments of `Tokenizer.apply_chat_template`.
@@ -87,6 +89,17 @@ def message_text(message: ChatMessage) -> str:
     return message.content or ""
 
 
+def template_sources(tokenizer: Tokenizer | None) -> str:
+    """The sources of the model's chat templates."""
+    return "".join(tokenizer.chat_templates.values()) if tokenizer else ""
+
+
+def thinking_variables(is_on: bool, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Those variables that the model's chat templates read and that turn reasoning on or off."""
+    sources = template_sources(tokenizer)
+    return {name: is_on for name in _THINKING_SWITCHES if name in sources}
+
+
 def reads_reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> bool:
     """Whether the model's chat template does something with this reasoning effort."""
     return _effort_variables(effort, tokenizer) is not None
@@ -102,5 +115,5 @@ def _reasoning_effort(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any
 
 
 def _effort_variables(effort: str, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
-    templates = "".join(tokenizer.chat_templates.values()) if tokenizer else ""
+    templates = template_sources(tokenizer)
     return reasoning_effort_variables(effort, templates)

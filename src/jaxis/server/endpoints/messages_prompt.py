@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxis.errors import ContextLengthError, RequestError
+from jaxis.server.endpoints.chat_prompt import template_sources, thinking_variables
 from jaxis.server.endpoints.message_turns import chat_messages, function_of, system_text
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.errors import ModelNotFoundError, ParameterError
@@ -79,7 +80,11 @@ def left_out(request: CountTokensRequest, model: ServedModel) -> list[str]:
     """Names of the request's parts that have no effect: tools that run at Anthropic, an effort that nothing reads."""
     names = [f"tools.{tool.type}" for tool in request.tools or () if not tool.is_function]
     wants_effort = request.output_config is not None and request.output_config.effort is not None
-    return [*names, "output_config.effort"] if wants_effort and "reasoning_effort" not in _templates(model) else names
+    return (
+        [*names, "output_config.effort"]
+        if wants_effort and "reasoning_effort" not in template_sources(model.tokenizer)
+        else names
+    )
 
 
 @contextmanager
@@ -147,18 +152,12 @@ def _response_format(request: CountTokensRequest) -> JsonSchemaFormat | None:
 
 def _template_variables(request: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
     """Variables of the chat template that turn reasoning on or off; those that it does not read change nothing."""
-    templates = _templates(model)
+    templates = template_sources(model.tokenizer)
     variables: dict[str, Any] = {}
     if isinstance(request.thinking, ThinkingOn | ThinkingOff):
-        is_on = isinstance(request.thinking, ThinkingOn)
-        variables = {"enable_thinking": is_on, "thinking": is_on}  # most templates' name, and DeepSeek's
+        variables = thinking_variables(isinstance(request.thinking, ThinkingOn), model.tokenizer)
     effort = request.output_config.effort if request.output_config is not None else None
     if effort is not None and "reasoning_effort" in templates:
         is_known = effort in _USUAL_EFFORTS or f"'{effort}'" in templates or f'"{effort}"' in templates
         variables["reasoning_effort"] = effort if is_known else _USUAL_EFFORTS[-1]
     return variables
-
-
-def _templates(model: ServedModel) -> str:
-    """The sources of the model's chat templates."""
-    return "".join(model.tokenizer.chat_templates.values()) if model.tokenizer else ""

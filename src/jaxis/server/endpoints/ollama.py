@@ -57,6 +57,7 @@ class OllamaRun(StreamForm):
         self._request = request
         self._model = model
         self._num_top = request.top_logprobs or 0
+        self._formatter = LogprobFormatter(model.tokenizer)
         self._make_reader: Callable[[RequestOutput], ChatOutput] = lambda _output: ChatOutput(None)
         self.job: GenerationJob | None = None
         if request.messages if isinstance(request, OllamaChatRequest) else request.prompt:
@@ -126,9 +127,8 @@ class OllamaRun(StreamForm):
 
     def _logprobs(self, prompt_output: PromptOutput) -> list[ChatPositionLogprobs] | None:
         completions: list[CompletionOutput] = prompt_output[1].outputs
-        formatter = LogprobFormatter(self._model.tokenizer)
         positions = [position for completion in completions for position in completion.logprobs or ()]
-        return formatter.chat(positions, self._num_top).content if positions else None
+        return self._formatter.chat(positions, self._num_top).content if positions else None
 
     def _answer(
         self, part: AnswerPart, logprobs: list[ChatPositionLogprobs] | None, **more: bool | int | str | None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jaxis.server.endpoints.chat_prompt import reads_reasoning_effort, thinking_variables
 from jaxis.server.endpoints.renamed_fields import renamed_fields
 from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.http.errors import ParameterError
@@ -24,11 +25,8 @@ from jaxis.server.protocol.ollama import (
     OllamaTool,
 )
 from jaxis.server.protocol.tools import ChatToolCall, FunctionCall, FunctionDefinition, Tool
-from jaxis.tokenizer.chat_messages import reasoning_effort_variables
 
 _logger = logging.getLogger(__name__)
-# Variables of chat templates; one that a template does not read changes nothing.
-_SWITCHES = ("enable_thinking", "thinking")
 _SAME_NAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
 # The core's names -> Ollama's, for errors; longer names first.
 _NAMES = {
@@ -142,15 +140,14 @@ def _thinking(think: bool | str | None, model: ServedModel) -> dict[str, Any]:
     """
     if think is None:
         return {}
-    template = "".join(model.tokenizer.chat_templates.values()) if model.tokenizer else ""
-    variables = {name: bool(think) for name in _SWITCHES if name in template}
+    variables = thinking_variables(bool(think), model.tokenizer)
     switch = {"chat_template_kwargs": variables} if variables else {}
     if think is False:
         return {**switch, "include_reasoning": False}  # a model that reasons nevertheless keeps it to itself
     if model.parsers.reasoning is None:
         raise ParameterError("think", f"{model.name!r} does not support thinking: leave think out, or send false")
     effort = "high" if think == "max" else think
-    if isinstance(effort, str) and reasoning_effort_variables(effort, template) is not None:
+    if isinstance(effort, str) and reads_reasoning_effort(effort, model.tokenizer):
         return {**switch, "reasoning_effort": effort}
     return switch
 
