@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxis.errors import EngineError
 from jaxis.kernels import native_constants
+from jaxis.kernels.platform import target_platform
 
 LIBRARY = Path("native", "libjaxis.so")
 
@@ -167,7 +168,7 @@ def _xla_ffi_version() -> tuple[int, int]:
 
 def usable() -> bool:
     """Whether a program traced now may call native kernels: on CPU, on one device."""
-    if jax.default_backend() != "cpu" or library() is None:
+    if target_platform() != "cpu" or library() is None:
         return False
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or mesh.size == 1

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.platform import target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 
 __all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
@@ -85,7 +86,7 @@ def ragged_paged_attention(
     if kv_cache.ndim == cpu.CACHE_AXES:
         return cpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
     kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
-    if jax.default_backend() == "tpu" and sinks is None and span.attention_chunk_size is None:
+    if target_platform() == "tpu" and sinks is None and span.attention_chunk_size is None:
         from jaxis.kernels.ragged_paged_attention import tpu
 
         if tpu.supports(q, kv_cache):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxis.kernels.platform import target_platform
 from jaxis.kernels.sampling.bisection import largest_value_reaching
 from jaxis.kernels.sampling.tiles import split_into_tiles, take_tiles
 
@@ -117,7 +118,7 @@ def apply_filters(
     kept_mass = jnp.zeros_like(tile_mass).at[jnp.arange(rows)[:, None], tile_ids].set(jnp.sum(kept, axis=-1))
 
     # One row at a time if compute is the bottleneck, all at once if kernel launches are.
-    rows_at_once = 1 if jax.default_backend() == "cpu" else rows
+    rows_at_once = 1 if target_platform() == "cpu" else rows
 
     def search(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         cutoff, kept_mass, unsettled = state

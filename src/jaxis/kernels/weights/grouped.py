@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxis.kernels.grouped_matmul import loop, reference
 from jaxis.kernels.grouped_matmul import packed as packed_stacks
+from jaxis.kernels.platform import target_platform
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.kernels.weights.functions import dequantize, matmul
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
@@ -23,7 +24,7 @@ def grouped_matmul(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.
     Returns:
       [N, out] in x's type; rows past the last group are 0.
     """
-    if jax.default_backend() == "cpu":
+    if target_platform() == "cpu":
         return loop.grouped_matmul(matmul, _grouped_by_definition, x, weight, group_sizes)
     return _grouped_by_definition(x, weight, group_sizes)
 
