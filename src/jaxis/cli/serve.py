@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -96,6 +97,7 @@ def _serve(
         from jaxis.engine.frontend.async_engine import AsyncLLMEngine
         from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
         from jaxis.host.logs import set_up_logs
+        from jaxis.host.priority import yield_to_others
         from jaxis.server.http.run import make_server
 
         log = LogSettings(as_json=server.log_format == "json", level=logging.DEBUG if debug else logging.INFO)
@@ -116,6 +118,12 @@ def _serve(
     if config.api_key_file is not None or config.request_log is not None:
         context: ServerContext = uvicorn_server.app.state.context
         signal.signal(signal.SIGHUP, lambda *_: context.reload())
+    # Each of the engine's threads waits for all others at every product: one that makes room for an event loop holds up
+    # every request.
+    yield_to_others()
+    # What start-up made stays: a collection need not look at it again.
+    gc.collect()
+    gc.freeze()
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn_server.run(sockets=[listener])
     if engine.failure is not None:

@@ -52,6 +52,21 @@ class DeltaTracker:
             first_token_time=first_token_time,
         )
 
+    def take_tokens(self) -> tuple[str, list[int]] | None:
+        """As `take`, where new text and tokens of a single completion are all there is to tell.
+
+        Returns:
+          The text and the token ids; None where `take` has more to tell, and nothing was taken.
+        """
+        request = self.request
+        told = self._took_prompt_logprobs and len(request.completions) == 1 and request.params.logprobs is None
+        if not told or request.finished:
+            return None
+        completion = request.completions[0]
+        token_ids = completion.sequence.output_token_ids[self._num_taken[0] :]
+        self._num_taken[0] += len(token_ids)
+        return completion.new_text(), token_ids
+
     def _take_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
         if self._took_prompt_logprobs:
             return None

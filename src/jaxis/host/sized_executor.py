@@ -34,7 +34,8 @@ class SizedExecutor:
     def __init__(self, largest: Sequence[float], name: str) -> None:
         self._largest = tuple(largest)
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle: dict[float, list[threading.Condition]] = {}  # threads without a task, by the largest they take
         self._waiting: list[_Task] = []  # the oldest first
         self._has_started = self._is_closed = False
 
@@ -45,7 +46,7 @@ class SizedExecutor:
           RuntimeError: After `shutdown`.
         """
         task = _Task(size, function, Future())
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 raise RuntimeError("the executor was shut down")
             if not self._has_started:
@@ -53,7 +54,7 @@ class SizedExecutor:
                 for limit in self._largest:
                     threading.Thread(target=self._run, args=(limit,), name=self._name, daemon=True).start()
             self._waiting.append(task)
-            self._changed.notify_all()
+            self._wake_one(size)
         task.future.add_done_callback(lambda _: self._drop(task))
         return task.future
 
@@ -64,16 +65,24 @@ class SizedExecutor:
 
     def shutdown(self) -> None:
         """Ends the threads after the tasks that they run; tasks that wait are cancelled."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             left, self._waiting = self._waiting, []
-            self._changed.notify_all()
+            for threads in self._idle.values():
+                for thread in threads:
+                    thread.notify()
         for task in left:
             task.future.cancel()
 
+    def _wake_one(self, size: float) -> None:
+        """Wakes an idle thread that takes this size, if there is one; the others look at the end of their tasks."""
+        fitting = [limit for limit, threads in self._idle.items() if threads and size <= limit]
+        if fitting:
+            self._idle[min(fitting)].pop().notify()
+
     def _drop(self, task: _Task) -> None:
         """Forgets a task that was cancelled, with what it holds in memory."""
-        with self._changed:
+        with self._lock:
             if task in self._waiting:
                 self._waiting.remove(task)
 
@@ -90,12 +99,14 @@ class SizedExecutor:
             del task  # a thread that waits must not hold the last task's memory
 
     def _take(self, limit: float) -> _Task | None:
-        with self._changed:
+        changed = threading.Condition(self._lock)
+        with self._lock:
             while not self._is_closed:
                 fitting = [task for task in self._waiting if task.size <= limit]
                 if fitting:
                     task = fitting[0] if limit == float("inf") else min(fitting, key=lambda task: task.size)
                     self._waiting.remove(task)
                     return task
-                self._changed.wait()
+                self._idle.setdefault(limit, []).append(changed)
+                changed.wait()
         return None

@@ -15,7 +15,7 @@ import pytest
 from jaxis import LLM, SamplingParams, StructuredOutputs
 from jaxis.engine.frontend import engine_process, wire
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission
+from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
 from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
@@ -300,14 +300,15 @@ def test_an_output_is_carried_in_any_pieces():
     logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
     completion = CompletionOutput(1, "é", [5], -1.5, logprobs, "stop", 7)
     output = RequestOutput("r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
+    delta = TokenDelta("s", "ü", [6, 2**31])
     error = RequestError("no")
-    frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [("x", error)])))
+    frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))
     reader = wire.FrameReader()
     frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
     assert len(frames) == 2
     for data in frames:
         new = wire.decode_report(data).engine_outputs()
-        assert new.outputs == [output]
+        assert (new.outputs, new.deltas) == ([output], [delta])
         [(request_id, failure)] = new.errors
         assert (request_id, type(failure), str(failure)) == ("x", RequestError, "no")
     assert "ZeroDivisionError: x" in str(wire.EngineFailed.of(ZeroDivisionError("x")).error())

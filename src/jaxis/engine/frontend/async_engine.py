@@ -230,6 +230,10 @@ class AsyncLLMEngine:
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
                 streams.append(stream)
+        for delta in new.deltas:
+            if (stream := self._streams.get(delta.request_id)) is not None:
+                stream.put_tokens(delta.text, delta.token_ids)
+                streams.append(stream)
         self._waker.wake(streams)
 
     def _interrupt(self, error: BaseException) -> None:

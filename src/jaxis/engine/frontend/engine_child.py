@@ -11,7 +11,7 @@ from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo
 from jaxis.errors import EngineError
 
-RECEIVE_BYTES = 1 << 20
+RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
 SOCKET_BUFFER_BYTES = 4 << 20
 _EXIT_SECONDS = 1.0  # from the end of the connection to that of the process
 

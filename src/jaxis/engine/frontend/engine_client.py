@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -123,16 +123,34 @@ class Submission:
     grammar: Grammar | None = None
 
 
+class TokenDelta(NamedTuple):
+    """The addition to a request with one completion that goes on, after its first output.
+
+    Nearly every output is one, and at a hundred a step their cost is what a server's throughput depends on.
+
+    Attributes:
+      request_id: The request's.
+      text: New text.
+      token_ids: New tokens.
+    """
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+
+
 @dataclass(frozen=True)
 class EngineOutputs:
     """The results of a step or a command.
 
     Attributes:
-      outputs: The additions to each request, without its prompt; see `DeltaTracker.take`.
+      outputs: The additions to requests, without their prompts; see `DeltaTracker.take`.
+      deltas: The additions to requests where new text and tokens are all; see `DeltaTracker.take_tokens`.
       errors: (request id, error) for each request that failed.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
+    deltas: list[TokenDelta] = field(default_factory=list)
     errors: list[tuple[str, Exception]] = field(default_factory=list)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -85,6 +86,9 @@ class EngineProcess(EngineClient):
         self._stopping = threading.Event()
         self._child_lock = threading.Lock()  # no child is started once `_stopping` is set
         self._restart_times: list[float] = []
+        self._losses: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()  # see `_start_again`
+        # Started here, since a thread hands its priority on, and the event loop's may be lowered.
+        threading.Thread(target=self._start_when_lost, name="jaxis-restart", daemon=True).start()
 
     def connect(self, loop: asyncio.AbstractEventLoop, callbacks: EngineCallbacks) -> None:
         """See `EngineClient.connect`."""
@@ -195,11 +199,14 @@ class EngineProcess(EngineClient):
         _logger.error("the engine is lost: %s; starting it again (%d of %d)", reason, number, MAX_RESTARTS)
         self._restart_times.append(now)
         self._callbacks.interrupt(EngineError(f"the engine is lost: {reason}"))
-        arguments = (now, (number - 1) * RESTART_DELAY_SECONDS)
-        threading.Thread(target=self._start_again, args=arguments, name="jaxis-restart", daemon=True).start()
+        self._losses.put((now, (number - 1) * RESTART_DELAY_SECONDS))
+
+    def _start_when_lost(self) -> None:
+        """Runs in a thread."""
+        while not self._stopping.is_set():
+            self._start_again(*self._losses.get())
 
     def _start_again(self, lost_time: float, delay_seconds: float) -> None:
-        """Runs in a thread."""
         self._stopping.wait(delay_seconds)
         with self._child_lock:
             if self._stopping.is_set():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.engine.delta_tracker import DeltaTracker
-from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, Submission, TokenDelta
 from jaxis.errors import EngineError, JaxisError
 
 if TYPE_CHECKING:
@@ -181,10 +181,12 @@ class EngineThread:
                 del self._running[request.request_id]
             elif running.final_only:
                 continue
-            if request.error is None:
-                new.outputs.append(running.tracker.take(running.first_token_time))
-            else:
+            if request.error is not None:
                 new.errors.append((request.request_id, type(request.error)(str(request.error))))
+            elif (tokens := running.tracker.take_tokens()) is not None:
+                new.deltas.append(TokenDelta(request.request_id, *tokens))
+            else:
+                new.outputs.append(running.tracker.take(running.first_token_time))
         return new
 
     def _update_stats(self) -> None:
@@ -199,5 +201,5 @@ class EngineThread:
         )
 
     def _post(self, new: EngineOutputs) -> None:
-        if new.outputs or new.errors:
+        if new.outputs or new.deltas or new.errors:
             self._deliver(new)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import logging
 import os
@@ -155,6 +156,9 @@ def main() -> None:
     except JaxisError as error:
         connection.sendall(wire.to_frame(wire.EngineFailed.of(error)))
         return
+    # What start-up made stays: a collection need not look at it again.
+    gc.collect()
+    gc.freeze()
     connection.sendall(wire.to_frame(wire.EngineReady(EngineInfo.of(built))))
     with progress.silent():
         EngineWorker(built, connection, settings["stall_seconds"]).run()

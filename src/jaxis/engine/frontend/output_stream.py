@@ -21,19 +21,45 @@ class OutputStream:
     def __init__(self) -> None:
         self.ended = False
         self.begun = False
-        self._pending: list[RequestOutput] = []
+        self._pending: RequestOutput | None = None
+        self._last: RequestOutput | None = None  # what the next tokens are an addition to
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
         """Adds the output of a step, unless the stream has ended; the coroutine sees it after `wake`."""
         if not self.ended:
-            self._pending.append(output)
+            self._add(output)
             self.ended = output.finished
+
+    def put_tokens(self, text: str, token_ids: list[int]) -> None:
+        """As `put`, of new text and tokens of the only completion; an output was put before."""
+        if self.ended:
+            return
+        if self._pending is not None and self._pending.outputs:
+            completion = self._pending.outputs[0]
+            completion.text += text
+            completion.token_ids += token_ids
+            return
+        assert self._last is not None
+        last = self._last
+        self._add(
+            RequestOutput(
+                request_id=last.request_id,
+                prompt=None,
+                prompt_token_ids=[],
+                prompt_logprobs=None,
+                outputs=[CompletionOutput(0, text, token_ids)],
+                finished=False,
+                num_cached_tokens=last.num_cached_tokens,
+                first_scheduled_time=last.first_scheduled_time,
+                first_token_time=last.first_token_time,
+            )
+        )
 
     def wake(self) -> None:
         """Lets the coroutine read what was put."""
-        if self._pending:
+        if self._pending is not None:
             self._arrived.set()
 
     def fail(self, error: Exception) -> None:
@@ -50,14 +76,18 @@ class OutputStream:
           JaxisError: The request failed.
         """
         await self._arrived.wait()
-        if not self._pending and self._error is not None:
+        output, self._pending = self._pending, None
+        if output is None:
+            assert self._error is not None
             raise self._error
-        output = merge_outputs(self._pending)
-        self._pending = []
         self.begun = True
         if self._error is None:
             self._arrived.clear()
         return output
+
+    def _add(self, output: RequestOutput) -> None:
+        self._pending = output if self._pending is None else merge_outputs((self._pending, output))
+        self._last = self._pending
 
 
 def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:

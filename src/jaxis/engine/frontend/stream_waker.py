@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from jaxis.engine.frontend.output_stream import OutputStream
 
-REST_FACTOR = 3.0  # seconds of rest for each second of work
+REST_FACTOR = 9.0  # seconds of rest for each second of work
 
 
 class StreamWaker:
-    """Wakes the coroutines that read streams, and spends at most a quarter of the event loop's time on it.
+    """Wakes the coroutines that read streams, and spends at most a tenth of the event loop's time on it.
 
     The readers format and send every token: with many streams and a fast model they would use as much processor time
-    as the model, and hold the GIL that an engine in this process needs. After each round they rest for three
+    as the model, and hold the GIL that an engine in this process needs. After each round they rest for nine
     times as long as it took, and outputs that arrive meanwhile are sent together. With few streams, or steps longer
     than the rest, nothing is delayed. A stream's first and last outputs never wait.
     """

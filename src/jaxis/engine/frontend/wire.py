@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs, EngineStats, Submission
+from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs, EngineStats, Submission, TokenDelta
 from jaxis.engine.grammar.compiler import CompiledGrammar
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, Grammar, ReasoningTokens
 from jaxis.errors import (
@@ -126,16 +126,19 @@ class StepOutputs(msgspec.Struct, tag="step"):
     """The results of a step; see `EngineOutputs`."""
 
     outputs: list[RequestOutput]
+    deltas: list[TokenDelta]
     failures: list[RequestFailed]
 
     @classmethod
     def of(cls, new: EngineOutputs) -> StepOutputs:
         """The report of the outputs of a step."""
-        return cls(new.outputs, [RequestFailed.of(request_id, error) for request_id, error in new.errors])
+        failures = [RequestFailed.of(request_id, error) for request_id, error in new.errors]
+        return cls(new.outputs, new.deltas, failures)
 
     def engine_outputs(self) -> EngineOutputs:
         """The results of the step."""
-        return EngineOutputs(self.outputs, [(failed.request_id, failed.error()) for failed in self.failures])
+        errors: list[tuple[str, Exception]] = [(failed.request_id, failed.error()) for failed in self.failures]
+        return EngineOutputs(self.outputs, self.deltas, errors)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

@@ -26,6 +26,8 @@ from jaxis.server.protocol.completions import (
 )
 from jaxis.tokenizer import Tokenizer
 
+QUICK_LENGTH = 1000  # characters, or token ids: tokenized in a tenth of a millisecond
+
 
 class TextCompletion(DataEvents):
     """One request for completions, checked and ready to run.
@@ -60,6 +62,7 @@ class TextCompletion(DataEvents):
             compile_grammar=grammar and (lambda _prompt: grammar.compile(model.grammar_compiler)),
             priority=request.priority or 0,
             stream=bool(request.stream),
+            is_quick=sum(map(len, prompts)) <= QUICK_LENGTH,
             operation="text_completion",
         )
 

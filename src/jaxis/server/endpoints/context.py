@@ -68,8 +68,15 @@ class ServerContext:
         """Traces a request, which lasts as long as the block, if there is a tracer."""
         return self.tracer.request(operation, request_id, request) if self.tracer else nullcontext()
 
-    async def preprocess(self, function: Callable[[], Result]) -> Result:
-        """Runs a function in a thread, where large requests do not hold up small ones."""
+    async def preprocess(self, function: Callable[[], Result], *, is_quick: bool = False) -> Result:
+        """Runs a function in a thread, where large requests do not hold up small ones.
+
+        Args:
+          function: What to run.
+          is_quick: It takes less than handing it to a thread does.
+        """
+        if is_quick:
+            return function()
         return await asyncio.wrap_future(self.workers.submit(request_bytes(), function))
 
     async def compile(self, function: Callable[[], Result]) -> Result:

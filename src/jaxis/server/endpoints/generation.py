@@ -27,11 +27,12 @@ class GenerationJob:
     Attributes:
       request_id: Unique.
       num_prompts: How many prompts `preprocess` will return.
-      preprocess: Returns the prompts; runs in a thread, once there is a place for the request.
+      preprocess: Returns the prompts; runs once there is a place for the request, in a thread unless it is quick.
       params: For every prompt.
       compile_grammar: Compiles the grammar of a prompt's answer, which may take seconds; None if answers are free.
       priority: The lower value is served first.
       stream: Whether outputs are wanted as they come, and not all at the end.
+      is_quick: `preprocess` takes less than handing it to a thread does.
       operation: Its name in traces.
     """
 
@@ -42,6 +43,7 @@ class GenerationJob:
     compile_grammar: Callable[[TokenizedPrompt], Grammar] | None = None
     priority: int = 0
     stream: bool = False
+    is_quick: bool = False
     operation: Literal["chat", "text_completion"] = "chat"
 
 
@@ -59,7 +61,7 @@ async def generate(context: ServerContext, job: GenerationJob) -> AsyncGenerator
     try:
         with context.engine.reserve(job.num_prompts * job.params.n):
             async with asyncio.timeout(timeout):
-                prompts = await context.preprocess(job.preprocess)
+                prompts = await context.preprocess(job.preprocess, is_quick=job.is_quick)
                 grammars: list[Grammar | None] = [None] * len(prompts)
                 if (compile_grammar := job.compile_grammar) is not None:
                     grammars = await context.compile(lambda: [compile_grammar(prompt) for prompt in prompts])
