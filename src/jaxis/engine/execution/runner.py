@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.kv_cache import block_bytes, kv_cache_specs, make_kv_caches, num_cache_blocks
 from jaxis.engine.execution.model_arrays import ModelArrays
 from jaxis.engine.execution.programs import CompileWait, ProgramCache
@@ -176,6 +177,7 @@ class Runner:
             # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
             self._is_native = native.usable()
         self._programs = ProgramCache(self._step_programs.compile, on_compile)
+        self._compiled_features = CompiledFeatures()
 
     @property
     def model(self) -> JaxModule:
@@ -344,7 +346,8 @@ class Runner:
             arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight)
             features = sampler_features(arrays, sequences, self.vocab_size)
             if features != SamplerFeatures():
-                parameters = arrays.pack()
+                features = self._compiled_features.choose(num_rows, features)
+                parameters = arrays.widened(features, self.vocab_size).pack()
         program = self._programs.get(SampleKey(num_rows, features))
         sampled, self._last_tokens = program(self._arrays.head_arrays, rows, parameters)
         self._start_copy_to_host(sampled)

@@ -44,6 +44,23 @@ class SamplerFeatures:
     mask_width: int = 0
     num_logprobs: int | None = None
 
+    def covers(self, other: SamplerFeatures) -> bool:
+        """Whether a program compiled for these can do what the others need."""
+        return self.join(other) == self
+
+    def join(self, other: SamplerFeatures) -> SamplerFeatures:
+        """What both together need."""
+        counts = [count for count in (self.num_logprobs, other.num_logprobs) if count is not None]
+        return SamplerFeatures(
+            greedy_only=self.greedy_only and other.greedy_only,
+            has_filters=self.has_filters or other.has_filters,
+            history_width=max(self.history_width, other.history_width),
+            bias_width=max(self.bias_width, other.bias_width),
+            allowed_width=max(self.allowed_width, other.allowed_width),
+            mask_width=max(self.mask_width, other.mask_width),
+            num_logprobs=max(counts, default=None),
+        )
+
 
 class SamplingArrays(NamedTuple, Generic[Array]):
     """The sampling parameters of R rows; a pytree of numpy or device arrays.
@@ -103,6 +120,21 @@ class SamplingArrays(NamedTuple, Generic[Array]):
             bias=np.empty((num_rows, 0), np.float32),
             allowed_ids=np.empty((num_rows, 0), np.int32),
             token_mask=np.empty((num_rows, 0), np.int32),
+        )
+
+    def widened(self: SamplingArrays[np.ndarray], features: SamplerFeatures, vocab_size: int) -> SamplingArrays:
+        """With lists as wide as those of features that cover the arrays' own; their meaning stays."""
+
+        def widen(field: np.ndarray, width: int, fill: float) -> np.ndarray:
+            return np.pad(field, ((0, 0), (0, width - field.shape[1])), constant_values=fill)
+
+        return self._replace(
+            history_ids=widen(self.history_ids, features.history_width, vocab_size),
+            history_counts=widen(self.history_counts, features.history_width, 0),
+            bias_ids=widen(self.bias_ids, features.bias_width, vocab_size),
+            bias=widen(self.bias, features.bias_width, 0.0),
+            allowed_ids=widen(self.allowed_ids, features.allowed_width, vocab_size),
+            token_mask=widen(self.token_mask, features.mask_width, -1),
         )
 
     def pack(self: SamplingArrays[np.ndarray]) -> np.ndarray:
