@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -16,8 +17,11 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("programs"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-    # Tiny programs take far longer to optimize than they could ever save.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # Tiny programs take far longer to optimize than they could ever save. The emitters that go through MLIR take longer
+    # to compile than the older ones.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+    # Processes that tests start would otherwise compile jaxis's sources each time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     config.pluginmanager.register(WorkerMemory())
 
 
@@ -36,6 +40,13 @@ def pytest_collection_modifyitems(config, items):
         from tests.support.distribution import rank
 
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+def pytest_collection_finish():
+    # What was imported and collected stays: millions of objects that each collection of garbage would look at again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(scope="session")

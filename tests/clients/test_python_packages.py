@@ -14,6 +14,7 @@ pytestmark = pytest.mark.client
 TEXT = "It is Paris."
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
 PERSON = '{"name": "Ann", "age": 41}'
+DEMANDED_CALL = f'[{{"name": "Person", "parameters": {PERSON}}}]'  # as the grammar of a demanded call has it
 
 
 class Person(BaseModel):
@@ -71,7 +72,8 @@ def test_langchain_openai(engine, url):
 def test_langchain_anthropic(engine, url):
     package = pytest.importorskip("langchain_anthropic")
     model = package.ChatAnthropic(base_url=url, api_key="none", model="jaxis-tiny", max_tokens=100)
-    check_langchain(engine, model, f'<tool_call>{{"name": "Person", "arguments": {PERSON}}}</tool_call>')
+    check_langchain(engine, model, DEMANDED_CALL)
+    assert engine.grammar is not None
 
 
 def test_langchain_ollama(engine, url):
@@ -104,13 +106,13 @@ def test_instructor(engine, url):
 
     plain = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     question = {"model": "jaxis-tiny", "response_model": Person, "messages": [{"role": "user", "content": "Who?"}]}
-    engine.text = PERSON
-    client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
-    assert client.chat.completions.create(**question) == Person(name="Ann", age=41)
-    assert engine.grammar is not None
-    engine.text = f'<tool_call>{{"name": "Person", "arguments": {PERSON}}}</tool_call>'
-    client = instructor.from_openai(plain, mode=instructor.Mode.TOOLS)
-    assert client.chat.completions.create(**question) == Person(name="Ann", age=41)
+    for mode, engine.text in ((instructor.Mode.JSON_SCHEMA, PERSON), (instructor.Mode.TOOLS, DEMANDED_CALL)):
+        engine.grammar = None
+        client = instructor.from_openai(plain, mode=mode)
+        person = client.chat.completions.create(**question)
+        assert isinstance(person, Person)  # of a class made of it
+        assert person.model_dump() == json.loads(PERSON)
+        assert engine.grammar is not None
 
 
 def test_pydantic_ai(engine, url):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +29,7 @@ METHODS = [
 ]
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16]
 SHAPES = [(37, 192, 64), (3, 64, 64), (33, 96, 32), (9, 72, None), (7, 40, 10), (65, 1024, 128), (34, 96, None)]
+KINDS = ("normal", "ties", "outliers", "every size")
 
 
 def _weights(rows: int, columns: int, kind: str) -> np.ndarray:
@@ -43,21 +46,28 @@ def _weights(rows: int, columns: int, kind: str) -> np.ndarray:
     return weight
 
 
+@functools.lru_cache(len(SHAPES) * len(KINDS))  # the next instruction set's test is of the same dtype and method
+def _case(rows: int, columns: int, kind: str, dtype: type, scheme: WeightScheme) -> tuple[np.ndarray, Any]:
+    """The weight, and what the definition makes of it."""
+    weight = _weights(rows, columns, kind).astype(dtype)
+    return weight, definition.quantize_by_definition(weight, scheme)
+
+
 @each_isa
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(("qtype", "method"), METHODS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype: type) -> None:
     for rows, columns, tile in SHAPES:
-        for kind in ("normal", "ties", "outliers", "every size"):
-            weight = _weights(rows, columns, kind).astype(dtype)
-            expected = definition.quantize_by_definition(weight, WeightScheme(qtype, tile, method))
-            got = quantize_native.quantize(weight, WeightScheme(qtype, tile, method))
+        for kind in KINDS:
+            scheme = WeightScheme(qtype, tile, method)
+            weight, expected = _case(rows, columns, kind, dtype, scheme)
+            got = quantize_native.quantize(weight, scheme)
             assert [a.tobytes() for a in got] == [a.tobytes() for a in expected], (rows, columns, tile, kind)
 
-            at_once = packed.quantize_and_pack(weight, WeightScheme(qtype, tile, method))
+            at_once = packed.quantize_and_pack(weight, scheme)
             if at_once is not None:
-                two_steps = pack(definition.quantize(weight, WeightScheme(qtype, tile, method)))
+                two_steps = pack(definition.quantize(weight, scheme))
                 assert at_once.format == two_steps.format
                 np.testing.assert_array_equal(at_once.data, two_steps.data)
 

@@ -41,7 +41,7 @@ def test_every_number_of_devices_gives_transformers_logits():
         [sys.executable, "-c", SCRIPT],
         env=os.environ
         | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(sys.path),
         },

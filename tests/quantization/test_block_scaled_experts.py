@@ -17,14 +17,14 @@ from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import (
     MXFP4,
+    assert_logits,
     quantize_mxfp4,
     replace_tensors,
-    transformers_logits,
     write_fp8,
     write_model,
     write_mxfp4,
 )
-from tests.support.quantized_models import IDS, load, logits, values
+from tests.support.quantized_models import load, values
 from tests.support.tiny_checkpoints import variant, write_tokenizer
 
 _COMMON = {
@@ -80,10 +80,8 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("native", [False, True])
-def test_logits_are_those_of_the_weights_that_the_narrow_ones_stand_for(folders, family, native):
-    narrow, wide = folders(family)
-    assert_close(logits(load(narrow, native=native)), transformers_logits(wide, IDS))
+def test_logits_are_those_of_the_weights_that_the_narrow_ones_stand_for(folders, family):
+    assert_logits(*folders(family))
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -17,8 +17,14 @@ from jaxis.kernels.weights import BlockScaledWeight, dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from jaxis.quantization.module_patterns import is_unconverted
-from tests.support.block_checkpoints import FP8, quantize_fp8, replace_tensors, transformers_logits, write_fp8
-from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.block_checkpoints import (
+    FP8,
+    assert_logits,
+    quantize_fp8,
+    replace_tensors,
+    write_fp8,
+)
+from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 # Several blocks, the last of them cut off, along either side.
@@ -40,10 +46,8 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders, native):
-    fp8, wide = folders
-    assert_close(logits(load(fp8, native=native)), transformers_logits(wide, IDS))
+def test_logits_are_those_of_the_weights_that_fp8_stands_for(folders):
+    assert_logits(*folders)
 
 
 @pytest.mark.parametrize(

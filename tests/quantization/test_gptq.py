@@ -12,9 +12,9 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.weights import CodedWeight, PackedWeight, QuantizedWeight, ReorderedWeight, dequantize
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from tests.support.block_checkpoints import replace_tensors, transformers_logits, write_model
+from tests.support.block_checkpoints import assert_logits, replace_tensors, write_model
 from tests.support.packed_integers import gptq_tensors, quantize, write
-from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.quantized_models import assert_equal, load, logits, values
 from tests.support.tiny_checkpoints import write_checkpoint
 
 GPTQ = {
@@ -62,13 +62,6 @@ def moe(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("source") / "moe", "qwen3_moe", tokenizer=False, **EXPERTS)
 
 
-def assert_logits(folder, wide, **options):
-    expected = transformers_logits(wide, IDS)
-    for native in (False, True):
-        actual = logits(load(folder, native=native, **options))
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
 def assert_weights(model, wide):
     """Each weight stands for the same numbers, to the bit."""
     expected = load_file(wide / "model.safetensors")
@@ -100,16 +93,14 @@ CASES = {
 def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp_path, case):
     config, how = CASES[case]
     packed, wide = write(tmp_path, source, packs(**how), GPTQ | config)
-    assert_weights(load(packed), wide)
-    assert_logits(packed, wide)
+    assert_weights(assert_logits(packed, wide), wide)
     assert_equal(load(packed, "dequantize"), load(wide))
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
 
 
 def test_experts_too(moe, tmp_path):
     packed, wide = write(tmp_path, moe, packs(symmetric=False), GPTQ | {"sym": False})
-    assert_weights(load(packed), wide)
-    assert_logits(packed, wide)
+    assert_weights(assert_logits(packed, wide), wide)
     stack = values(load(packed, native=True))["model.layers.0.mlp.experts.gate_proj"]
     assert isinstance(stack, PackedWeight)
     assert_equal(load(packed, "dequantize", native=True), load(wide, native=True))
@@ -117,8 +108,7 @@ def test_experts_too(moe, tmp_path):
 
 def test_experts_of_reordered_columns_too(moe, tmp_path):
     packed, wide = write(tmp_path, moe, packs(reorders=True), GPTQ | {"desc_act": True})
-    assert_weights(load(packed), wide)
-    assert_logits(packed, wide)
+    assert_weights(assert_logits(packed, wide), wide)
 
 
 def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
@@ -129,8 +119,7 @@ def test_experts_of_mixed_bits_and_a_quantized_router(moe, tmp_path):
 
     dynamic = {"+:.*down_proj": {"bits": 8}, "+:.*mlp.gate$": {"bits": 8}}
     packed, wide = write(tmp_path, moe, pack, GPTQ | {"dynamic": dynamic})
-    assert_weights(load(packed), wide)
-    assert_logits(packed, wide)
+    assert_weights(assert_logits(packed, wide), wide)
 
 
 def test_mixtral_names_too(tmp_path):
@@ -176,8 +165,7 @@ def test_modules_are_quantized_as_their_tensors_say_whatever_config_json_says(so
         assert isinstance(held[f"model.layers.1.self_attn.{name}.weight"], kind), name
     assert held["lm_head.weight"].qtype == "int8"
     assert not isinstance(held["model.layers.0.mlp.down_proj.weight"], QuantizedWeight)
-    assert_weights(load(packed), wide)
-    assert_logits(packed, wide)
+    assert_weights(assert_logits(packed, wide), wide)
 
 
 def test_symmetry_of_modules_follows_the_first_rule_that_matches(source, tmp_path):

@@ -11,7 +11,7 @@ from jaxis.engine.setup import EMBEDDED_MODEL
 from tests.support.places import REPOSITORY
 
 pytest.importorskip("lm_eval")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.client, pytest.mark.slow]
 TASKS = REPOSITORY / "examples" / "evaluation"
 
 
@@ -43,6 +43,7 @@ def test_completions(server, evaluate):
         "local-completions",
         "capitals_choice,capitals_answer",
         base_url=f"{server.url}/v1/completions",
+        tokenizer_backend="huggingface",
         tokenizer=EMBEDDED_MODEL,
         num_concurrent=4,
     )

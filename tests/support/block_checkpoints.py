@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
 
+from jaxis.layers.module import JaxModule
+from tests.support.quantized_models import IDS, load, logits
 from tests.support.tiny_checkpoints import variant
 
 MXFP4 = {
@@ -115,6 +117,23 @@ def transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return reference(torch.tensor([ids])).logits[0].numpy()
+
+
+def assert_logits(narrow: Path, wide: Path, **options: Any) -> JaxModule:
+    """Checks that a checkpoint gives transformers' logits of another; returns its model for plain JAX.
+
+    For plain JAX and for the native kernels in one: the reference takes longer than either.
+
+    Args:
+      narrow: The checkpoint.
+      wide: The same with the weights that its own stand for.
+      options: How to load it; see `load`.
+    """
+    expected = transformers_logits(wide, IDS)
+    models = [load(narrow, native=native, **options) for native in (False, True)]
+    for model in models:
+        np.testing.assert_allclose(logits(model), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    return models[0]
 
 
 def replace_tensors(folder: Path, source: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:

@@ -22,6 +22,9 @@ def new_key(
     priority: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="The best of its requests; lower values are served first.")
     ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="May change the server's state, such as empty its prefix cache.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Make an API key.
@@ -39,7 +42,11 @@ def new_key(
         from jaxis.server.http.api_keys import new_api_key, to_yaml
 
         text, key = new_api_key(
-            name, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, priority=priority
+            name,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            priority=priority,
+            admin=admin,
         )
         print(to_yaml(key), end="", flush=True)
         note(text)

@@ -251,6 +251,10 @@ class LLMEngine:
         self._past_prefix_cache_hits = self.prefix_cache_hits
         self._reset_state()
 
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that are added from now on find nothing that was computed before; running ones go on."""
+        self.scheduler.block_manager.reset_prefix_cache()
+
     def _reset_state(self) -> None:
         """Resets to no requests and an empty prefix cache."""
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config

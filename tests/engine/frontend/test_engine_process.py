@@ -86,6 +86,10 @@ def test_outputs_are_those_of_the_engine_in_this_process():
             with pytest.raises(RequestError, match="token 999999"):
                 await collect(engine, TokenizedPrompt(None, [999_999]), PARAMS[1], "odd")
             assert engine.is_making_progress
+            repeated = TokenizedPrompt(None, [5] * 40)
+            assert [(await collect(engine, repeated, PARAMS[1], i)).num_cached_tokens for i in "ab"] == [0, 32]
+            engine.reset_prefix_cache()
+            assert [(await collect(engine, repeated, PARAMS[1], i)).num_cached_tokens for i in "cd"] == [0, 32]
             await next_reports(process)
             assert engine.stats().kv_cache_usage == 0
         return results

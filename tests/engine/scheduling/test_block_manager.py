@@ -129,6 +129,18 @@ def test_a_request_for_prompt_logprobs_finds_nothing_but_is_found() -> None:
     assert count_cached_blocks(manager, prompt) == 2
 
 
+def test_after_a_reset_nothing_is_found_that_was_computed_before() -> None:
+    manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
+    ended, running = compute(manager, make_sequence([1] * 8)), compute(manager, make_sequence([2] * 8))
+    manager.free(ended)
+    manager.reset_prefix_cache()
+    assert [count_cached_blocks(manager, [token] * 9) for token in (1, 2)] == [0, 0]
+    assert manager.num_free_blocks == 14
+    manager.free(running)
+    compute(manager, make_sequence([1] * 8))
+    assert count_cached_blocks(manager, [1] * 9) == 2
+
+
 def test_without_prefix_caching_nothing_is_found() -> None:
     manager = BlockManager({FULL_CONTEXT: 16}, block_size=4, enable_prefix_caching=False)
     compute(manager, make_sequence(list(range(9))))

@@ -102,6 +102,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.engine.finish(data.draw(st.sampled_from(self.engine.unfinished)))
 
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.engine.scheduler.block_manager.reset_prefix_cache()
+        self.engine.check()
+
     def teardown(self) -> None:
         if hasattr(self, "engine"):
             self.engine.drain()

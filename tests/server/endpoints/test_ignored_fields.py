@@ -8,10 +8,12 @@ from jaxis.server.endpoints.ignored_fields import MAX_UNKNOWN_FIELDS, IgnoredFie
 from jaxis.server.http.errors import ParameterError
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.completions import CompletionRequest
+from jaxis.server.protocol.messages import MessagesRequest
 from jaxis.server.protocol.responses import ResponseRequest
 from tests.support.scripted_engine import ScriptedEngine, connected
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TEXT = [{"type": "text", "text": "a"}]
 BASES = {
     ChatCompletionRequest: {"messages": MESSAGES},
     CompletionRequest: {"prompt": "Hi"},
@@ -70,9 +72,17 @@ def test_names_inside_messages_and_tools_are_told_once():
         ({"length_penalty": 0.5}, "length_penalty", "beam search"),
         ({"functions": [{"name": "f"}]}, "functions", "send tools"),
         ({"max_new_tokens": 5}, "max_new_tokens", "send max_tokens"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget", "reasoning is not cut short here"),
+        ({"thinking_budget_tokens": 0}, "thinking_budget_tokens", "reasoning is not cut short here"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning", "send reasoning_effort"),
         ({"temprature": 1}, "temprature", "did you mean temperature"),
         ({"Max_Tokens": 1}, "Max_Tokens", "did you mean max_tokens"),
         ({"messages": [{**MESSAGES[0], "prefix": True}]}, "messages", "continue_final_message"),
+        (
+            {"messages": [*MESSAGES, {"role": "user", "content": [*TEXT, {**TEXT[0], "Text": "b"}]}]},
+            "messages",
+            r"messages\[1\].content\[1\].Text is not a known parameter: did you mean text",
+        ),
         ({"messages": [{**MESSAGES[0], "images": ["x"]}]}, "messages", "does not support image input"),
         ({f"unknown_{i}": 1 for i in range(MAX_UNKNOWN_FIELDS + 1)}, f"unknown_{MAX_UNKNOWN_FIELDS}", "more than"),
     ],
@@ -82,6 +92,15 @@ def test_what_changes_the_answer_is_refused_with_advice(fields, param, advice):
         ignored_fields(request(**fields))
     assert caught.value.param == param
     assert "\n" not in str(caught.value)
+
+
+def test_budgets_of_reasoning_are_refused_in_responses_and_told_in_messages():
+    assert ignored_fields(request(thinking_token_budget=-1)) == []
+    with pytest.raises(ParameterError, match=r"reasoning\.max_tokens other than -1 cannot be honoured"):
+        ignored_fields(request(ResponseRequest, reasoning={"max_tokens": 500}))
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    message = MessagesRequest(model="m", max_tokens=4000, messages=MESSAGES, thinking=thinking)
+    assert ignored_fields(message) == ["thinking.budget_tokens"]
 
 
 @pytest.mark.parametrize(

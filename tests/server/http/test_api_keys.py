@@ -66,6 +66,7 @@ def test_a_key_that_was_made_is_found_by_its_text_and_the_file_does_not_have_it(
         ([{"name": "a", "sha256": DIGEST, "requests_per_minute": 0}], "requests_per_minute=0 must be"),
         ([{"name": "a", "sha256": DIGEST, "tokens_per_minute": True}], "tokens_per_minute=True must be"),
         ([{"name": "a", "sha256": DIGEST, "priority": "high"}], "priority='high' must be"),
+        ([{"name": "a", "sha256": DIGEST, "admin": "yes"}], "admin='yes' must be true or false"),
         ([{"name": "a", "sha256": DIGEST}] * 2, "two keys with the name a"),
         ([{"name": "a", "sha256": DIGEST}, {"name": "b", "sha256": DIGEST}], "two keys with the sha256"),
     ],
@@ -163,6 +164,34 @@ def test_a_key_limits_the_priority_of_its_requests(serve, tmp_path, monkeypatch)
     assert seen == [5, 9, -3]
 
 
-def test_an_entry_is_what_is_read():
-    _, key = new_api_key("alice", tokens_per_minute=9)
+@pytest.mark.parametrize(("priority", "admin"), [(None, False), (0, True)])
+def test_an_entry_is_what_is_read(priority, admin):
+    _, key = new_api_key("alice", tokens_per_minute=9, priority=priority, admin=admin)
     assert [ApiKey(**entry) for entry in yaml.safe_load(to_yaml(key))] == [key]
+
+
+def test_only_an_admin_key_empties_the_prefix_cache(serve, tmp_path):
+    texts = write_keys(tmp_path / "keys", root={"admin": True}, alice={})
+    server = serve(api_key_file=tmp_path / "keys", api_keys=("given",))
+
+    def num_cached():
+        answer = ask(server, texts["alice"], prompt=[1] * 40, cache_salt="reset").json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def reset(**headers):
+        return httpx.post(f"{server.url}/reset_prefix_cache", headers=headers)
+
+    assert [num_cached(), num_cached()] == [0, 32]
+    assert reset().status_code == 401
+    for text in ("given", texts["alice"]):
+        refused = reset(Authorization=f"Bearer {text}")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert "jaxis new-key --admin" in refused.json()["error"]["message"]
+    assert num_cached() == 32
+    done = reset(**{"x-api-key": texts["root"]})
+    assert (done.status_code, done.json()) == (200, {"success": True})
+    assert [num_cached(), num_cached()] == [0, 32]
+
+
+def test_without_keys_nobody_empties_the_prefix_cache(serve):
+    assert httpx.post(f"{serve().url}/reset_prefix_cache").status_code == 403

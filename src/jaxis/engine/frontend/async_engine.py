@@ -170,6 +170,16 @@ class AsyncLLMEngine:
         if request_id in self._engine_ids:
             self._engine.abort(self._engine_ids[request_id])
 
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that come from now on find nothing in the prefix cache; running ones go on.
+
+        Raises:
+          UnavailableError: The engine takes no more requests.
+        """
+        if self._closed is not None:
+            raise self._closed
+        self._engine.reset_prefix_cache()
+
     @property
     def is_making_progress(self) -> bool:
         """Whether the engine is alive and, if it has work, has lately completed a step or is compiling one."""

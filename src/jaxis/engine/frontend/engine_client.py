@@ -206,6 +206,10 @@ class EngineClient(Protocol):
         """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
         ...
 
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that are added from now on find nothing that was computed before."""
+        ...
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request, and the engine's thread or process; returns whether it ended in time.
 

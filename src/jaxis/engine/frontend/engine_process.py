@@ -114,6 +114,10 @@ class EngineProcess(EngineClient):
         """See `EngineClient.abort`."""
         self._send(wire.AbortRequest(request_id))
 
+    def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        self._send(wire.ResetPrefixCache())
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends the process; returns whether it exited by itself in time. May be called from another thread."""
         with self._child_lock:

@@ -77,6 +77,10 @@ class EngineThread:
         """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
         self._commands.put(functools.partial(self._abort, request_id))
 
+    def reset_prefix_cache(self) -> None:
+        """Makes requests that are added from now on find nothing that was computed before."""
+        self._commands.put(self._engine.reset_prefix_cache)
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it has ended in time."""
         self._commands.put(None)

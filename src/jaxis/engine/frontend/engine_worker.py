@@ -77,6 +77,8 @@ class EngineWorker:
                     self._aborted.add(command.request_id)
                 else:
                     self._thread.abort(command.request_id)
+        elif isinstance(command, wire.ResetPrefixCache):
+            self._thread.reset_prefix_cache()
         elif command.params.structured_outputs is not None:
             with self._lock:
                 self._compiling.add(command.request_id)

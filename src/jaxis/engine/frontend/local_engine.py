@@ -62,6 +62,10 @@ class LocalEngine(EngineClient):
         """See `EngineClient.abort`."""
         self._thread.abort(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        self._thread.reset_prefix_cache()
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ends every request and the thread; returns whether it ended in time. The engine itself stays open."""
         return self._thread.stop(timeout_seconds)

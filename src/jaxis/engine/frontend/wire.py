@@ -80,7 +80,11 @@ class AbortRequest(msgspec.Struct, tag="abort"):
     request_id: str
 
 
-Command = AddRequest | AbortRequest
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
+    """Forget every cached prefix."""
+
+
+Command = AddRequest | AbortRequest | ResetPrefixCache
 
 
 class EngineReady(msgspec.Struct, tag="ready"):

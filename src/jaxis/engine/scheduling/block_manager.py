@@ -207,6 +207,11 @@ class BlockManager:
             for digest in sequence.block_digests:
                 pool.unregister(digest)
 
+    def reset_prefix_cache(self) -> None:
+        """Unregisters every block: no sequence will find what was computed before."""
+        for pool in self.pools:
+            pool.unregister_all()
+
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
 

@@ -100,6 +100,11 @@ class BlockPool:
         if self._block_of_digest.setdefault(digest, block_id) == block_id:
             self._digest_of_block[block_id] = digest
 
+    def unregister_all(self) -> None:
+        """Makes every block unfindable; held ones stay held."""
+        self._block_of_digest.clear()
+        self._digest_of_block = [None] * self.num_blocks
+
     def unregister(self, digest: bytes) -> None:
         """Makes the block of this digest, if there is one, unfindable."""
         block_id = self._block_of_digest.pop(digest, None)

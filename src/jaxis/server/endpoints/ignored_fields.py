@@ -7,6 +7,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -22,6 +23,10 @@ _MAX_HEADER_CHARACTERS = 2000  # proxies refuse headers of several thousand
 _SAME_WORD = 0.9  # similarity above which a name is taken for a misspelling
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _logger = logging.getLogger(__name__)
+
+# Where a model stands in a request: the place of the model around it, the field of that, and the index in its list.
+# None is the request itself. Only errors need it as text, and a request may have thousands.
+_Place = tuple["_Place | None", str, int | None]
 
 
 class IgnoredFields:
@@ -67,24 +72,25 @@ def ignored_fields(request: BaseModel, *, strict: bool = False) -> list[str]:
     """
     names: set[str] = set()
     kinds: set[tuple[type[LenientModel], str]] = set()  # many messages may have the same field
-    for path, model in _lenient_models(request):
+    for prefix, place, model in _lenient_models(request):
         for name, value in model.unknown_fields.items():
             kinds.add((type(model), name))
             if len(kinds) > MAX_UNKNOWN_FIELDS:
                 raise ParameterError(
-                    _top(path + name), f"the request has more than {MAX_UNKNOWN_FIELDS} fields that are unknown here"
+                    _top(_path(place, name)),
+                    f"the request has more than {MAX_UNKNOWN_FIELDS} fields that are unknown here",
                 )
             if strict and name not in model.not_applied:
-                raise _unknown(path + name, "leave it out")
-            if _is_ignored(model, path, name, value):
-                names.add(_plain(path + name))
+                raise _unknown(_path(place, name), "leave it out")
+            if _is_ignored(model, place, name, value):
+                names.add(prefix + name)
         for name in _declared(type(model)):
-            if _is_ignored(model, path, name, getattr(model, name)):
-                names.add(_plain(path + name))
-    return sorted(names)
+            if _is_ignored(model, place, name, getattr(model, name)):
+                names.add(prefix + name)
+    return sorted(set(map(_plain, names)))
 
 
-def _is_ignored(model: LenientModel, path: str, name: str, value: object) -> bool:
+def _is_ignored(model: LenientModel, place: _Place | None, name: str, value: object) -> bool:
     """Whether a field has no effect and asked for one.
 
     Raises:
@@ -95,27 +101,59 @@ def _is_ignored(model: LenientModel, path: str, name: str, value: object) -> boo
     rule = model.not_applied.get(name)
     if rule is None:
         if (meant := _meant(type(model), name)) is not None:
-            raise _unknown(path + name, f"did you mean {meant}?")
+            raise _unknown(_path(place, name), f"did you mean {meant}?")
         return True
     if value in rule.neutral:
         return False
     if rule.advice is not None:
-        raise _unsupported(path + name, rule, rule.advice)
+        raise _unsupported(_path(place, name), rule, rule.advice)
     return True
 
 
-def _lenient_models(request: BaseModel) -> Iterator[tuple[str, LenientModel]]:
-    """The lenient models in a request, itself included, each with the path to its fields."""
-    stack: list[tuple[str, BaseModel]] = [("", request)]
+def _lenient_models(request: BaseModel) -> Iterator[tuple[str, _Place | None, LenientModel]]:
+    """The lenient models in a request, itself included.
+
+    This runs in the event loop, over every block of every message: no step for each of their fields.
+
+    Yields:
+      The path to the model's fields, without indices; the model's place; the model.
+    """
+    stack: list[tuple[str, _Place | None, Any]] = [("", None, request)]
     while stack:
-        path, model = stack.pop()
-        if isinstance(model, LenientModel):
-            yield path, model
-        for name, value in vars(model).items():
-            if isinstance(value, BaseModel):
-                stack.append((f"{path}{name}.", value))
-            elif type(value) is list and value and isinstance(value[0], BaseModel):
-                stack += [(f"{path}{name}[{i}].", item) for i, item in enumerate(value)]
+        prefix, place, model = stack.pop()
+        is_lenient, nested = _structure(type(model))
+        if is_lenient:
+            yield prefix, place, model
+        for name in nested:
+            value = getattr(model, name)
+            if type(value) is list:
+                inner = f"{prefix}{name}."
+                stack += [(inner, (place, name, i), item) for i, item in enumerate(value)]
+            elif isinstance(value, BaseModel):
+                stack.append((f"{prefix}{name}.", (place, name, None), value))
+
+
+@functools.cache
+def _structure(kind: type) -> tuple[bool, tuple[str, ...]]:
+    """Whether a class is a lenient model, and which of its fields may hold models."""
+    if not issubclass(kind, BaseModel):
+        return False, ()
+    nested = (name for name, field in kind.model_fields.items() if _may_hold_models(field.annotation))
+    return issubclass(kind, LenientModel), tuple(nested)
+
+
+def _may_hold_models(annotation: Any) -> bool:
+    if arguments := get_args(annotation):
+        return any(map(_may_hold_models, arguments))
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _path(place: _Place | None, name: str) -> str:
+    """A field with the path to it, such as "messages[3].name"."""
+    while place is not None:
+        place, field, index = place
+        name = f"{field}.{name}" if index is None else f"{field}[{index}].{name}"
+    return name
 
 
 @functools.cache

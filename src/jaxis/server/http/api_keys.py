@@ -41,6 +41,7 @@ class ApiKey:
       requests_per_minute: Most requests that generate; None is no limit.
       tokens_per_minute: Most tokens of prompts and answers together; None is no limit.
       priority: The best priority that its requests can have; lower values are served first. None leaves it to them.
+      admin: May change the server's state.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     priority: int | None = None
+    admin: bool = False
 
 
 current_api_key: ContextVar[ApiKey | None] = ContextVar("current_api_key", default=None)
@@ -106,6 +108,7 @@ def new_api_key(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     priority: int | None = None,
+    admin: bool = False,
 ) -> tuple[str, ApiKey]:
     """Makes a key: its text, of 256 random bits, and what the file has of it.
 
@@ -114,12 +117,14 @@ def new_api_key(
     """
     _check_name(name, "the key's name")
     text = "jaxis-" + secrets.token_urlsafe(32)
-    return text, ApiKey(name, digest_of(text), requests_per_minute, tokens_per_minute, priority)
+    return text, ApiKey(name, digest_of(text), requests_per_minute, tokens_per_minute, priority, admin)
 
 
 def to_yaml(key: ApiKey) -> str:
     """A key as an entry of the file."""
     fields = {name: value for name, value in dataclasses.asdict(key).items() if value is not None}
+    if not key.admin:
+        del fields["admin"]
     return yaml.safe_dump([fields], sort_keys=False)
 
 
@@ -169,6 +174,8 @@ def _parse(entry: Any, where: str) -> ApiKey:
     priority = entry.get("priority")
     if priority is not None and (type(priority) is not int or not -(2**31) <= priority < 2**31):
         raise ConfigError(f"{where}: priority={priority!r} must be an integer")
+    if type(entry.get("admin", False)) is not bool:
+        raise ConfigError(f"{where}: admin={entry['admin']!r} must be true or false")
     return ApiKey(**entry)
 
 

@@ -29,7 +29,7 @@ from jaxis.server.http.request_log import QUIET_PATHS, RequestLogMiddleware
 from jaxis.server.http.request_records import RequestLogFile, RequestRecordMiddleware
 from jaxis.server.observability.key_metrics import KeyMetrics
 from jaxis.server.observability.metrics import ServerMetrics
-from jaxis.server.routes import anthropic, health, llama_server, models, ollama, openai, tokenize
+from jaxis.server.routes import admin, anthropic, health, llama_server, models, ollama, openai, tokenize
 from jaxis.version import __version__
 
 # What Anthropic's clients send from a browser.
@@ -127,6 +127,7 @@ def _add_routes(app: FastAPI, config: ServerConfig) -> None:
     app.include_router(llama_server.router)
     app.include_router(tokenize.router)
     app.include_router(health.router)
+    app.include_router(admin.router)
     if config.ollama_api:
         app.include_router(ollama.router)
     if config.webui:

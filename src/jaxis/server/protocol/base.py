@@ -55,7 +55,8 @@ class LenientModel(StrictModel):
     @property
     def unknown_fields(self) -> Mapping[str, Any]:
         """The fields of this object, not of those inside it, that it does not declare."""
-        return self._unknown_fields
+        # Not as an attribute, which is slow where it is private, and requests have thousands of objects.
+        return (self.__pydantic_private__ or {}).get("_unknown_fields", {})
 
 
 class StreamOptions(LenientModel):

@@ -45,6 +45,7 @@ def _responses(*statuses: int | str, model: type[BaseModel] = ErrorResponse) -> 
 
 
 LOOKUP_ERRORS = _responses(401, 404, "default")
+ADMIN_ERRORS = _responses(401, 503, "default") | {403: {"model": ErrorResponse, "description": "A key without `admin`"}}
 TEXT_ERRORS = _responses(400, 401, 404, 408, 413, "default")
 GENERATION_RESPONSES = _responses(*_ERRORS) | {200: _ANSWER}
 MESSAGE_COUNT_ERRORS = _responses(400, 401, 404, 408, 413, "default", model=MessageErrorResponse)

@@ -49,7 +49,8 @@ class ThinkingOn(LenientModel):
     """Reason before the answer.
 
     Attributes:
-      budget_tokens: A hint to Anthropic's models, without effect here.
+      budget_tokens: A target for Anthropic's models, required with "enabled". Without effect here, where only
+        `max_tokens` bounds what is generated; named as ignored.
       display: Without effect: reasoning is sent as the model writes it.
     """
 

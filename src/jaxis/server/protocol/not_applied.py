@@ -40,6 +40,9 @@ _NOT_SUPPORTED = "it is not supported here: leave it out"
 _NO_ADAPTERS = "adapters are not supported here: leave it out"
 _THINKING = "send reasoning_effort, or the template's own variable in chat_template_kwargs"
 _MAX_TOKENS = "send max_tokens"
+NO_THINKING_BUDGET = NotApplied(
+    (-1,), "reasoning is not cut short here: leave it out, and send max_tokens for all that is generated"
+)
 # vLLM's, llama.cpp's, SGLang's and others'.
 OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     # Sampling.
@@ -78,7 +81,11 @@ OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     "thinking": NotApplied((), _THINKING),
     "think": NotApplied((), _THINKING),
     "reasoning": NotApplied(({},), _THINKING),
-    "thinking_token_budget": NotApplied((), _NOT_SUPPORTED),
+    "thinking_token_budget": NO_THINKING_BUDGET,
+    "thinking_budget_tokens": NO_THINKING_BUDGET,
+    "thinking_budget": NO_THINKING_BUDGET,
+    "reasoning_budget_tokens": NO_THINKING_BUDGET,
+    "reasoning_budget": NO_THINKING_BUDGET,
     # The answer's form.
     "regex": NotApplied((), "send structured_outputs.regex"),
     "ebnf": NotApplied((), "send structured_outputs.grammar"),

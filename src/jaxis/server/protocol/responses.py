@@ -18,7 +18,13 @@ from jaxis.server.protocol.base import (
     bounded,
 )
 from jaxis.server.protocol.chat import MAX_MESSAGES
-from jaxis.server.protocol.not_applied import ACCOUNT_FIELDS, NOT_FOR_RESPONSES, OTHER_SERVERS_FIELDS, NotApplied
+from jaxis.server.protocol.not_applied import (
+    ACCOUNT_FIELDS,
+    NO_THINKING_BUDGET,
+    NOT_FOR_RESPONSES,
+    OTHER_SERVERS_FIELDS,
+    NotApplied,
+)
 from jaxis.server.protocol.response_items import HostedCall, InputItem, OutputItem, chat_messages
 from jaxis.server.protocol.response_tools import AnyTool, NamedTool, function_name, hosted_types, offered_tools
 from jaxis.server.protocol.structured import JsonObjectFormat, TextFormat
@@ -48,6 +54,7 @@ class ReasoningOptions(LenientModel):
     not_applied: ClassVar[dict[str, NotApplied]] = {
         "summary": NotApplied(neutral=("none",)),
         "generate_summary": NotApplied(neutral=("none",)),
+        "max_tokens": NO_THINKING_BUDGET,
     }
 
     effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
