@@ -15,9 +15,13 @@ SANITIZE ?=
 NATIVE_TESTS := build/native-tests$(if $(SANITIZE),-$(SANITIZE))
 COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 
+# The GPUs to compile for: a process can compile for one kind only.
+GPU_TARGETS ?= h100 a100
+COMPILERS := build/compilers
+
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
-.PHONY: help demo test test-native test-sanitizers test-slow test-real nightly lint format bench compare clean
+.PHONY: help demo test test-native test-sanitizers test-slow test-compile test-real nightly lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
@@ -25,8 +29,9 @@ help:
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-compile  the tests that compile for TPUs and GPUs, without one; installs their compilers (1.5 GB) into $(COMPILERS)"
 	@echo "make test-real  the tests of published models, which they download (a few hundred megabytes, kept)"
-	@echo "make nightly    all of it: test, test-slow, test-sanitizers and release-check"
+	@echo "make nightly    all of it: test, test-slow, test-compile, test-sanitizers and release-check"
 	@echo "make lint       check the code with ruff, its types with basedpyright and its format with ruff and clang-format"
 	@echo "make format     let ruff correct and format the Python code, and clang-format format the C++ code"
 	@echo "make bench      start-up, prefill, decode and memory of a Qwen3-0.6B-shaped model; ARGS=... for options"
@@ -55,12 +60,19 @@ test-sanitizers:
 	$(MAKE) test-native SANITIZE=thread
 
 test-slow: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -m slow -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -m 'slow and not compile_tpu and not compile_gpu' -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+
+# One process after the other: libtpu takes half a gigabyte. XLA optimizes here, as it does for users.
+test-compile: $(COMPILERS)/tpu/.installed $(COMPILERS)/gpu/.installed
+	JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/tpu/bin/python -m pytest -m compile_tpu $(ARGS)
+	@set -e; for target in $(GPU_TARGETS); do \
+		echo "JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS)"; \
+		JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS); done
 
 test-real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m real $(ARGS)
 
-nightly: test test-slow test-sanitizers release-check
+nightly: test test-slow test-compile test-sanitizers release-check
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -104,6 +116,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "Installing the engines to compare with into $(VENV), once"
 	@$(VENV)/bin/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+# An environment that has a compiler, and sees all that $(VENV) has.
+$(COMPILERS)/%/.installed: $(VENV)/.installed-test
+	@echo "Installing the compiler of $*s into $(@D), once"
+	@$(VENV)/bin/python -m venv $(@D)
+	@$(VENV)/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth"
+	@$(@D)/bin/python -m pip install --quiet 'jaxis[compile-$*]'
 	@touch $@
 
 # Releasing: builds the sdist, a wheel from the sdist, and tries the wheel in an environment that has nothing else. All of it

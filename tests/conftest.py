@@ -7,9 +7,18 @@ import os
 
 import pytest
 
+from tests.support.compilers import DEFAULT_GPU_TARGET, skip_without_compilers
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.signals import sigint_as_usual
 from tests.support.worker_memory import WorkerMemory
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--gpu-target",
+        default=DEFAULT_GPU_TARGET,
+        help="the kind of GPU that tests marked compile_gpu compile for: a100, h100, h200 or b200",
+    )
 
 
 def pytest_configure(config):
@@ -36,6 +45,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
+    skip_without_compilers(items)
     if config.pluginmanager.hasplugin("xdist"):
         from tests.support.distribution import rank
 
@@ -88,6 +98,12 @@ def shared_batching_llm(start_llm):
     """The LLM of all tests that need several requests to run side by side. Take `batching_llm`."""
     with start_llm(max_num_seqs=8) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def gpu_target(request):
+    """Name of the one kind of GPU that this process compiles for, such as "h100"; see `parse_target`."""
+    return request.config.getoption("--gpu-target")
 
 
 @pytest.fixture

@@ -103,9 +103,11 @@ def plan_memory(
         return None
     budget = int(free * _CPU_SHARE) - _STEP_BYTES if on_cpu else free
     model = construct_abstractly(config, check_config=False)
-    specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, config)]
+    num_devices = mesh.shape["model"]
+    specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, config)]
     cache_type = config.cache_config.cache_dtype or config.model_config.dtype
-    cache = _Cache(config, block_bytes(specs, config.cache_config.block_size, cache_type))
+    with jax.set_mesh(mesh):
+        cache = _Cache(config, block_bytes(specs, config.cache_config.block_size, cache_type, num_devices))
     wanted = config.model_config.max_model_len
     needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
     widths = [_Width(None, weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes)]

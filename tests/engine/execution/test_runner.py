@@ -13,6 +13,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.execution.model_arrays import indices_read
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
+from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.kernels import native
 from jaxis.models.qwen3 import Qwen3ForCausalLM
 from jaxis.parallel.mesh import make_mesh
@@ -86,9 +87,9 @@ def test_programs_are_traced_while_the_caches_are_made_anew(any_runner, monkeypa
     [(False, n, padded) for n, padded in [(1, 1), (2, 8), (8, 8), (9, 16), (700, 1024), (1000, 1024), (1024, 1024)]]
     + [(True, n, padded) for n, padded in [(1, 1), (2, 2), (3, 4), (6, 8), (9, 12), (13, 16), (17, 24), (700, 768)]],
 )
-def test_steps_are_padded_to_few_shapes(runner, monkeypatch, compiles_fast, num_tokens, padded):
-    monkeypatch.setattr(runner, "_is_native", compiles_fast)
-    shape = runner.step_shape(num_tokens)
+def test_steps_are_padded_to_few_shapes(runner, compiles_fast, num_tokens, padded):
+    shapes = StepShapes(runner.vllm_config, runner.num_blocks, runner.max_model_len, compiles_fast=compiles_fast)
+    shape = shapes.of(num_tokens)
 
     assert (shape.num_tokens, shape.num_seqs) == (padded, min(padded, 1024))
     assert shape.max_blocks == 16

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import EngineError
+from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
 from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
@@ -51,14 +52,23 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]
     return [spec] * config["num_hidden_layers"]
 
 
-def block_bytes(specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike) -> dict[AttentionSpan, int]:
+def block_bytes(
+    specs: Sequence[CacheSpec], block_size: int, dtype: DTypeLike, num_devices: int
+) -> dict[AttentionSpan, int]:
     """Bytes of one block over all layers of a span, for each span; the span that keeps most comes first.
 
-    Layers of one span share a pool of blocks.
+    Layers of one span share a pool of blocks. Called in the context of the mesh, on which the caches' shapes depend.
+
+    Args:
+      specs: One per layer, of caches on `num_devices` devices.
+      block_size: B.
+      dtype: Of the caches.
+      num_devices: The bytes are of all of them together. A cache that is not sharded is whole on each.
     """
     spans = {spec.span: 0 for spec in specs}
     for spec in specs:
-        spans[spec.span] += math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
+        copies = num_devices if spec.head_axis_name is None else 1
+        spans[spec.span] += copies * math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
     return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
 
 
@@ -139,29 +149,38 @@ def num_cache_blocks(
     return num_blocks, max_model_len
 
 
-def make_kv_caches(
+def kv_cache_structs(
     specs: Sequence[CacheSpec],
     num_blocks: Mapping[AttentionSpan, int],
     block_size: int,
     dtype: DTypeLike,
     mesh: jax.sharding.Mesh,
-) -> list[jax.Array]:
-    """One array a layer, of its span's number of blocks, its heads spread over the mesh.
+) -> list[jax.ShapeDtypeStruct]:
+    """The caches' shapes and shardings: one a layer, of its span's number of blocks, its heads spread over the mesh."""
+    structs = []
+    for spec in specs:
+        with jax.set_mesh(mesh):
+            shape = spec.shape(num_blocks[spec.span], block_size, dtype)
+        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+        structs.append(jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape)))
+    return structs
+
+
+def make_kv_caches(structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """The caches.
 
     Raises:
       EngineError: A device does not have enough memory.
     """
     caches = []
-    for spec in specs:
-        with jax.set_mesh(mesh):
-            shape = spec.shape(num_blocks[spec.span], block_size, dtype)
-        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+    for struct in structs:
+        assert struct.sharding is not None
         try:
-            caches.append(make_kv_cache(shape, dtype, logical_sharding(mesh, axes, shape)))
+            caches.append(make_kv_cache(struct.shape, struct.dtype, struct.sharding))
         except jax.errors.JaxRuntimeError as error:
+            size = human_bytes(sum(math.prod(struct.shape) * struct.dtype.itemsize for struct in structs))
             raise EngineError(
-                f"the device has no memory for a KV cache of {max(num_blocks.values())} blocks: give a smaller "
-                "kv_cache_memory"
+                f"the device has no memory for a KV cache of {size}: give a smaller kv_cache_memory"
             ) from error
     return caches
 

@@ -8,7 +8,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 import jax
 from flax import nnx
 from jax.extend.core import Var
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.config import VllmConfig
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 
@@ -31,7 +33,10 @@ class GenerativeModel(Protocol):
 class ModelArrays:
     """A model split into its arrays, which can be rebuilt from them or from tracers.
 
+    Programs can also be lowered from the arrays of a model without weights, ShapeDtypeStructs with shardings.
+
     Attributes:
+      hidden_states: One row of `compute_logits`'s input, [1, E].
       arrays: All of the model's arrays.
       head_arrays: The arrays that `compute_logits` reads. Calling a program takes longer with every array passed to
         it, so the sampler's gets only these.
@@ -42,8 +47,9 @@ class ModelArrays:
 
         Args:
           model: The model, its weights loaded.
-          hidden_states: An input of `compute_logits`.
+          hidden_states: One row of `compute_logits`'s input, [1, E].
         """
+        self.hidden_states = hidden_states
         self._graphdef, state = nnx.split(model)
         leaves, self._treedef = jax.tree.flatten(state)
         self.arrays: list[jax.Array] = leaves
@@ -79,6 +85,12 @@ class ModelArrays:
     def release(self) -> None:
         """Drops the arrays."""
         self.arrays, self.head_arrays = [], []
+
+
+def hidden_state_struct(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:
+    """One hidden state, [1, E], as programs hand it on: whole on every device."""
+    shape = (1, vllm_config.model_config.hf_config.get_text_config()["hidden_size"])
+    return jax.ShapeDtypeStruct(shape, vllm_config.model_config.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 def indices_read(function: Callable[..., Any], arrays: Sequence[Any], *operands: Any) -> list[int]:

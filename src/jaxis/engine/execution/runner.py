@@ -19,8 +19,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.compiled_features import CompiledFeatures
-from jaxis.engine.execution.kv_cache import block_bytes, kv_cache_specs, make_kv_caches, num_cache_blocks
-from jaxis.engine.execution.model_arrays import ModelArrays
+from jaxis.engine.execution.kv_cache import (
+    block_bytes,
+    kv_cache_specs,
+    kv_cache_structs,
+    make_kv_caches,
+    num_cache_blocks,
+)
+from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import CompileWait, ProgramCache
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_arrays, sampler_features
@@ -35,6 +41,7 @@ from jaxis.engine.execution.step_programs import (
     StepPrograms,
     WholeKey,
 )
+from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
@@ -44,8 +51,6 @@ from jaxis.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
-
-SMALLEST_PADDED_TOKENS = 8  # a single token is not padded
 
 SamplingStates = Mapping[SequenceId, SequenceSampling]
 
@@ -143,28 +148,24 @@ class Runner:
         # On CPU, the host reads the device's memory.
         self._is_on_host = mesh.devices.flat[0].platform == "cpu"
 
-        cache_config = vllm_config.cache_config
-        self._specs = [spec.on_devices(mesh.shape["model"]) for spec in kv_cache_specs(model, vllm_config)]
-        self._cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
-        self.kv_bytes_per_block = block_bytes(self._specs, cache_config.block_size, self._cache_dtype)
-        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, self.kv_bytes_per_block, mesh)
-        self._make_caches()
-        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        hidden_size = vllm_config.model_config.hf_config.get_text_config()["hidden_size"]
-        hidden = jax.ShapeDtypeStruct((1, hidden_size), vllm_config.model_config.dtype, sharding=self._replicated)
+        cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
+        specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, vllm_config)]
+        cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
         with jax.set_mesh(mesh):
-            self._arrays = ModelArrays(model, hidden)
+            self.kv_bytes_per_block = block_bytes(specs, cache_config.block_size, cache_dtype, num_devices)
+        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, self.kv_bytes_per_block, mesh)
+        # Programs are traced on other threads, at times when there may be no caches.
+        self._cache_structs = kv_cache_structs(specs, self.num_blocks, cache_config.block_size, cache_dtype, mesh)
+        self._caches = make_kv_caches(self._cache_structs)
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        with jax.set_mesh(mesh):
+            self._arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh))
+            # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
+            self._is_native = native.usable()
         self._step_programs = StepPrograms(
-            self._arrays,
-            mesh,
-            # Programs are traced on other threads, at times when there may be no caches.
-            caches=[jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in self._caches],
-            max_num_seqs=self._max_num_seqs,
-            vocab_size=self.vocab_size,
-            hidden_states=hidden,
+            self._arrays, mesh, caches=self._cache_structs, max_num_seqs=self._max_num_seqs, vocab_size=self.vocab_size
         )
-        self._max_blocks = -(-self.max_model_len // cache_config.block_size)
-        self._step_shapes: dict[int, StepShape] = {}
+        self._step_shapes = StepShapes(vllm_config, self.num_blocks, self.max_model_len, compiles_fast=self._is_native)
         self._forget_last_tokens()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),
@@ -173,9 +174,6 @@ class Runner:
             vocab_size=self.vocab_size,
             seed=0,
         )
-        with jax.set_mesh(mesh):
-            # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
-            self._is_native = native.usable()
         self._programs = ProgramCache(self._step_programs.compile, on_compile)
         self._compiled_features = CompiledFeatures()
 
@@ -214,21 +212,7 @@ class Runner:
 
     def step_shape(self, num_tokens: int) -> StepShape:
         """The smallest compiled shape that holds this many tokens."""
-        limit = self.vllm_config.scheduler_config.max_num_batched_tokens
-        padded = self._padded(num_tokens)
-        padded = max(min(padded, limit), num_tokens)
-        if padded not in self._step_shapes:
-            block_size, spans = self.vllm_config.cache_config.block_size, tuple(self.num_blocks)
-            shape = StepShape(padded, min(padded, self._max_num_seqs), self._max_blocks, block_size, spans)
-            self._step_shapes[padded] = shape
-        return self._step_shapes[padded]
-
-    def _padded(self, num_tokens: int) -> int:
-        """Rounds up to a power of two, or 1.5 times one if programs compile fast enough to have more of them."""
-        power = 1 << (num_tokens - 1).bit_length()
-        if self._is_native:
-            return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
-        return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)
+        return self._step_shapes.of(num_tokens)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
@@ -297,7 +281,7 @@ class Runner:
     def _whole_hidden(self, token_ids: Sequence[int]) -> jax.Array:
         """Hidden states [T or more, E] of one whole sequence without a cache."""
         num_tokens = len(token_ids)
-        padded = self._padded(num_tokens)
+        padded = self._step_shapes.padded(num_tokens)
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         program = self._programs.get(WholeKey(padded))
@@ -307,7 +291,7 @@ class Runner:
         """Makes the runner usable after a step that failed or was interrupted midway."""
         # The outputs of that step may be missing, or hold an error that surfaces only when they are read.
         self._caches = []
-        self._make_caches()
+        self._caches = make_kv_caches(self._cache_structs)
         self._forget_last_tokens()
 
     def close(self) -> None:
@@ -324,10 +308,6 @@ class Runner:
         self._unsampled: SchedulerOutput | None = None
         self._last_tokens = jax.device_put(np.zeros(self._max_num_seqs, np.int32), self._replicated)
         self._last_rows: dict[SequenceId, int] = {}
-
-    def _make_caches(self) -> None:
-        block_size = self.vllm_config.cache_config.block_size
-        self._caches = make_kv_caches(self._specs, self.num_blocks, block_size, self._cache_dtype, self.mesh)
 
     def _forward(self, output: SchedulerOutput, shape: StepShape) -> tuple[jax.Array, jax.Array]:
         """Dispatches the model; returns the hidden states of the step's tokens [T, E] and of each sequence's last."""

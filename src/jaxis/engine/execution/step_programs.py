@@ -19,6 +19,7 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.parallel.mesh import logical_sharding
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -88,7 +89,6 @@ class StepPrograms:
       caches: The KV caches' shapes and shardings.
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
-      hidden_states: One row, [1, E].
     """
 
     def __init__(
@@ -99,14 +99,12 @@ class StepPrograms:
         caches: Sequence[jax.ShapeDtypeStruct],
         max_num_seqs: int,
         vocab_size: int,
-        hidden_states: jax.ShapeDtypeStruct,
     ) -> None:
         self._model = model
         self._mesh = mesh
         self._caches = list(caches)
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
-        self._hidden_states = hidden_states
         self._replicated = NamedSharding(mesh, PartitionSpec())
 
     def compile(self, key: Hashable) -> jax.stages.Compiled:
@@ -219,12 +217,17 @@ class StepPrograms:
         return jitted.lower(self._model.arrays, self._int32(key.num_tokens), self._int32())
 
     def _replicate(self, logits: jax.Array) -> jax.Array:
-        """Whole rows of logits on every device, so that all devices sample the same tokens."""
-        return jax.lax.with_sharding_constraint(logits, self._replicated)
+        """Whole rows of logits on every device, so that all devices sample the same tokens.
+
+        Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
+        the head's weight and let every device multiply by all of it.
+        """
+        parts = logical_sharding(self._mesh, (None, "vocab"), logits.shape)
+        return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(logits, parts), self._replicated)
 
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
-        one = self._hidden_states
+        one = self._model.hidden_states
         return jax.ShapeDtypeStruct((num_tokens, *one.shape[1:]), one.dtype, sharding=one.sharding)

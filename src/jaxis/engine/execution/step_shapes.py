@@ -1,0 +1,49 @@
+"""The few shapes that steps are padded to, so that few programs have to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.step_inputs import StepShape
+
+SMALLEST_PADDED_TOKENS = 8  # a single token is not padded
+
+
+class StepShapes:
+    """A step's number of tokens -> the shape it is padded to.
+
+    Args:
+      vllm_config: The engine's limits.
+      spans: What the layers keep of a sequence, the span that keeps most first.
+      max_model_len: Most tokens of a sequence.
+      compiles_fast: Whether programs compile fast enough to have more of them, as those do that only call native
+        kernels.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, spans: Iterable[AttentionSpan], max_model_len: int, *, compiles_fast: bool
+    ) -> None:
+        self._block_size = vllm_config.cache_config.block_size
+        self._max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        self._max_blocks = -(-max_model_len // self._block_size)
+        self._spans = tuple(spans)
+        self._compiles_fast = compiles_fast
+        self._shapes: dict[int, StepShape] = {}
+
+    def of(self, num_tokens: int) -> StepShape:
+        """The smallest shape that holds this many tokens."""
+        padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
+        if padded not in self._shapes:
+            num_seqs = min(padded, self._max_num_seqs)
+            self._shapes[padded] = StepShape(padded, num_seqs, self._max_blocks, self._block_size, self._spans)
+        return self._shapes[padded]
+
+    def padded(self, num_tokens: int) -> int:
+        """Rounds up to a power of two, or 1.5 times one if programs compile fast."""
+        power = 1 << (num_tokens - 1).bit_length()
+        if self._compiles_fast:
+            return power * 3 // 4 if power > SMALLEST_PADDED_TOKENS and num_tokens <= power * 3 // 4 else power
+        return 1 if num_tokens == 1 else max(SMALLEST_PADDED_TOKENS, power)

@@ -1,0 +1,85 @@
+"""A model without weights, as it would be after loading onto a mesh whose devices need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.config import VllmConfig
+from jaxis.config.quantization import HasQuantMethod
+from jaxis.kernels.weights import Weight
+from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.partial_weight import WeightLoader
+from jaxis.models.model_loader import construct_model
+from jaxis.models.registry import model_class_of
+from jaxis.parallel.mesh import logical_sharding
+
+
+def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModule:
+    """The model of a configuration, its parameters ShapeDtypeStructs with the shardings they would have on the mesh.
+
+    Quantized weights have the types and shapes that loading gives them. Nothing is read but config.json.
+
+    Raises:
+      ConfigError: An architecture, or a value of config.json, that is not supported.
+    """
+    model_class = model_class_of(vllm_config.model_config.hf_config)
+    graphs: list[nnx.GraphDef[JaxModule]] = []
+
+    def load() -> nnx.State:
+        with initializers_skipped():
+            model = construct_model(model_class, vllm_config, mesh)
+        _fill(model)
+        graph, state = nnx.split(model)
+        graphs.append(graph)
+        return state
+
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(load)
+    model = nnx.merge(graphs[-1], jax.tree.map(lambda leaf: _placed(leaf, mesh, None), state))
+    for _, param in named_parameters(model):
+        axes = param.get_metadata().get("logical_axes")
+        param.set_value(jax.tree.map(lambda leaf, axes=axes: _placed(leaf, mesh, axes), param.get_value()))
+    return model
+
+
+def _fill(model: JaxModule) -> None:
+    """Gives each parameter zeros of what it would be loaded as, and lets modules process them as after loading."""
+    structs: dict[str, Weight] = {}
+    for _, param in named_parameters(model):
+        loader = param.get_metadata().get("weight_loader")
+        if isinstance(loader, WeightLoader):
+            # Recipes compare equal, whatever they make; what they print does not.
+            key = f"{loader.slot.shape} {loader.recipe!r}"
+            if key not in structs:
+                structs[key] = _example(loader)
+            param.set_value(jax.tree.map(_zeros_of(loader), structs[key]))
+    for module in {id(module): module for _, module in named_modules(model)}.values():
+        if isinstance(module, HasQuantMethod) and module.quant_method is not None:
+            module.quant_method.process_weights_after_loading(module)
+        if isinstance(module, HasAfterLoading):
+            module.after_loading()
+
+
+def _example(loader: WeightLoader) -> Weight:
+    """A weight as the loader would make it, of no meaning; of one expert, if it is for a stack."""
+    recipe, shape = loader.recipe, loader.slot.shape
+    specs = recipe.format.tensors(shape)
+    if recipe.scheme is None and set(specs) == {"weight"}:
+        return jax.ShapeDtypeStruct(shape, loader.dtype)
+    tensors = {name: spec.example() for name, spec in specs.items() if not spec.is_zero}
+    return recipe.make(tensors, shape, loader.dtype)
+
+
+def _zeros_of(loader: WeightLoader) -> Callable[[Any], jax.Array]:
+    leading = () if loader.slot.num_experts is None else (loader.slot.num_experts,)
+    return lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype)
+
+
+def _placed(leaf: Any, mesh: jax.sharding.Mesh, axes: tuple[str | None, ...] | None) -> jax.ShapeDtypeStruct:
+    sharding = logical_sharding(mesh, axes if axes and len(axes) == len(leaf.shape) else None, leaf.shape)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,0 +1,122 @@
+"""What the text of a compiled program says that it costs: traffic, copies, exchanges and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxis.planning.hlo import Instruction, parse_hlo
+from jaxis.planning.traffic import KERNEL_CALLS, hbm_traffic, kernel_bytes
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+_COPIES = ("copy", "copy-start", "transpose")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An instruction that moves an array from one place or layout in HBM to another.
+
+    Attributes:
+      nbytes: Of the copy.
+      array: Its type and layout.
+      op_name: What it is for in the traced program, as far as XLA knows.
+      is_in_loop: Whether it may happen any number of times.
+    """
+
+    nbytes: int
+    array: str
+    op_name: str
+    is_in_loop: bool
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An exchange between the devices.
+
+    Attributes:
+      opcode: One of COLLECTIVES.
+      nbytes: Of its result on each device.
+      is_in_loop: Whether it may happen any number of times.
+    """
+
+    opcode: str
+    nbytes: int
+    is_in_loop: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A call of one of our own kernels.
+
+    Attributes:
+      name: Of the Pallas kernel.
+      nbytes: What it moves by its own account; None if it gives none.
+      is_in_loop: Whether it may run any number of times.
+    """
+
+    name: str
+    nbytes: int | None
+    is_in_loop: bool
+
+
+@dataclass(frozen=True)
+class ProgramText:
+    """A program's instructions, on each device.
+
+    Attributes:
+      hbm_bytes: Read from and written to HBM, without kernels and loops.
+      loop_hbm_bytes: The same by all loops' bodies, each once.
+      copies: The largest first; those within a fusion are not seen.
+      collectives: In order of the program.
+      kernels: In order of the program.
+      num_loops: Loops, whose conditions a GPU's host has to wait for.
+    """
+
+    hbm_bytes: int
+    loop_hbm_bytes: int
+    copies: Sequence[Copy]
+    collectives: Sequence[Collective]
+    kernels: Sequence[Kernel]
+    num_loops: int
+
+
+def read_text(text: str) -> ProgramText:
+    """The costs in the text of a program that was compiled for a TPU or GPU."""
+    module = parse_hlo(text)
+    running = list(module.running())
+    traffic = [(hbm_traffic(each, computation, module), in_loop) for computation, each, in_loop in running]
+    copies = [copy for _, each, in_loop in running if (copy := _copy(each, in_loop)) is not None]
+    return ProgramText(
+        hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if not in_loop),
+        loop_hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if in_loop),
+        copies=sorted(copies, key=lambda copy: -copy.nbytes),
+        collectives=[each for _, instruction, loop in running if (each := _collective(instruction, loop)) is not None],
+        kernels=[
+            Kernel(_kernel_name(each), kernel_bytes(each), in_loop)
+            for _, each, in_loop in running
+            if each.attribute("custom_call_target") in KERNEL_CALLS
+        ],
+        num_loops=sum(each.opcode == "while" for _, each, _ in running),
+    )
+
+
+def _copy(instruction: Instruction, in_loop: bool) -> Copy | None:
+    if instruction.opcode not in _COPIES or not instruction.arrays[0].is_in_hbm:
+        return None
+    array = instruction.arrays[0]
+    return Copy(array.padded_bytes, str(array), instruction.op_name, in_loop)
+
+
+def _collective(instruction: Instruction, in_loop: bool) -> Collective | None:
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode not in COLLECTIVES:
+        return None
+    # What a start returns holds its operands too, and the result after them; an all-reduce's has its size.
+    is_pair = instruction.opcode != opcode and opcode != "all-reduce"
+    arrays = instruction.arrays[len(instruction.operands) :] if is_pair else instruction.arrays
+    return Collective(opcode, max(array.nbytes for array in arrays), in_loop)
+
+
+def _kernel_name(instruction: Instruction) -> str:
+    """The name that Pallas was given, else the kernel function's."""
+    return instruction.op_name.removesuffix("/pallas_call").rpartition("/")[2] or instruction.name

@@ -1,0 +1,77 @@
+"""Programs lowered from shapes alone are those that a Runner with arrays compiles."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.sampling_batch import SamplerFeatures
+from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.abstract_runner import AbstractRunner, bytes_per_device
+from jaxis.quantization.arguments import parse_quantization
+from tests.support.cut_models import cut_config
+
+# A published model and what makes it tiny: heads, latents and experts, with and without rules of quantization.
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+}
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+MODELS = {
+    "qwen3-0.6b": {},
+    "qwen3-30b-a3b": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "deepseek-v2-lite": LATENT,
+}
+
+
+@pytest.fixture(params=[(name, kind) for name in MODELS for kind in (None, "int8", "int4")], ids=str)
+def config(request):
+    name, quantization = request.param
+    values = cut_config(name) | SIZES | MODELS[name]
+    if name == "deepseek-v2-lite":
+        del values["head_dim"]
+    return VllmConfig(
+        ModelConfig(name, HFConfig(values, source=name), jnp.float32, max_model_len=64),
+        CacheConfig(kv_cache_memory_bytes=1 << 20),
+        SchedulerConfig(4, 16),
+        load_config=LoadConfig("dummy"),
+        quant_config=parse_quantization(quantization),
+    )
+
+
+def test_programs_and_sizes_are_those_of_a_runner(config):
+    mesh = make_mesh()
+    runner = Runner(config, load_model(config, mesh), mesh, on_compile=lambda key: contextlib.nullcontext())
+    abstract = AbstractRunner(config, mesh)
+    assert bytes_per_device(abstract.weights) == runner.weight_bytes
+    assert bytes_per_device(abstract.caches) == sum(cache.nbytes for cache in runner._caches)
+    assert all(isinstance(array, jax.ShapeDtypeStruct) for array in abstract.weights + abstract.caches)
+
+    shape = runner.step_shape(8)
+    assert abstract.forward(8).as_text() == runner._step_programs.lower(ForwardKey(shape)).as_text()
+    sampler = runner._step_programs.lower(SampleKey(shape.num_seqs, SamplerFeatures()))
+    assert abstract.sampler(8).as_text() == sampler.as_text()
+    runner.close()
