@@ -1,8 +1,10 @@
-"""Which platform a program is traced for."""
+"""Which platform a program is traced for, and what it can do."""
 
 from __future__ import annotations
 
 import jax
+
+AMPERE = 8  # the major number of its compute capability
 
 
 def target_platform() -> str:
@@ -13,3 +15,15 @@ def target_platform() -> str:
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def supports_triton() -> bool:
+    """Whether the target's devices run Triton kernels: NVIDIA GPUs since Ampere."""
+    if target_platform() != "gpu":
+        return False
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        return True  # A program for a GPU that is not there; the compilers that describe one know none older.
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return major.isdigit() and int(major) >= AMPERE  # AMD's are names, such as gfx942

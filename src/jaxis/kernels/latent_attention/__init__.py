@@ -2,7 +2,7 @@
 
 All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
 they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
-`reference.py` is the definition; `blockwise.py` (any platform) and `cpu.py` compute the same faster.
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py` and `gpu.py` compute the same faster.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.kernels.latent_attention import blockwise, cpu, layout
+from jaxis.kernels.platform import supports_triton
 
 __all__ = ["latent_attention", "latent_cache_shape"]
 
@@ -70,4 +71,9 @@ def latent_attention(
     kv_cache = layout.write_latent_cache(
         kv_cache, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
     )
+    if supports_triton():
+        from jaxis.kernels.latent_attention import gpu
+
+        if gpu.supports(q, kv_cache, value_dim):
+            return kv_cache, gpu.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale)
     return kv_cache, blockwise.latent_attention(q, kv_cache, *operands, value_dim=value_dim, scale=scale)

@@ -1,6 +1,6 @@
 """Attention of a flat batch of tokens over a paged KV cache: prefill, chunked prefill and decode in one call.
 
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py` and `tpu.py` compute the same faster.
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute the same fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.platform import target_platform
+from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
 
 __all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
@@ -95,4 +95,9 @@ def ragged_paged_attention(
                 q, kv_cache, *operands, scale=scale, sliding_window=window, soft_cap=soft_cap
             )
             return kv_cache, out
+    if supports_triton():
+        from jaxis.kernels.ragged_paged_attention import gpu
+
+        if gpu.supports(q, kv_cache):
+            return kv_cache, gpu.ragged_paged_attention(q, kv_cache, *operands, **options)
     return kv_cache, blockwise.ragged_paged_attention(q, kv_cache, *operands, **options)

@@ -1,0 +1,124 @@
+"""Ragged paged attention on NVIDIA GPUs (Ampere and later), by Triton kernels.
+
+Requests with one query in the step are decodes, whose context is split over programs (`gpu_decode.py`); the queries of
+all others are prefills, which are computed in tiles (`gpu_prefill.py`), wherever the requests stand in the batch.
+Results take the place of the queries, and the cache is read where it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.ragged_paged_attention.gpu_decode import attend_decodes
+from jaxis.kernels.ragged_paged_attention.gpu_memory import MIN_DOT_SIZE, read_rows
+from jaxis.kernels.ragged_paged_attention.gpu_prefill import attend_prefills
+from jaxis.kernels.ragged_paged_attention.gpu_tile import (
+    Batch,
+    Chunk,
+    PagedAttention,
+    TileSize,
+)
+from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES
+
+MAX_HEAD_DIM = 256
+MAX_INT8_ELEMENTS = 1 << 31
+
+
+def supports(q: jax.Array, kv_cache: jax.Array) -> bool:
+    """Whether the kernels take these shapes and types."""
+    # Pallas counts offsets into up to 4 GiB in 32 bits, and Triton takes them as signed.
+    return q.shape[-1] <= MAX_HEAD_DIM and (kv_cache.dtype != jnp.int8 or kv_cache.size < MAX_INT8_ELEMENTS)
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    kv_cache: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    scale: float,
+    span: AttentionSpan = FULL_CONTEXT,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attention of each query to its request's cached tokens up to its own position.
+
+    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`, and `interpret`: whether
+    to run without a GPU, for tests. Padding rows are as in q.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = kv_cache.shape[2] // 2
+    attention = PagedAttention(
+        num_kv_heads=num_kv_heads,
+        group_size=num_heads // num_kv_heads,
+        query_parts=((0, head_dim),),
+        value_dim=head_dim,
+        block_size=kv_cache.shape[1],
+        dtype=product_type(q.dtype, kv_cache.dtype),
+        read_chunk=read_chunk,
+        scale=scale,
+        span=span,
+        soft_cap=soft_cap,
+    )
+    batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
+    if num_tokens > 1:
+        tile = prefill_tile(attention)
+        q = attend_prefills(attention, q, kv_cache, batch, sinks, None, tile, interpret=interpret)
+    return attend_decodes(attention, q, kv_cache, batch, sinks, None, decode_tile(attention), interpret=interpret)
+
+
+def product_type(q: DTypeLike, cache: DTypeLike) -> DTypeLike:
+    """The type that products take: a 16-bit float holds any int8 exactly, so an int8 cache becomes what q is."""
+    return q if cache == jnp.int8 else jnp.promote_types(q, cache)
+
+
+def prefill_tile(attention: PagedAttention) -> TileSize:
+    """Sizes that spill no or few registers on A100 and H100."""
+    if attention.dtype == jnp.float32:
+        return _float32_tile(attention)
+    if attention.value_dim > 128:
+        return TileSize(rows=64, tokens=32, num_warps=8, num_stages=2)
+    return TileSize(rows=64, tokens=64, num_warps=4, num_stages=2)
+
+
+def decode_tile(attention: PagedAttention) -> TileSize:
+    """Likewise; the rows are one query's heads."""
+    if attention.dtype == jnp.float32:
+        return _float32_tile(attention)
+    rows = min(64, max(MIN_DOT_SIZE, 1 << (attention.group_size - 1).bit_length()))
+    return TileSize(rows=rows, tokens=64 if attention.value_dim <= 128 else 32, num_warps=4, num_stages=2)
+
+
+def _float32_tile(attention: PagedAttention) -> TileSize:
+    """Without tensor cores, products keep many more numbers in registers."""
+    return TileSize(rows=16, tokens=32 if attention.value_dim <= 128 else 16, num_warps=8, num_stages=1)
+
+
+def read_chunk(
+    cache_ref: Any, blocks: jax.Array, offsets: jax.Array, kv_head: jax.Array, exists: jax.Array, dtype: DTypeLike
+) -> Chunk:
+    """A chunk of a cache with the layout of `layout.py`."""
+    is_int8 = cache_ref.dtype == jnp.int8
+    head_dim = cache_ref.shape[-1] - (SCALE_BYTES if is_int8 else 0)
+    key, value = (blocks, offsets, 2 * kv_head), (blocks, offsets, 2 * kv_head + 1)
+    k, v = (read_rows(cache_ref, entry, (0, head_dim), exists).astype(dtype) for entry in (key, value))
+    if not is_int8:
+        return Chunk((k,), (None,), v, None)
+    k_scale, v_scale = (read_scale(cache_ref, entry, head_dim, exists) for entry in (key, value))
+    return Chunk((k,), (k_scale,), v, v_scale)
+
+
+def read_scale(cache_ref: Any, entry: tuple[Any, ...], offset: int, exists: jax.Array) -> jax.Array:
+    """The float32 whose bytes stand at this offset of N entries of an int8 cache -> [N]; 0 where not `exists`."""
+    scale_bytes = read_rows(cache_ref, entry, (offset, SCALE_BYTES), exists, SCALE_BYTES).astype(jnp.int32) & 0xFF
+    shift = 8 * jnp.arange(SCALE_BYTES, dtype=jnp.int32)
+    return lax.bitcast_convert_type(jnp.sum(scale_bytes << shift[None, :], axis=1), jnp.float32)
