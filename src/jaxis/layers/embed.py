@@ -65,7 +65,7 @@ class JaxEmbed(JaxModule):
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        return matmul(hidden_states, self.weight.get_value(), preferred_element_type=jnp.float32)
+        return matmul(hidden_states, self.weight.get_value(), preferred_element_type=jnp.float32, axes=self.kernel_axes)
 
 
 class JaxLmHead(JaxLinear):

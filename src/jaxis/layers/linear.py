@@ -74,7 +74,7 @@ class JaxLinear(JaxModule):
         """x [..., in] -> [..., out] without the bias, in `preferred_element_type` or x's type."""
         if isinstance(self.quant_method, ApplyingQuantMethod):
             return self.quant_method.apply(self, x, preferred_element_type=preferred_element_type)
-        return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type)
+        return matmul(x, self.weight.get_value(), preferred_element_type=preferred_element_type, axes=self.kernel_axes)
 
 
 def apply_together(x: jax.Array, *layers: JaxLinear) -> list[jax.Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,24 +10,15 @@ import jax.numpy as jnp
 
 Weight = TypeVar("Weight")
 Product = Callable[[jax.Array, Weight], jax.Array]
-Grouped = Callable[[jax.Array, Weight, jax.Array], jax.Array]
 
 _FEWEST_ROWS, _MOST_ROWS = 8, 256  # of a block
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def grouped_matmul(
-    multiply: Product[Weight],
-    definition: Grouped[Weight],  # noqa: ARG001 (what the backward pass differentiates)
-    x: jax.Array,
-    weight: Weight,
-    group_sizes: jax.Array,
-) -> jax.Array:
+def grouped_matmul(multiply: Product[Weight], x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
     """Computes what `reference` defines, for any type of weight.
 
     Args:
       multiply: Maps rows [B, in] and the weight of one group to [B, out].
-      definition: Computes the same from x, weight and group_sizes; used for derivatives.
       x: [N, in], sorted by group.
       weight: A pytree of arrays [X, ...].
       group_sizes: i32 [X].
@@ -57,21 +47,6 @@ def grouped_matmul(
     out = jax.lax.fori_loop(0, last_blocks[-1], step, jnp.zeros((len(x), one.shape[1]), one.dtype))
     is_in_group = jnp.arange(num_rows) < group_sizes.sum()
     return jnp.where(is_in_group[:, None], out[:num_rows], 0)
-
-
-def _forward(
-    multiply: Product, definition: Grouped, *operands: jax.Array | Weight
-) -> tuple[jax.Array, tuple[jax.Array | Weight, ...]]:
-    return grouped_matmul(multiply, definition, *operands), operands
-
-
-def _backward(
-    _: Product, definition: Grouped, operands: tuple[jax.Array | Weight, ...], cotangent: jax.Array
-) -> tuple[jax.Array | Weight, ...]:
-    return jax.vjp(definition, *operands)[1](cotangent)
-
-
-grouped_matmul.defvjp(_forward, _backward)
 
 
 def _block_rows(num_rows: int, num_groups: int) -> int:

@@ -13,7 +13,8 @@ _ROWS_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
 def grouped_matmul(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
     """`x[rows of group g] @ weight[g].T` for each group g.
 
-    XLA has kernels for it on TPU and GPU; on CPU it costs as much as multiplying every row by every weight.
+    As XLA computes it, it costs as much as multiplying every row by every weight (CPU, GPU), or transposes the weights
+    first (TPU).
 
     Args:
       x: [N, in], sorted by group.

@@ -14,20 +14,30 @@ from jaxis.kernels.quantized_matmul import packed
 from jaxis.kernels.quantized_matmul.packed import Allocate
 from jaxis.kernels.quantized_matmul.quantize import quantize
 from jaxis.kernels.quantized_matmul.weight import WeightScheme
+from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
 
 
-def matmul(x: jax.Array, weight: Weight, *, preferred_element_type: DTypeLike | None = None) -> jax.Array:
+def matmul(
+    x: jax.Array,
+    weight: Weight,
+    *,
+    preferred_element_type: DTypeLike | None = None,
+    axes: tuple[str | None, str | None] = (None, None),
+) -> jax.Array:
     """`x @ weight.T`.
 
     Args:
       x: [..., in].
       weight: [out, in].
       preferred_element_type: Type of the result; None means x's.
+      axes: Logical axes of the weight's (out, in), by which it is divided between devices.
 
     Returns:
       [..., out].
     """
+    if (y := narrow_matmul_on_shards(x, weight, preferred_element_type, axes)) is not None:
+        return y
     return operations_of(weight).matmul(x, weight, preferred_element_type)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.grouped_matmul import loop, reference
+from jaxis.kernels.grouped_matmul import accelerator_kernels, loop, reference
 from jaxis.kernels.grouped_matmul import packed as packed_stacks
+from jaxis.kernels.grouped_matmul.stored import stored_stack
 from jaxis.kernels.platform import target_platform
 from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.kernels.weights.functions import dequantize, matmul
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
+from jaxis.kernels.weights.sharded_experts import experts_on_shards
 
 
+@jax.custom_vjp
 def grouped_matmul(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.Array:
     """`x[rows of group g] @ weight[g].T` for each group g; `grouped_matmul.reference` defines it.
 
@@ -22,10 +27,13 @@ def grouped_matmul(x: jax.Array, weight: Weight, group_sizes: jax.Array) -> jax.
       group_sizes: i32 [X], the number of rows of each group; their sum is at most N.
 
     Returns:
-      [N, out] in x's type; rows past the last group are 0.
+      [N, out] in x's type; rows past the last group are 0. Derivatives are those of the definition.
     """
     if target_platform() == "cpu":
-        return loop.grouped_matmul(matmul, _grouped_by_definition, x, weight, group_sizes)
+        return loop.grouped_matmul(matmul, x, weight, group_sizes)
+    kernels, stack = accelerator_kernels(), stored_stack(weight)
+    if kernels is not None and stack is not None and kernels.supports(x, stack):
+        return kernels.grouped_matmul(operations_of(weight).round_input(x, weight), stack, group_sizes)
     return _grouped_by_definition(x, weight, group_sizes)
 
 
@@ -34,10 +42,31 @@ def _grouped_by_definition(x: jax.Array, weight: Weight, group_sizes: jax.Array)
     return reference.grouped_matmul(x, dequantize(weight, x.dtype), group_sizes)
 
 
+def _forward(*operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    return grouped_matmul(*operands), operands
+
+
+def _backward(operands: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
+    return jax.vjp(_grouped_by_definition, *operands)[1](cotangent)
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
 def experts_by_groups(
     x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
 ) -> jax.Array:
-    """`functions.experts` in plain JAX: sorts slots by expert and multiplies each group by its expert's weights."""
+    """`functions.experts` by grouped products, on each device if there are several."""
+    y = None
+    if target_platform() != "cpu":
+        y = experts_on_shards(_experts_by_groups, x, expert_ids, expert_weights, stacks)
+    return _experts_by_groups(x, expert_ids, expert_weights, stacks) if y is None else y
+
+
+def _experts_by_groups(
+    x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
+) -> jax.Array:
+    """Sorts slots by expert and multiplies each group by its expert's weights."""
     num_tokens, k = expert_ids.shape
     slot_experts = expert_ids.reshape(-1)
     # Sort slots by expert, and by token within an expert.

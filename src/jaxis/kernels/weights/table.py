@@ -1,7 +1,7 @@
 """The table of operations for each type of weight: the one place to look them up, and to add a new type.
 
 Platforms are selected here too: PackedWeight is the layout of the native CPU kernels, and everything else runs on XLA
-on any platform. A kernel for another platform is another function in an entry.
+on any platform, or in the kernels of grouped products on TPU and GPU (`grouped.py`, `narrow.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight, reorder, r
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.weights.functions import dequantize, lookup, matmul
 from jaxis.kernels.weights.grouped import experts_by_groups, experts_packed
+from jaxis.kernels.weights.narrow import narrow_matmul
 from jaxis.kernels.weights.operations import Operations, operations_of, register
 
 
@@ -47,6 +48,10 @@ def _pack_array(weight: jax.Array | np.ndarray, dtype: DTypeLike, allocate: Allo
 
 
 def _matmul_quantized(x: jax.Array, weight: QuantizedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    return narrow_matmul(_multiply_quantized, x, weight, preferred_element_type)
+
+
+def _multiply_quantized(x: jax.Array, weight: QuantizedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     return quantized_matmul(x, weight, act_qtype=weight.act_qtype, preferred_element_type=preferred_element_type)
 
 
@@ -63,6 +68,10 @@ def _round_input_of_quantized(x: jax.Array, weight: QuantizedWeight) -> jax.Arra
 
 
 def _matmul_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    return narrow_matmul(_multiply_blocks, x, weight, preferred_element_type)
+
+
+def _multiply_blocks(x: jax.Array, weight: BlockScaledWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     return block_scaled_matmul(x, weight, preferred_element_type=preferred_element_type)
 
 

@@ -1,0 +1,62 @@
+"""Stored elements and scales to numbers, inside kernels: exact in float32, and elements in bfloat16 too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.quantized_matmul.weight import INT4_OFFSET
+
+
+def widen(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list[jax.Array]:
+    """Entries of `StoredStack.elements` -> arrays of their shape, one for each of the P elements of an entry.
+
+    They are float32, except for those of plain arrays, which keep their type.
+
+    Args:
+      stored: The entries.
+      kind: See `StoredStack`.
+      has_zero_point: Whether a zero point will be subtracted; otherwise that of symmetric int4 is, here.
+    """
+    if kind == "int4":
+        offset = 0 if has_zero_point else INT4_OFFSET
+        return [(code - offset).astype(jnp.float32) for code in _halves(stored)]
+    if kind == "e2m1":
+        return [_widen_e2m1(code) for code in _halves(stored)]
+    return [stored if kind == "float" else stored.astype(jnp.float32)]
+
+
+def widen_scale(scale: jax.Array) -> jax.Array:
+    """Scales or zero points -> float32."""
+    if scale.dtype == jnp.uint8:
+        scale = scale.astype(jnp.int32)
+    return scale.astype(jnp.float32)
+
+
+def widen_e4m3_bits(bits: jax.Array) -> jax.Array:
+    """uint8 bits of float8_e4m3fn -> float32; for processors that do not convert them themselves."""
+    wide = bits.astype(jnp.int32)
+    magnitude = wide & 0x7F
+    normal = jax.lax.bitcast_convert_type((magnitude << 20) + ((127 - 7) << 23), jnp.float32)
+    value = jnp.where(magnitude < 8, magnitude.astype(jnp.float32) * 2.0**-9, normal)
+    value = jnp.where(magnitude == 0x7F, jnp.nan, value)
+    return jnp.where(wide < 0x80, value, -value)
+
+
+def widen_e8m0_bits(bits: jax.Array) -> jax.Array:
+    """uint8 bits of float8_e8m0fnu, powers of two -> float32; the least, 2**-127, becomes 0."""
+    exponent = bits.astype(jnp.int32)
+    return jnp.where(exponent == 0xFF, jnp.nan, jax.lax.bitcast_convert_type(exponent << 23, jnp.float32))
+
+
+def _halves(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    wide = pairs.astype(jnp.int32)
+    return wide & 0xF, wide >> 4
+
+
+def _widen_e2m1(code: jax.Array) -> jax.Array:
+    """Codes 0 to 15 of sign, two bits of exponent and one of mantissa."""
+    # Twice the magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6 lie on three lines, of which the highest counts.
+    line = (code & 7).astype(jnp.float32)
+    magnitude = jnp.maximum(jnp.maximum(line, 2 * line - 4), 4 * line - 16)
+    return magnitude * jnp.where(code < 8, 0.5, -0.5)

@@ -1,0 +1,58 @@
+"""Which rows and which group each tile of a grouped product is for: the schedule of the TPU and GPU kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Visits:
+    """The tiles of rows that a kernel goes through, in the order of the rows; V of them at most.
+
+    Attributes:
+      groups: i32 [V], the group of each visit.
+      first_rows: i32 [V], the first row of its tile.
+      starts: i32 [X], the first row of each group.
+      ends: i32 [X], one past its last row.
+      count: i32 [1], how many visits there are; those after it repeat the last, so that they read nothing new.
+    """
+
+    groups: jax.Array
+    first_rows: jax.Array
+    starts: jax.Array
+    ends: jax.Array
+    count: jax.Array
+
+
+def visits(group_sizes: jax.Array, num_rows: int, tile_rows: int, *, aligned: bool) -> Visits:
+    """Covers each group's rows with tiles of `tile_rows` rows.
+
+    Args:
+      group_sizes: i32 [X], the number of rows of each group; their sum is at most num_rows.
+      num_rows: N.
+      tile_rows: Rows of a tile.
+      aligned: Tiles begin at multiples of tile_rows, so that neighbouring groups may share one, which is then visited
+        once for each; otherwise at their group's first row.
+    """
+    num_groups = len(group_sizes)
+    ends = jnp.cumsum(group_sizes, dtype=jnp.int32)
+    starts = ends - group_sizes
+    origins = starts // tile_rows * tile_rows if aligned else starts
+    counts = jnp.where(group_sizes > 0, -(-(ends - origins) // tile_rows), 0)
+    last = jnp.cumsum(counts)
+    # A group with rows adds at most one tile to those that the rows fill.
+    most = -(-num_rows // tile_rows) + min(num_groups, num_rows) - 1
+    visit = jnp.minimum(jnp.arange(most, dtype=jnp.int32), jnp.maximum(last[-1] - 1, 0))[:, None]
+    is_of_group = (last - counts <= visit) & (visit < last)
+
+    def of_visit(values: jax.Array) -> jax.Array:
+        """[V or 1, X] -> [V]: a sum, which XLA fuses; looking each up would be an operation of its own."""
+        return jnp.sum(jnp.where(is_of_group, values, 0), axis=1, dtype=jnp.int32)
+
+    groups = of_visit(jnp.arange(num_groups, dtype=jnp.int32)[None, :])
+    first_rows = of_visit(origins + (visit - (last - counts)) * tile_rows)
+    return Visits(groups, first_rows, starts, ends, last[-1:])

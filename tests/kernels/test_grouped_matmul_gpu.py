@@ -1,0 +1,72 @@
+"""The grouped product on GPU, interpreted on CPU, against numpy in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxis.kernels.grouped_matmul import gpu
+from jaxis.kernels.grouped_matmul.stored import stored_stack
+from jaxis.kernels.weights import QuantizedWeight
+from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
+
+# Of 50 rows: groups without rows, one that takes two tiles, one of 13 rows, rows past all.
+GROUP_SIZES = (7, 0, 26, 13, 0)
+
+
+def product(x, weight, group_sizes):
+    stack = stored_stack(weight)
+    assert gpu.supports(x, stack)
+    y = gpu.grouped_matmul(x, stack, jnp.asarray(group_sizes, jnp.int32), interpret=True)
+    assert y.dtype == x.dtype
+    return np.asarray(y, np.float64)
+
+
+def random(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_is_multiplied_by_its_groups_weight(kind):
+    columns = 384 if "128" in kind or "blocks" in kind else 352
+    x, (weight, expected) = random(50, columns), weight_stack(kind, 5, 160, columns)
+    y = product(jnp.asarray(x), weight, GROUP_SIZES)
+    exact = grouped_product(x, expected, GROUP_SIZES)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("group_sizes", [(0, 0, 0), (0, 3, 0)], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_odd_numbers_of_narrow_rows(group_sizes, dtype):
+    x, (weight, expected) = jnp.asarray(random(3, 128), dtype), weight_stack("bfloat16", 3, 24, 128)
+    y = product(x, weight, group_sizes)
+    exact = grouped_product(np.asarray(x, np.float32), expected, group_sizes)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=2e-2 * max(1, np.abs(exact).max()))
+
+
+def test_weights_of_groups_without_rows_are_not_read():
+    weight = random(3, 24, 128)
+    weight[[0, 2]] = np.nan
+    assert np.isfinite(product(jnp.asarray(random(5, 128)), jnp.asarray(weight), (0, 4, 0))).all()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int4 in groups of 32", "fp8 in blocks"])
+def test_a_rows_bits_are_the_same_in_any_company(kind):
+    x, (weight, _) = jnp.asarray(random(70, 256), jnp.bfloat16), weight_stack(kind, 2, 64, 256)
+    together = product(x, weight, (3, 67))
+    np.testing.assert_array_equal(product(x[3:9], weight, (0, 6)), together[3:9])
+
+
+@pytest.mark.parametrize("kind", ["int8 in groups of 128", "fp8 by rows"])
+def test_features_of_one_group_are_divided_between_programs_or_not_with_the_same_bits(kind):
+    x, (weight, expected) = jnp.asarray(random(70, 2048), jnp.bfloat16), weight_stack(kind, 1, 64, 2048)
+    plans = [gpu._plan(x[:rows], stored_stack(weight)) for rows in (3, 70)]
+    assert [(plan.splits, plan.splits_between_programs) for plan in plans] == [(4, True), (4, False)]
+    few, many = product(x[:3], weight, (3,)), product(x, weight, (70,))
+    np.testing.assert_array_equal(few, many[:3])
+    exact = grouped_product(np.asarray(x, np.float32), expected, (70,))
+    np.testing.assert_allclose(many, exact, rtol=0, atol=2e-2 * np.abs(exact).max())
+
+
+def test_what_the_kernel_does_not_take():
+    groups_of_48 = QuantizedWeight(jnp.zeros((2, 16, 96), jnp.int8), jnp.ones((2, 16, 2)))
+    assert not gpu.supports(jnp.zeros((4, 96)), stored_stack(groups_of_48))

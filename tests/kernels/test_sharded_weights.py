@@ -1,0 +1,82 @@
+"""Products and layers of experts divided between devices give what one device does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PREAMBLE = """
+import types
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from jaxis.kernels.weights import ExpertStacks, dequantize, narrow
+from jaxis.kernels.weights.grouped import experts_by_groups
+from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
+from jaxis.kernels.weights.sharded_experts import experts_on_shards
+from jaxis.layers.glu import GLU
+from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from tests.support.weight_stacks import weight_stack
+
+X, E, F, T, K = 4, 128, 512, 9, 2
+rng = np.random.default_rng(0)
+mesh = Mesh(np.array(jax.devices()).reshape(1, 1, 4), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+x = jnp.asarray(rng.standard_normal((T, E)), jnp.float32)
+ids = jnp.asarray(rng.integers(0, X, (T, K)), jnp.int32)
+shares = jnp.asarray(rng.uniform(0, 1, (T, K)), jnp.float32)
+
+"""
+
+EXPERTS = """
+def bias(n):
+    return jnp.asarray(rng.standard_normal((X, n)), jnp.float32)
+
+for kind in ("float32", "int8", "int4 in groups of 128", "fp8 in blocks"):
+    weights = [weight_stack(kind, X, *shape)[0] for shape in ((F, E), (F, E), (E, F))]
+    biases = [bias(F), bias(F), bias(E)] if kind != "int8" else [None] * 3
+    stacks = ExpertStacks(*weights, *biases, X, GLU(jax.nn.silu), scales_input=kind == "float32")
+    alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
+    with jax.set_mesh(mesh):
+        divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
+    np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
+
+# 160 features are no whole groups of 128 on four devices.
+weights = [weight_stack("int8 in groups of 32", X, *shape)[0] for shape in ((160, E), (160, E), (E, 160))]
+stacks = ExpertStacks(*weights, None, None, None, X, GLU(jax.nn.silu), False)
+with jax.set_mesh(mesh):
+    assert experts_on_shards(experts_by_groups, x, ids, shares, stacks) is None
+assert experts_on_shards(experts_by_groups, x, ids, shares, stacks) is None
+"""
+
+
+PRODUCTS = """
+# Tests have no accelerator, so that XLA's product takes the kernel's place on each device.
+narrow.kernels_of_platform = lambda: types.SimpleNamespace(xla_widens=lambda stack: True)
+
+for kind in ("int8", "int4 in groups of 128", "fp8 in blocks", "MXFP4"):
+    for axes in (("mlp", "embed"), ("embed", "mlp")):
+        weight = jax.tree.map(lambda array: array[0], weight_stack(kind, 1, F, F)[0])
+        rows = jnp.asarray(rng.standard_normal((3, F)), jnp.float32)
+        with jax.set_mesh(mesh):
+            divided = jax.jit(lambda: narrow_matmul_on_shards(rows, weight, jnp.float32, axes))()
+        alone = np.asarray(rows) @ np.asarray(dequantize(weight)).T
+        np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=f"{kind} {axes}")
+
+with jax.set_mesh(mesh):
+    assert narrow_matmul_on_shards(rows, weight, None, (None, "embed")) is None
+    assert narrow_matmul_on_shards(rows, jnp.zeros((F, F)), None, ("mlp", "embed")) is None
+assert narrow_matmul_on_shards(rows, weight, None, ("mlp", "embed")) is None
+"""
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("script", [EXPERTS, PRODUCTS], ids=["experts", "products"])
+def test_four_devices_give_what_one_does(script):
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", PREAMBLE + script]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
