@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as pallas_kernel
 from jax.test_util import check_grads
 
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.kernels.ragged_paged_attention import blockwise, reference, tpu
+from jaxis.kernels.ragged_paged_attention import blockwise, reference
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
 from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
 from tests.support.attention_steps import MIX, Step, make_step, with_cache_type
@@ -187,31 +186,3 @@ def test_the_definitions_gradient_equals_finite_differences():
         return jnp.sum(jnp.sin(out))
 
     check_grads(loss, (q, jnp.nan_to_num(kv_cache)), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)
-
-
-class TestPallasKernel:
-    """JAX's TPU kernel, which neither runs nor compiles elsewhere: Pallas's TPU emulation cannot reshape references."""
-
-    def step(self) -> Step:
-        return make_step([(40, 1), (0, 17), (200, 30)], head_dim=128, pad_tokens=16, pad_requests=1)
-
-    def test_accepts_our_shapes_and_types(self, monkeypatch):
-        # The kernel picks its block sizes by asking which TPU is there.
-        monkeypatch.setattr(pallas_kernel, "get_tuned_block_sizes", lambda *_: (2, 16))
-        attend = functools.partial(tpu.ragged_paged_attention, scale=0.1, sliding_window=64, soft_cap=9.0)
-        out = jax.eval_shape(attend, *self.step().operands)
-        assert out.shape == self.step().q.shape
-
-    @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU")
-    def test_equals_dense_attention(self):
-        step = self.step()
-        step.kv_cache = np.nan_to_num(step.kv_cache)
-        out = tpu.ragged_paged_attention(*step.operands, scale=0.1)
-        np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.1), rtol=0, atol=2e-2)
-
-    def test_takes_only_heads_that_fill_vector_lanes(self):
-        q, kv_cache, *_ = make_step([(3, 1)], head_dim=64).operands
-        assert not tpu.supports(q, kv_cache)
-        q, kv_cache, *_ = self.step().operands
-        assert tpu.supports(q, kv_cache)
-        assert not tpu.supports(q, kv_cache.astype(jnp.bfloat16))

@@ -70,7 +70,7 @@ class PagedSequences:
     def _empty_cache(self, spec: KVCacheSpec, num_blocks: int, dtype: Any) -> jax.Array:
         with jax.set_mesh(self.mesh):
             shape = spec.on_devices(self.mesh.shape["model"]).shape(num_blocks, self.block_size, dtype)
-        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+            axes = spec.axes(shape, dtype)
         return jnp.full(shape, jnp.nan, dtype, device=logical_sharding(self.mesh, axes, shape))
 
     def fork(self, parent: PagedSequence, length: int) -> PagedSequence:

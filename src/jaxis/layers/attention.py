@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.ragged_paged_attention import ragged_paged_attention
+from jaxis.kernels.ragged_paged_attention import kv_head_axis, num_cached_heads, ragged_paged_attention
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.kernels.rotary_embedding import HeadNorms
@@ -173,10 +173,12 @@ def _sharded_paged_attention(
     if mesh.empty or mesh.shape["model"] == 1:
         return kernel(q, k, v, kv_cache, *operands, sinks=sinks)
 
-    copies = kv_cache.shape[2] // (2 * k.shape[1])
+    copies = num_cached_heads(kv_cache) // k.shape[1]
     if copies > 1:
         k, v = jnp.repeat(k, copies, axis=1), jnp.repeat(v, copies, axis=1)
-    heads, cache_heads = PartitionSpec(None, "model", None), PartitionSpec(None, None, "model", None)
+    heads = PartitionSpec(None, "model", None)
+    head_axis = kv_head_axis(kv_cache.dtype) % kv_cache.ndim
+    cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.ndim)))
     return jax.shard_map(
         lambda sinks, *operands: kernel(*operands, sinks=sinks),
         in_specs=(PartitionSpec("model"), heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import ConfigError
-from jaxis.kernels.ragged_paged_attention import kv_cache_shape
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape, kv_head_axis
 
 
 class CacheSpec(Protocol):
@@ -23,11 +23,15 @@ class CacheSpec(Protocol):
 
     @property
     def head_axis_name(self) -> str | None:
-        """The logical name of the cache's second-to-last axis; None if the cache is replicated."""
+        """The logical name of the axis of the cache's heads; None if the cache is replicated."""
         ...
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache."""
+        """The shape of the layer's cache in a program traced under the current mesh."""
+        ...
+
+    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
+        """The logical name of each axis of a cache of this shape; None for one that is not split over devices."""
         ...
 
     def on_devices(self, tensor_parallel_size: int) -> CacheSpec:
@@ -66,8 +70,13 @@ class KVCacheSpec:
     span: AttentionSpan = FULL_CONTEXT
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
-        """The shape of the layer's cache; its second-to-last axis is `head_axis_name`."""
+        """The shape of the layer's cache in a program traced under the current mesh."""
         return kv_cache_shape(num_blocks, block_size, self.num_kv_heads, self.head_dim, dtype)
+
+    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
+        """The logical name of each axis of a cache of this shape: one is that of the kv heads."""
+        head_axis = kv_head_axis(dtype) % len(shape)
+        return tuple(self.head_axis_name if axis == head_axis else None for axis in range(len(shape)))
 
     def on_devices(self, tensor_parallel_size: int) -> KVCacheSpec:
         """The spec with kv heads repeated if there are fewer heads than devices.

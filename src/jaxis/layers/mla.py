@@ -45,6 +45,11 @@ class LatentCacheSpec:
         """The shape of the layer's cache."""
         return latent_cache_shape(num_blocks, block_size, self.latent_dim, self.rope_dim, dtype)
 
+    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
+        """The logical name of each axis of a cache of this shape: none, because it is replicated."""
+        del dtype
+        return (None,) * len(shape)
+
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
         """Returns itself: latents are not sharded."""
         del tensor_parallel_size
@@ -202,9 +207,10 @@ class MultiHeadLatentAttention(JaxModule):
 
 
 def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int) -> Callable[..., Any]:
-    """`latent_attention` with the heads of q split over the mesh and the cache replicated."""
+    """`latent_attention` with the heads of q split over the mesh, if they can be, and the cache replicated."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["model"] == 1 or num_heads % mesh.shape["model"]:
+    if mesh.empty or mesh.shape["model"] == 1:
         return kernel
-    heads, whole = PartitionSpec(None, "model", None), PartitionSpec()
+    whole = PartitionSpec()
+    heads = PartitionSpec(None, "model", None) if num_heads % mesh.shape["model"] == 0 else whole
     return jax.shard_map(kernel, in_specs=(heads, *[whole] * 7), out_specs=(whole, heads), check_vma=False)

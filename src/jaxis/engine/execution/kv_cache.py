@@ -161,7 +161,7 @@ def kv_cache_structs(
     for spec in specs:
         with jax.set_mesh(mesh):
             shape = spec.shape(num_blocks[spec.span], block_size, dtype)
-        axes = (*[None] * (len(shape) - 2), spec.head_axis_name, None)
+            axes = spec.axes(shape, dtype)
         structs.append(jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape)))
     return structs
 

@@ -2,7 +2,7 @@
 
 All heads share one entry per token, a compressed latent and a rope key. Keys and values are linear in the latent, so
 they are never materialized: the key projection is absorbed into the queries, the value projection into the output.
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py` and `gpu.py` compute the same faster.
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute the same fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import jax
 from jax.typing import DTypeLike
 
 from jaxis.kernels.latent_attention import blockwise, cpu, layout
-from jaxis.kernels.platform import supports_triton
+from jaxis.kernels.platform import supports_triton, target_platform
+from jaxis.kernels.ragged_paged_attention import tpu_layout
 
 __all__ = ["latent_attention", "latent_cache_shape"]
 
@@ -27,9 +28,19 @@ def latent_cache_shape(
       value_dim: Elements of a compressed latent.
       rope_dim: Elements of a rope key.
       dtype: float32, bfloat16, float16, or int8 with two float32 scales per entry.
+
+    Raises:
+      ConfigError: There is no layout on TPU for blocks of this size.
     """
+    if _has_tpu_layout(dtype):
+        page = tpu_layout.PageLayout.of_latents(block_size, value_dim, rope_dim, dtype)
+        return page.cache_shape(num_blocks, num_kv_heads=1)
     chosen = cpu if cpu.supports(value_dim, rope_dim, dtype) else layout
     return chosen.latent_cache_shape(num_blocks, block_size, value_dim + rope_dim, dtype)
+
+
+def _has_tpu_layout(dtype: DTypeLike) -> bool:
+    return target_platform() == "tpu" and tpu_layout.supports(dtype)
 
 
 def latent_attention(
@@ -68,6 +79,10 @@ def latent_attention(
     operands = (seq_lens, block_tables, query_start_loc, request_distribution)
     if kv_cache.ndim == cpu.CACHE_AXES:
         return cpu.latent_attention(q, entries, kv_cache, *operands, value_dim=value_dim, scale=scale)
+    if _has_tpu_layout(kv_cache.dtype):
+        from jaxis.kernels.latent_attention import tpu
+
+        return tpu.latent_attention(q, entries, kv_cache, *operands, value_dim=value_dim, scale=scale)
     kv_cache = layout.write_latent_cache(
         kv_cache, entries, value_dim, positions, block_tables, query_start_loc, request_distribution
     )

@@ -1,6 +1,7 @@
 """Attention of a flat batch of tokens over a paged KV cache: prefill, chunked prefill and decode in one call.
 
-`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute the same fast.
+`reference.py` is the definition; `blockwise.py` (any platform), `cpu.py`, `gpu.py` and `tpu.py` compute it faster.
+The caches of `cpu.py` and `tpu.py` have layouts of their own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.kernels.platform import supports_triton, target_platform
-from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout
+from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout, tpu_layout
 
-__all__ = ["kv_cache_shape", "make_kv_cache", "ragged_paged_attention"]
+__all__ = ["kv_cache_shape", "kv_head_axis", "make_kv_cache", "num_cached_heads", "ragged_paged_attention"]
 
 
 def kv_cache_shape(
@@ -31,10 +32,31 @@ def kv_cache_shape(
       dtype: float32, bfloat16, float16, or int8 with a float32 scale for each key and value.
 
     Returns:
-      Three axes [num_blocks, K, N] for the native CPU kernel (`cpu.py`), otherwise four (`layout.py`).
+      Three axes [num_blocks, K, N] for the native CPU kernel (`cpu.py`), otherwise four (`layout.py`; on TPU
+      `tpu_layout.py`).
+
+    Raises:
+      ConfigError: There is no layout on TPU for blocks of this size.
     """
+    if _has_tpu_layout(dtype):
+        page = tpu_layout.PageLayout.of_heads(block_size, head_dim, dtype)
+        return page.cache_shape(num_blocks, num_kv_heads)
     chosen = cpu if cpu.supports(block_size, head_dim, dtype) else layout
     return chosen.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim, dtype)
+
+
+def kv_head_axis(dtype: DTypeLike) -> int:
+    """The axis of a cache of this type along which its kv heads may be split over devices."""
+    return 1 if _has_tpu_layout(dtype) else -2
+
+
+def num_cached_heads(kv_cache: jax.Array) -> int:
+    """K of a cache of four axes: the model's kv heads, or more if each of several devices has a copy of one."""
+    return kv_cache.shape[1] if _has_tpu_layout(kv_cache.dtype) else kv_cache.shape[2] // 2
+
+
+def _has_tpu_layout(dtype: DTypeLike) -> bool:
+    return target_platform() == "tpu" and tpu_layout.supports(dtype)
 
 
 def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -85,16 +107,11 @@ def ragged_paged_attention(
     options: dict[str, Any] = {"scale": scale, "span": span, "soft_cap": soft_cap, "sinks": sinks}
     if kv_cache.ndim == cpu.CACHE_AXES:
         return cpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
-    kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
-    if target_platform() == "tpu" and sinks is None and span.attention_chunk_size is None:
+    if _has_tpu_layout(kv_cache.dtype):
         from jaxis.kernels.ragged_paged_attention import tpu
 
-        if tpu.supports(q, kv_cache):
-            window = span.sliding_window
-            out = tpu.ragged_paged_attention(
-                q, kv_cache, *operands, scale=scale, sliding_window=window, soft_cap=soft_cap
-            )
-            return kv_cache, out
+        return tpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
+    kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu
 

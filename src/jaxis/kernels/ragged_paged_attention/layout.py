@@ -1,9 +1,9 @@
-"""The layout of the paged KV cache and of a flat batch, in one place for every implementation.
+"""The layout of the paged KV cache and of a flat batch, in one place for the implementations that share it.
 
-A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key precedes its
-value. That is the layout of JAX's own TPU kernel, and it keeps a head's keys and values on one device when kv heads
-are sharded. In an int8 cache, each key and value is followed by the four bytes of its float32 scale:
-`[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a different layout, see `cpu.py`.
+A layer's cache is `[num_blocks, block_size, 2 * K, D]`; along the third axis each kv head's key precedes its value,
+which keeps a head's keys and values on one device when kv heads are sharded. In an int8 cache, each key and value is
+followed by the four bytes of its float32 scale: `[num_blocks, block_size, 2 * K, D + 4]`. The native CPU kernel has a
+different layout, see `cpu.py`, and so have TPUs, see `tpu_layout.py`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Keys or values [..., D] -> cache entries of this type, [..., D] or [..., D + 4]."""
     if dtype != jnp.int8:
         return x.astype(dtype)
+    numbers, scale = quantize(x)
+    return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8)], axis=-1)
+
+
+def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys or values [..., D] -> int8 [..., D], and the float32 scale [..., 1] that they are multiples of."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / INT8_MAX
-    numbers = jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
-    return jnp.concatenate([numbers, jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8)], axis=-1)
+    return jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8), scale
 
 
 def decode(entries: jax.Array) -> jax.Array:

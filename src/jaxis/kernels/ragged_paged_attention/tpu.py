@@ -1,21 +1,47 @@
-"""Ragged paged attention on TPU: JAX's own Pallas kernel."""
+"""Ragged paged attention on TPU: Pallas kernels over a cache with a layout of its own (`tpu_layout.py`).
+
+One kernel writes the entries of prefills into their pages (`tpu_write.py`). Another attends (`tpu_kernel.py`): once for
+the decodes, whose entries it writes too, and once for the prefills. Compiled for TPUs and run in Pallas's interpreter,
+they have not run on a TPU yet.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import jax
-from jax.experimental.pallas.ops.tpu import ragged_paged_attention as pallas_kernel
+import jax.numpy as jnp
 
-# The kernel loads whole vector lanes, which a head must fill.
-HEAD_DIM_MULTIPLE = 128
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries
+from jaxis.kernels.ragged_paged_attention.tpu_items import work_items
+from jaxis.kernels.ragged_paged_attention.tpu_kernel import Tiling, attend_tiles
+from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
+from jaxis.kernels.ragged_paged_attention.tpu_tile import Scoring
+from jaxis.kernels.ragged_paged_attention.tpu_write import write_pages
 
+# Tokens of context per product, fewer if they fill CHUNK_BYTES; the same for decodes and prefills, which thus split a
+# request's context at the same places. And bytes of context on their way.
+MIN_CHUNK_TOKENS = 128
+MAX_CHUNK_TOKENS = 512
+CHUNK_BYTES = 512 << 10
+STREAM_BYTES = 4 << 20
+MAX_BUFFERS = 8
+# Rows of a tile of queries of one kv head, and of all of them, and scores of such rows and a chunk.
+TILE_ROWS = 256
+TILE_ROWS_OF_ALL_HEADS = 2048
+TILE_SCORES = 1 << 16
 
-def supports(q: jax.Array, kv_cache: jax.Array) -> bool:
-    """Whether the kernel takes these shapes and types."""
-    return q.shape[-1] % HEAD_DIM_MULTIPLE == 0 and q.dtype == kv_cache.dtype
+# How many items there are, and the request and the tile of each.
+ItemLists = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def ragged_paged_attention(
     q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
     kv_cache: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -23,21 +49,169 @@ def ragged_paged_attention(
     request_distribution: jax.Array,
     *,
     scale: float,
-    sliding_window: int | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
-) -> jax.Array:
-    """Attention of each query to its request's cached tokens up to its own position.
+    sinks: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes keys and values into the cache, in place if it is donated, then attends to it.
 
-    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`.
+    Same arguments and result as `jaxis.kernels.ragged_paged_attention.ragged_paged_attention`;
+    only the cache's layout differs.
     """
-    return pallas_kernel.ragged_paged_attention(
-        q,
-        kv_cache,
-        seq_lens,
-        block_tables,
-        query_start_loc,
-        request_distribution[2:],
-        sm_scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+    head_dim = q.shape[-1]
+    page = PageLayout.of_heads(1, head_dim, kv_cache.dtype).of_cache(kv_cache.shape)
+    padded = jnp.pad(q, ((0, 0), (0, 0), (0, len(page.key_scales) * LANES - head_dim)))
+    step = FlatBatch(seq_lens, block_tables, query_start_loc, request_distribution)
+    kv_cache, out = write_and_attend(padded, (k, v), kv_cache, step, sinks, page, Scoring(scale, span, soft_cap))
+    return kv_cache, out[..., page.value_lane : page.value_lane + head_dim]
+
+
+class FlatBatch(NamedTuple):
+    """The flat batch: which rows are whose, and where their contexts are.
+
+    Attributes:
+      seq_lens: i32 [R].
+      block_tables: i32 [R, max_blocks].
+      query_start_loc: i32 [R + 1].
+      request_distribution: i32 [3].
+    """
+
+    seq_lens: jax.Array
+    block_tables: jax.Array
+    query_start_loc: jax.Array
+    request_distribution: jax.Array
+
+
+def write_and_attend(
+    q: jax.Array,
+    parts: tuple[jax.Array, jax.Array],
+    kv_cache: jax.Array,
+    step: FlatBatch,
+    sinks: jax.Array | None,
+    page: PageLayout,
+    scoring: Scoring,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes entries into the cache; attention of each query to its request's entries up to its own position.
+
+    Args:
+      q: [T, H, W], padded as the key planes are.
+      parts: The entries' two parts (keys and values, or latents and rope keys), each [T, K, d].
+      kv_cache: [num_blocks, K, N, 128].
+      step: The flat batch.
+      sinks: [H] or None.
+      page: The layout of a page.
+      scoring: Of scores.
+
+    Returns:
+      The cache, and [T, H, value planes * 128] in q's type; padding rows are 0.
+    """
+    num_tokens, num_heads, _ = q.shape
+    num_kv_heads, original_type = kv_cache.shape[1], q.dtype
+    group_size = num_heads // num_kv_heads
+    chunk_pages, num_buffers = _chunks(kv_cache, page)
+    num_decodes, num_requests = step.request_distribution[0], step.request_distribution[2]
+    request, valid = request_of_token(step.query_start_loc, num_requests, num_tokens)
+
+    def attend(
+        rows: jax.Array, kv_cache: jax.Array, items: ItemLists, tile_queries: int, entries: NewEntries | None
+    ) -> tuple[jax.Array, jax.Array]:
+        tiles = _to_tiles(rows, num_kv_heads, tile_queries)
+        kv_cache, out = attend_tiles(
+            tiles,
+            kv_cache,
+            *step[:3],
+            items,
+            None if sinks is None else _tile_sinks(sinks, num_kv_heads, tiles.shape[2]),
+            entries,
+            page=page,
+            tiling=Tiling(tile_queries, chunk_pages, num_buffers),
+            scoring=scoring,
+            group_size=group_size,
+        )
+        return kv_cache, _from_tiles(out, group_size, tile_queries)[: rows.shape[0]]
+
+    # A TPU has no products of float16, and a float32 cache asks for products of float32.
+    if q.dtype != jnp.bfloat16 or kv_cache.dtype == jnp.float32:
+        q = q.astype(jnp.float32)
+    index = jnp.arange(min(num_tokens, step.seq_lens.shape[0]), dtype=jnp.int32)
+    if num_tokens == 1:
+        # A step of one token is a decode, or a prefill of one token, which is the same sum.
+        index, num_decodes = request, valid[0].astype(jnp.int32)
+    last_page = jnp.maximum(step.seq_lens[index] - 1, 0) // page.block_size
+    entries = NewEntries.of(
+        (parts[0][: index.shape[0]], parts[1][: index.shape[0]]),
+        step.block_tables[index, last_page],
+        page,
+        kv_cache.dtype,
     )
+    items = (num_decodes, index, jnp.arange(index.shape[0], dtype=jnp.int32))
+    if num_tokens > 1:
+        kv_cache = write_pages(kv_cache, parts, page, *step[:3], (num_decodes, num_requests))
+    kv_cache, out = attend(q[: index.shape[0]], kv_cache, items, 1, entries)
+    if num_tokens > 1:
+        tile_rows = _tile_rows(num_kv_heads, chunk_pages * page.block_size)
+        tile_queries = min(num_tokens, _power_of_two(tile_rows // group_size))
+        items = _prefill_items(step.query_start_loc, num_decodes, num_requests, num_tokens, tile_queries)
+        _, rest = attend(q, kv_cache, items, tile_queries, None)
+        decodes = jnp.where((index < num_decodes)[:, None, None], out, rest[: index.shape[0]])
+        out = jnp.concatenate([decodes, rest[index.shape[0] :]])
+    return kv_cache, jnp.where(valid[:, None, None], out, 0).astype(original_type)
+
+
+def _prefill_items(
+    query_start_loc: jax.Array, num_decodes: jax.Array, num_requests: jax.Array, num_tokens: int, tile_queries: int
+) -> ItemLists:
+    """Each tile of rows with each request, from `num_decodes` on, that has rows in it."""
+    begin, end = query_start_loc[:-1], query_start_loc[1:]
+    index = jnp.arange(begin.shape[0])
+    is_prefill = (index >= num_decodes) & (index < num_requests) & (end > begin)
+    first_tile = begin // tile_queries
+    counts = jnp.where(is_prefill, (end - 1) // tile_queries - first_tile + 1, 0)
+    # Each item but a tile's first begins another request.
+    num_tiles = -(-num_tokens // tile_queries)
+    items = work_items(counts, min(num_tokens, num_tiles + begin.shape[0]))
+    tiles = jnp.minimum(first_tile[items.request] + items.nth, num_tiles - 1)
+    return items.count, items.request, jnp.maximum(tiles, 0)
+
+
+def _chunks(kv_cache: jax.Array, page: PageLayout) -> tuple[int, int]:
+    """Pages of a chunk, and chunks that are in VMEM or on their way. They follow from the cache's shape alone."""
+    page_bytes = math.prod(kv_cache.shape[1:]) * kv_cache.dtype.itemsize
+    tokens = min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, _power_of_two(CHUNK_BYTES * page.block_size // page_bytes)))
+    chunk_pages = max(1, tokens // page.block_size)
+    return chunk_pages, min(MAX_BUFFERS, max(2, STREAM_BYTES // (chunk_pages * page_bytes)))
+
+
+def _tile_rows(num_kv_heads: int, chunk_tokens: int) -> int:
+    """Rows of a tile of prefills' queries, for each kv head."""
+    return max(16, min(TILE_ROWS, TILE_ROWS_OF_ALL_HEADS // num_kv_heads, TILE_SCORES // chunk_tokens))
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not more than a number, but at least 1."""
+    return 1 << (max(1, number).bit_length() - 1)
+
+
+def _to_tiles(q: jax.Array, num_kv_heads: int, tile_queries: int) -> jax.Array:
+    """[T, H, W] -> [tiles, K, M, W], where row m is token m // G and query head m % G of the kv head; M is padded."""
+    num_tokens, num_heads, width = q.shape
+    q = jnp.pad(q, ((0, -num_tokens % tile_queries), (0, 0), (0, 0)))
+    q = q.reshape(-1, tile_queries, num_kv_heads, num_heads // num_kv_heads, width).transpose(0, 2, 1, 3, 4)
+    q = q.reshape(q.shape[0], num_kv_heads, -1, width)
+    # Whole registers: 8 rows of 32 bits, 16 of bfloat16.
+    return jnp.pad(q, ((0, 0), (0, 0), (0, -q.shape[2] % (32 // q.dtype.itemsize)), (0, 0)))
+
+
+def _from_tiles(tiles: jax.Array, group_size: int, tile_queries: int) -> jax.Array:
+    """The reverse of `_to_tiles`: [tiles, K, M, W] -> [tiles * tile_queries, H, W]."""
+    num_tiles, num_kv_heads, _, width = tiles.shape
+    rows = tiles[:, :, : tile_queries * group_size]
+    rows = rows.reshape(num_tiles, num_kv_heads, tile_queries, group_size, width).transpose(0, 2, 1, 3, 4)
+    return rows.reshape(num_tiles * tile_queries, num_kv_heads * group_size, width)
+
+
+def _tile_sinks(sinks: jax.Array, num_kv_heads: int, num_rows: int) -> jax.Array:
+    """[H] -> float32 [K, M, 1]."""
+    of_heads = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
+    repeats = -(-num_rows // of_heads.shape[1])
+    return jnp.tile(of_heads, (1, repeats))[:, :num_rows, None]

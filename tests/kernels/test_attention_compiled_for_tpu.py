@@ -1,0 +1,151 @@
+"""Paged and latent attention, compiled for TPUs that are not there: no cache is copied, and memory suffices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
+from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
+from jaxis.layers.attention import attention
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.kv_cache_spec import KVCacheSpec
+from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.planning.targets import parse_target
+from tests.support.tpu_schedules import schedules
+
+pytestmark = pytest.mark.compile_tpu
+
+NUM_BLOCKS, MAX_BLOCKS, BLOCK_SIZE = 4096, 2560, 16
+TARGETS = ["v5e-1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("v6e-1", "v5p-8", "tpu7x-8"))]
+of_every_tpu = pytest.mark.parametrize("target", TARGETS)
+of_every_size = pytest.mark.parametrize(
+    "num_tokens", [64, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 512))]
+)
+
+
+def mesh_of(target: str, num_devices: int) -> Mesh:
+    """The first devices of a TPU, as its compiler describes them."""
+    devices = parse_target(target).devices()
+    return Mesh(np.asarray(devices[:num_devices]).reshape(1, 1, -1), MESH_AXES)
+
+
+def operands(mesh: Mesh, num_tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Positions, lengths, block tables, rows and distribution of a step of this many tokens."""
+    num_requests = min(num_tokens, 64)
+    shapes = [(num_tokens,), (num_requests,), (num_requests, MAX_BLOCKS), (num_requests + 1,), (3,)]
+    return tuple(array(mesh, shape, jnp.int32) for shape in shapes)
+
+
+def array(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def check_leaves_the_cache_in_place(
+    compiled: jax.stages.Compiled, cache: jax.ShapeDtypeStruct, q: jax.ShapeDtypeStruct
+) -> None:
+    assert cache.sharding is not None
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == math.prod(cache.sharding.shard_shape(cache.shape)) * cache.dtype.itemsize
+    # Queries and outputs as tiles, in float32 at most, whose rows are whole lanes; new entries, and tables.
+    tile_bytes = 4 * math.prod(q.shape[:-1]) * -(-q.shape[-1] // 128) * 128
+    assert memory.temp_size_in_bytes < (2 << 20) + 4 * tile_bytes
+
+
+# Head sizes, types and numbers of heads of families, with what their layers do.
+CASES: dict[str, tuple[int, int, int, DTypeLike, DTypeLike, dict[str, Any]]] = {
+    "Qwen3": (16, 8, 128, jnp.bfloat16, jnp.bfloat16, {}),
+    "Gemma 2": (8, 4, 256, jnp.bfloat16, jnp.bfloat16, {"span": AttentionSpan(4096), "soft_cap": 50.0}),
+    "GPT-OSS": (64, 8, 64, jnp.bfloat16, jnp.bfloat16, {"span": AttentionSpan(128), "sinks": True}),
+    "Llama 4": (40, 8, 128, jnp.bfloat16, jnp.bfloat16, {"span": AttentionSpan(None, 8192)}),
+    "Phi 3": (32, 32, 96, jnp.bfloat16, jnp.bfloat16, {"span": AttentionSpan(2047)}),
+    "Phi 2": (32, 32, 80, jnp.bfloat16, jnp.bfloat16, {}),
+    "Qwen2.5 0.5B": (14, 2, 64, jnp.bfloat16, jnp.bfloat16, {}),
+    "one head of float32": (2, 1, 32, jnp.float32, jnp.float32, {}),
+    "float32": (16, 8, 128, jnp.float32, jnp.float32, {}),
+    "int8, 64": (32, 8, 64, jnp.bfloat16, jnp.int8, {}),
+    "int8, 128": (32, 8, 128, jnp.bfloat16, jnp.int8, {}),
+    "int8, 256": (8, 4, 256, jnp.bfloat16, jnp.int8, {}),
+    "int8 of float32": (8, 4, 128, jnp.float32, jnp.int8, {}),
+    "float16": (8, 4, 128, jnp.float16, jnp.bfloat16, {}),
+}
+
+
+def compile_paged_attention(
+    target: str, num_tokens: int, case: str
+) -> tuple[jax.stages.Compiled, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """The compiled program of a step of one layer, and its cache and queries."""
+    num_heads, num_kv_heads, head_dim, dtype, cache_type, options = CASES[case]
+    mesh = mesh_of(target, 1)
+    options = dict(options)
+    sinks = array(mesh, (num_heads,), dtype) if options.pop("sinks", False) else None
+    with jax.set_mesh(mesh):
+        cache = array(mesh, kv_cache_shape(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim, cache_type), cache_type)
+        q, k, v = (array(mesh, (num_tokens, heads, head_dim), dtype) for heads in (num_heads, *[num_kv_heads] * 2))
+        attend = functools.partial(ragged_paged_attention, scale=0.1, **options)
+        step = jax.jit(lambda sinks, *operands: attend(*operands, sinks=sinks), donate_argnums=4)
+        return step.lower(sinks, q, k, v, cache, *operands(mesh, num_tokens)).compile(), cache, q
+
+
+@of_every_tpu
+@of_every_size
+@pytest.mark.parametrize("case", CASES)
+def test_paged_attention(target, num_tokens, case):
+    check_leaves_the_cache_in_place(*compile_paged_attention(target, num_tokens, case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_registers_suffice_for_a_decode(case, tmp_path):
+    code = "from tests.kernels.test_attention_compiled_for_tpu import compile_paged_attention as compile_step; "
+    found = schedules(code + f"compile_step('v5e-1', 1, {case!r})", tmp_path)
+    [schedule] = [schedule for name, schedule in found.items() if "attend" in name]
+    assert schedule.bundles > 100
+    assert schedule.spills == 0
+
+
+@of_every_tpu
+@of_every_size
+@pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cache_type", [jnp.bfloat16, pytest.param(jnp.int8, marks=pytest.mark.slow)])
+def test_latent_attention(target, num_tokens, cache_type, num_heads):
+    """DeepSeek V3, on eight devices and on one."""
+    mesh = mesh_of(target, 1)
+    with jax.set_mesh(mesh):
+        cache = array(mesh, latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 512, 64, cache_type), cache_type)
+        q, entries = (array(mesh, shape, jnp.bfloat16) for shape in ((num_tokens, num_heads, 576), (num_tokens, 576)))
+        attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
+        compiled = jax.jit(attend, donate_argnums=2).lower(q, entries, cache, *operands(mesh, num_tokens)).compile()
+    check_leaves_the_cache_in_place(compiled, cache, q)
+
+
+@pytest.mark.parametrize("num_kv_heads", [8, 2])
+def test_each_device_has_its_own_heads(num_kv_heads):
+    """Several heads on each of four devices, and two heads that four devices share."""
+    mesh, num_tokens, head_dim, dtype = mesh_of("v5e-4", 4), 64, 128, jnp.bfloat16
+    spec = KVCacheSpec(num_kv_heads, head_dim).on_devices(4)
+    with jax.set_mesh(mesh):
+        shape = spec.shape(NUM_BLOCKS, BLOCK_SIZE, dtype)
+        cache = jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, spec.axes(shape, dtype), shape))
+        assert cache.sharding.shard_shape(shape)[1] == max(1, num_kv_heads // 4)
+        q, k, v = (
+            array(mesh, (num_tokens, heads, head_dim), dtype, None, "model" if heads % 4 == 0 else None)
+            for heads in (16, num_kv_heads, num_kv_heads)
+        )
+
+        def step(cache: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> Any:
+            positions, seq_lens, block_tables, query_start_loc, distribution = rest
+            metadata = AttentionMetadata(positions, block_tables, seq_lens, query_start_loc, distribution)
+            return attention(cache, q, k, v, metadata, rope=None, scale=0.1, span=FULL_CONTEXT)
+
+        compiled = jax.jit(step, donate_argnums=0).lower(cache, q, k, v, *operands(mesh, num_tokens)).compile()
+    check_leaves_the_cache_in_place(compiled, cache, q)
