@@ -120,7 +120,7 @@ def test_device_without_the_memory(start_llm, monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocator: ...")
 
     monkeypatch.setattr(kv_cache, "make_kv_cache", no_memory)
-    with pytest.raises(EngineError, match=r"no memory for a KV cache of 64 blocks: give a smaller kv_cache_memory$"):
+    with pytest.raises(EngineError, match=r"no memory for a KV cache of 512.0 KiB: give a smaller kv_cache_memory$"):
         start_llm()
 
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from jaxis import LLM, SamplingParams
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.hf_defaults import CONFIG_DEFAULTS, with_defaults
-from tests.support.parity import FAMILIES, reference_greedy_tokens, reference_model
+from tests.support.parity import FAMILIES, GREEDY_TOKENS, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Gemma 3")
 VISION = {
@@ -41,7 +41,7 @@ def test_text_of_a_checkpoint_that_also_sees_is_served(conditional_folder):
     with LLM(conditional_folder, dtype="float32", kv_cache_memory="2MiB", show_progress=False) as llm:
         logits = llm.compute_logits(prompt)
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-        [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+        [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True))
     assert output.outputs[0].token_ids == reference_greedy_tokens(TEXT, prompt)
 
 

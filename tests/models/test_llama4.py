@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import CheckpointError, ConfigError
-from tests.support.parity import FAMILIES, checkpoint_folder, reference_greedy_tokens, reference_model
+from tests.support.parity import FAMILIES, GREEDY_TOKENS, checkpoint_folder, reference_greedy_tokens, reference_model
 
 TEXT = next(family for family in FAMILIES if family.name == "Llama 4")
 VISION = {
@@ -50,7 +50,7 @@ def test_text_of_a_checkpoint_that_also_sees_is_served(conditional_folder, capsy
         for path in ("whole", "paged"):
             logits = llm.compute_logits(prompt, path=path)
             np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-        [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+        [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True))
         assert output.outputs[0].token_ids == reference_greedy_tokens(TEXT, prompt)
 
 

@@ -120,6 +120,24 @@ def test_copies_in_hbm_are_named_the_largest_first_and_loops_apart():
     assert (result.hbm_bytes, result.loop_hbm_bytes, result.num_loops) == (256 * KIB, (4 + 64) * KIB, 1)
 
 
+def test_a_fusion_that_only_moves_is_a_copy_too():
+    bodies = """
+%moves (p0: f32[256,128]) -> f32[256,128] {
+  %p0 = f32[256,128]{1,0:T(8,128)} parameter(0)
+  ROOT %c = f32[256,128]{0,1:T(8,128)} copy(%p0)
+}
+
+%scales (q0: f32[256,128]) -> f32[256,128] {
+  %q0 = f32[256,128]{1,0:T(8,128)} parameter(0)
+  %turned = f32[256,128]{0,1:T(8,128)} copy(%q0)
+  ROOT %n = f32[256,128]{0,1:T(8,128)} negate(%turned)
+}
+"""
+    moved = "%m = f32[256,128]{0,1:T(8,128)} fusion(%w), kind=kLoop, calls=%moves"
+    scaled = "ROOT %s = f32[256,128]{0,1:T(8,128)} fusion(%w), kind=kLoop, calls=%scales"
+    assert [copy.nbytes for copy in read_text(program(WEIGHT, moved, scaled, more=bodies)).copies] == [128 * KIB]
+
+
 def test_exchanges_are_counted_once_with_the_bytes_of_their_result():
     text = program(
         X,

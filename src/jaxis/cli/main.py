@@ -12,12 +12,14 @@ from jaxis.cli.analyze import analyze
 from jaxis.cli.bench import app as bench
 from jaxis.cli.chat import chat
 from jaxis.cli.convert import convert
+from jaxis.cli.doctor import doctor
 from jaxis.cli.env import env
 from jaxis.cli.generate import generate
 from jaxis.cli.infer import infer
 from jaxis.cli.models import list_models, pull, rm
 from jaxis.cli.new_key import new_key
 from jaxis.cli.new_model import new_model
+from jaxis.cli.plan import plan
 from jaxis.cli.quantize import quantize
 from jaxis.cli.report import report
 from jaxis.cli.run_batch import run_batch
@@ -43,10 +45,12 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(run_batch)
 app.command()(quantize)
 app.command()(analyze)
+app.command()(plan)
 app.command()(convert)
 app.command()(verify)
 app.command()(report)
 app.command()(new_model)
+app.command()(doctor)
 app.command()(env)
 app.add_typer(bench, name="bench")
 
@@ -82,7 +86,9 @@ def jaxis(
       jaxis convert ./Qwen3-0.6B ./Qwen3-0.6B-orbax --to orbax
       jaxis verify ./Qwen3-0.6B
       jaxis analyze Qwen/Qwen3-30B-A3B
+      jaxis plan Qwen/Qwen3-8B --on v6e-8
       jaxis bench latency ./Qwen3-0.6B
+      jaxis doctor
       jaxis env
 
     \b

@@ -13,6 +13,7 @@ from jaxis.config.quantization import QuantizationConfig
 from jaxis.kernels.head_matmul import cpu, head_matmul
 from jaxis.kernels.weights import PackedWeight, ReorderedWeight, Weight
 from jaxis.layers.linear import JaxLinear
+from jaxis.layers.weight_loader import place_array
 
 
 class LatentUpProjection(JaxLinear):
@@ -87,7 +88,7 @@ class LatentUpProjection(JaxLinear):
         if _is_packed(self.weight.get_value()):
             self._pack(np.asarray(weight))
         else:
-            self.weight.set_value(weight.astype(self.dtype))
+            self.weight.set_value(place_array(weight.astype(self.dtype), self.kernel_axes))
 
     def _pack(self, weight: np.ndarray) -> None:
         """Packs a weight, float32 [H * (N + V), L], head by head."""

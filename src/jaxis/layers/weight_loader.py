@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import jax
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_children
@@ -70,8 +71,11 @@ def place_parameter(param: nnx.Param, tensor: np.ndarray) -> jax.Array:
 
 
 def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | None) -> jax.Array:
-    """Places the tensor on the current mesh, sharded by its logical axes; a HeaderTensor is returned unchanged."""
-    if reading_only_headers():
+    """Places the tensor on the current mesh, sharded by its logical axes.
+
+    A HeaderTensor, and an array of a model that is constructed without arrays, is returned unchanged.
+    """
+    if reading_only_headers() or isinstance(tensor, Tracer):
         return cast(jax.Array, tensor)  # a HeaderTensor stands in for an array
     mesh = jax.sharding.get_mesh()
     if mesh.empty:

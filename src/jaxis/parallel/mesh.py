@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxis.errors import ConfigError
 
@@ -36,7 +36,9 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def logical_sharding(mesh: Mesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> NamedSharding:
+def logical_sharding(
+    mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
+) -> NamedSharding:
     """The sharding of a tensor with these logical axes.
 
     An axis whose size is not divisible by the mesh axis is replicated (a vocabulary of 32,001 on two devices).

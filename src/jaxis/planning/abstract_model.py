@@ -49,7 +49,7 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
 
 def _fill(model: JaxModule) -> None:
     """Gives each parameter zeros of what it would be loaded as, and lets modules process them as after loading."""
-    structs: dict[str, Weight] = {}
+    structs: dict[str, Weight | jax.ShapeDtypeStruct] = {}
     for _, param in named_parameters(model):
         loader = param.get_metadata().get("weight_loader")
         if isinstance(loader, WeightLoader):
@@ -65,7 +65,7 @@ def _fill(model: JaxModule) -> None:
             module.after_loading()
 
 
-def _example(loader: WeightLoader) -> Weight:
+def _example(loader: WeightLoader) -> Weight | jax.ShapeDtypeStruct:
     """A weight as the loader would make it, of no meaning; of one expert, if it is for a stack."""
     recipe, shape = loader.recipe, loader.slot.shape
     specs = recipe.format.tensors(shape)

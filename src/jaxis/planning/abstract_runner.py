@@ -22,7 +22,7 @@ from jaxis.parallel.mesh import MESH_AXES
 from jaxis.planning.abstract_model import abstract_model
 
 
-def target_mesh(devices: Sequence[jax.Device]) -> Mesh:
+def target_mesh(devices: Sequence[Any]) -> Mesh:
     """The mesh that jaxis makes of these devices: all of them share each layer."""
     return Mesh(np.asarray(devices).reshape(1, 1, -1), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxis.planning.hlo import Instruction, parse_hlo
+from jaxis.planning.hlo import HloModule, Instruction, parse_hlo
 from jaxis.planning.traffic import KERNEL_CALLS, hbm_traffic, kernel_bytes
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-_COPIES = ("copy", "copy-start", "transpose")
+_COPIES = frozenset({"copy", "copy-start", "transpose"})
+# What a fusion consists of that computes nothing.
+_ONLY_MOVES = frozenset({"parameter", "bitcast", "reshape", "copy", "transpose"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class ProgramText:
     Attributes:
       hbm_bytes: Read from and written to HBM, without kernels and loops.
       loop_hbm_bytes: The same by all loops' bodies, each once.
-      copies: The largest first; those within a fusion are not seen.
+      copies: The largest first; those that are part of a larger fusion are not seen.
       collectives: In order of the program.
       kernels: In order of the program.
       num_loops: Loops, whose conditions a GPU's host has to wait for.
@@ -85,7 +87,7 @@ def read_text(text: str) -> ProgramText:
     module = parse_hlo(text)
     running = list(module.running())
     traffic = [(hbm_traffic(each, computation, module), in_loop) for computation, each, in_loop in running]
-    copies = [copy for _, each, in_loop in running if (copy := _copy(each, in_loop)) is not None]
+    copies = [copy for _, each, in_loop in running if (copy := _copy(each, module, in_loop)) is not None]
     return ProgramText(
         hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if not in_loop),
         loop_hbm_bytes=sum(nbytes for nbytes, in_loop in traffic if in_loop),
@@ -100,8 +102,14 @@ def read_text(text: str) -> ProgramText:
     )
 
 
-def _copy(instruction: Instruction, in_loop: bool) -> Copy | None:
-    if instruction.opcode not in _COPIES or not instruction.arrays[0].is_in_hbm:
+def _copy(instruction: Instruction, module: HloModule, in_loop: bool) -> Copy | None:
+    if instruction.opcode == "fusion":
+        body = module.computations.get(instruction.attribute("calls") or "")
+        opcodes = {each.opcode for each in body.instructions.values()} if body is not None else set()
+        is_copy = opcodes <= _ONLY_MOVES and not opcodes.isdisjoint(_COPIES)
+    else:
+        is_copy = instruction.opcode in _COPIES
+    if not is_copy or not instruction.arrays[0].is_in_hbm:
         return None
     array = instruction.arrays[0]
     return Copy(array.padded_bytes, str(array), instruction.op_name, in_loop)

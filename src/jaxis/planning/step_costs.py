@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import jax
+from typing import Any
 
 from jaxis.config import VllmConfig
 from jaxis.planning.abstract_runner import AbstractRunner, bytes_per_device, target_mesh
@@ -68,7 +67,7 @@ class StepCompiler:
       num_devices: Devices that share each layer.
     """
 
-    def __init__(self, vllm_config: VllmConfig, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, vllm_config: VllmConfig, devices: Sequence[Any]) -> None:
         """Constructs the model; see `AbstractRunner` for the arguments and errors."""
         self.runner = runner = AbstractRunner(vllm_config, target_mesh(devices))
         self.num_devices = len(devices)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -66,7 +67,7 @@ class Target:
             return None
         return f"compiling for {self.accelerator.name} needs {module}: pip install 'jaxis[{extra}]'"
 
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Any]:
         """The devices as their compiler describes them: programs can be compiled for them, not run.
 
         A process can compile for any number of TPUs, but for one kind of GPU only. `JAX_PLATFORMS` should be "cpu".

@@ -52,6 +52,8 @@ def _print(analysis: Analysis, console: Console, *, verbose: bool) -> None:
         memory = analysis.memory
         title = f"Fits {MEMORY_SHARE:.0%} of {memory.name}, {human_bytes(memory.nbytes)}"
         _section(console, title, [(fit.weights, _fit_text(fit)) for fit in memory.fits])
+    if analysis.can_run:
+        console.print(Text("\njaxis plan says how it fits on TPUs and GPUs, and how fast it can be there"))
 
 
 def human_count(count: int) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
-import jinja2
-
 from jaxis.bringup.report.plots import plots
 from jaxis.bringup.report.report import Report
+from jaxis.host.html_page import render_page
 
 
 def report_markdown(report: Report) -> str:
@@ -27,8 +24,4 @@ def report_markdown(report: Report) -> str:
 
 def report_html(report: Report) -> str:
     """The report as one self-contained HTML page. Raises ConfigError if matplotlib is missing."""
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    template = resources.files("jaxis.bringup.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(report=report, plots=plots(report.verifications))
+    return render_page("jaxis.bringup.report", "report.html.jinja", report=report, plots=plots(report.verifications))

@@ -86,6 +86,38 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int:
     return max(0, min(free)) * len(devices)
 
 
+def blocks_within(
+    vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], memory: int, useful_tokens: int
+) -> dict[AttentionSpan, int]:
+    """The number of blocks of each pool: the most that fit, and no more than can be used.
+
+    Args:
+      vllm_config: Its sizes.
+      bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
+      memory: Bytes of all pools together.
+      useful_tokens: Tokens past which the first pool would never be used.
+    """
+    block_size = vllm_config.cache_config.block_size
+    max_model_len = vllm_config.model_config.max_model_len
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    first, *others = bytes_per_block
+    most = {
+        span: WINDOW_POOL_FACTOR * span.max_held_blocks(max_num_seqs, max_model_len, block_size, max_step_tokens)
+        for span in others
+    }
+
+    def blocks_of(number: int) -> dict[AttentionSpan, int]:
+        return {first: number, **{span: min(number, most[span]) for span in others}}
+
+    def bytes_of(number: int) -> int:
+        return sum(bytes_per_block[span] * blocks for span, blocks in blocks_of(number).items())
+
+    # The largest number that fits.
+    number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
+    return blocks_of(number)
+
+
 def num_cache_blocks(
     vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], mesh: jax.sharding.Mesh
 ) -> tuple[dict[AttentionSpan, int], int]:
@@ -116,32 +148,20 @@ def num_cache_blocks(
         memory = available_bytes(mesh)
         if mesh.devices.flat[0].platform == "cpu":
             useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
-    first, *others = bytes_per_block
-    most = {
-        span: WINDOW_POOL_FACTOR * span.max_held_blocks(max_num_seqs, max_model_len, block_size, max_step_tokens)
-        for span in others
-    }
-
-    def blocks_of(number: int) -> dict[AttentionSpan, int]:
-        return {first: number, **{span: min(number, most[span]) for span in others}}
-
-    def bytes_of(number: int) -> int:
-        return sum(bytes_per_block[span] * blocks for span, blocks in blocks_of(number).items())
-
-    # The largest number that fits.
-    number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
-    if mesh.devices.flat[0].platform == "cpu" and bytes_of(number) > (free := free_host_bytes()):
+    num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
+    total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
+    if mesh.devices.flat[0].platform == "cpu" and total > (free := free_host_bytes()):
         # The operating system would grant this memory, and kill the process once it is used.
         raise EngineError(
-            f"the KV cache would take {bytes_of(number) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
+            f"the KV cache would take {total / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
             "are free: give a smaller kv_cache_memory"
         )
-    if number < 1:
+    if total <= 0:
+        one_block = sum(bytes_per_block.values())
         raise EngineError(
-            f"the KV cache needs at least {bytes_of(1) / 2**20:.1f} MiB for one block of {block_size} tokens, and "
+            f"the KV cache needs at least {one_block / 2**20:.1f} MiB for one block of {block_size} tokens, and "
             f"{memory / 2**20:.1f} MiB are available: free memory, or give a larger kv_cache_memory"
         )
-    num_blocks = blocks_of(number)
     for span, blocks in num_blocks.items():
         # A window's pool suffices for any length; otherwise it counts as one with full context.
         if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:

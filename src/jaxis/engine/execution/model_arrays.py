@@ -11,6 +11,8 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.config import VllmConfig
+from jaxis.engine.execution.weight_layout import row_major
+from jaxis.kernels.platform import target_platform
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
 
@@ -43,7 +45,7 @@ class ModelArrays:
     """
 
     def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct) -> None:
-        """Splits a model, in the context of its mesh.
+        """Splits a model, in the context of its mesh; on TPU its arrays are moved to the layout that programs read.
 
         Args:
           model: The model, its weights loaded.
@@ -52,7 +54,8 @@ class ModelArrays:
         self.hidden_states = hidden_states
         self._graphdef, state = nnx.split(model)
         leaves, self._treedef = jax.tree.flatten(state)
-        self.arrays: list[jax.Array] = leaves
+        # Elsewhere this is the default.
+        self.arrays: list[jax.Array] = [row_major(leaf) for leaf in leaves] if target_platform() == "tpu" else leaves
         self._head_indices = indices_read(
             lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
         )

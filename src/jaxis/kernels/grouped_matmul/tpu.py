@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from jaxis.kernels.grouped_matmul.elements import widen, widen_scale
 from jaxis.kernels.grouped_matmul.stored import PAIRED, StoredStack, by_parts
 from jaxis.kernels.grouped_matmul.visits import visits
+from jaxis.kernels.tpu_memory import in_hbm
 
 _LANES = 128
 _CHUNK = 512  # stored columns of a partial sum
@@ -120,7 +121,7 @@ def grouped_matmul(
         plan_visits.ends,
         plan_visits.count,
         by_parts(padded, parts),
-        stack.elements,
+        in_hbm(stack.elements),
         *scales,
     )
     is_in_group = jnp.arange(num_rows) < plan_visits.ends[-1]

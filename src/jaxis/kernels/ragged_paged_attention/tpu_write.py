@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxis.kernels.ragged_paged_attention.tpu_items import work_items
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout, quantize_parts
+from jaxis.kernels.tpu_memory import in_hbm
 
 
 def write_pages(
@@ -114,7 +115,7 @@ def _write(
         input_output_aliases={len(scalars) + len(operands): 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         name="write_pages",
-    )(*scalars, *operands, kv_cache)
+    )(*scalars, *operands, in_hbm(kv_cache))
 
 
 def _kernel(blocks: Any, rows: Any, places: Any, counts: Any, *refs: Any, page: PageLayout, num_heads: int) -> None:

@@ -1,0 +1,105 @@
+"""`jaxis plan`: whether and how a model fits on accelerators, and what its steps must cost there at least."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from jaxis.cli.console import EXIT_ERROR, note, report_errors
+from jaxis.cli.options import Debug
+
+DEFAULT_TARGETS = ("v5e-8", "v6e-8", "v5p-8", "tpu7x-8", "a100x8", "h100x8", "h200x8", "b200x8")
+"""One machine, or the smallest slice with a host's devices, of each accelerator that is bought today."""
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file, config.json, or Hub id.", show_default=False),
+    ],
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on",
+            metavar="TARGET",
+            help="Accelerators, such as v6e-8, v5e:2x4 or h100x8; repeat it for several (default: one of each kind).",
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Tokens that each request grows to (default: 4096 or the model's)."),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Devices that share each layer (default: as many as can)."),
+    ] = None,
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "dequantize"] | None,
+        typer.Option(help="Weights as for jaxis serve; none: as stored (default: the widest that fit)."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"] | None,
+        typer.Option(help="Type of the cache; auto: the model's (default: the wider that fits)."),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of activations and of weights in floats (default: the checkpoint's)."),
+    ] = None,
+    compiles: Annotated[
+        bool, typer.Option("--compile", help="Compile the steps for the target, and read their costs from that.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one HTML page too.", show_default=False)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Tell whether and how a model fits on accelerators, and how fast it can be there at most.
+
+    Reads config.json and the headers of the weights, never the weights, and needs no accelerator.
+    Times are lower bounds: bytes, operations and traffic of a step, divided by the data sheet's rates.
+    The exit code is 0 only if it fits on every target given with --on.
+
+    \b
+    [bold]Examples[/bold]
+      jaxis plan Qwen/Qwen3-8B
+      jaxis plan Qwen/Qwen3-8B --on v6e-1 --max-model-len 8192
+      jaxis plan config.json --on h100x8 --on v5e-16 --json
+      jaxis plan ./model --on v6e-8 --compile --html plan.html
+    """
+    with report_errors(debug=debug):
+        from rich.console import Console
+
+        from jaxis.bringup.analyze.source import open_source
+        from jaxis.errors import ConfigError, JaxisError
+        from jaxis.planning.sizing.plan import Planner, Wanted
+        from jaxis.planning.sizing.report import PlanReport
+        from jaxis.planning.sizing.text import plan_html, plan_text
+        from jaxis.planning.targets import parse_target
+
+        if compiles and (on is None or len(on) != 1):
+            raise ConfigError("--compile is for one target: give one with --on")
+        targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
+        source = open_source(model, revision=revision)
+        planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, tensor_parallel_size))
+        plans = [planner.plan(target) for target in targets]
+        if compiles:
+            from jaxis.planning.sizing.compiled import with_compiled_steps
+
+            with Console(stderr=True).status("Compiling") as status:
+                plans = [with_compiled_steps(plans[0], planner, on_stage=status.update)]
+        report = PlanReport(source.name, tuple(source.config.get("architectures") or ()), tuple(plans))
+        if html is not None:
+            try:
+                html.write_text(plan_html(report), encoding="utf-8")
+            except OSError as error:
+                raise JaxisError(f"{html} cannot be written: {error.strerror}") from error
+            note(f"wrote {html}")
+        print(report.to_json() if as_json else plan_text(report, Console(highlight=False)), end="\n" if as_json else "")
+        if on is not None and not all(each.chosen.fits for each in report.plans):
+            raise typer.Exit(EXIT_ERROR)

@@ -1,0 +1,126 @@
+"""Runs all checks of `jaxis doctor` and writes its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.doctor.attention_cases import attention_cases
+from jaxis.doctor.check import Case, Check, run_case
+from jaxis.doctor.model_cases import model_cases
+from jaxis.doctor.product_cases import product_cases
+from jaxis.doctor.speed_case import speed_cases
+from jaxis.host.machine import cpu_model
+from jaxis.parallel.mesh import make_mesh
+
+SCHEMA = 1
+"""Version of the JSON that `Examination.to_json` writes; incremented when a field changes its meaning or is removed."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of `jaxis doctor`.
+
+    Attributes:
+      made_at: UTC, to the second.
+      subject: What was checked, in one sentence.
+      environment: Versions, devices and the like, as `jaxis env` has them.
+      checks: In the order that they ran.
+    """
+
+    made_at: str
+    subject: str
+    environment: dict[str, Any]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check came out as it should."""
+        return all(check.passed for check in self.checks)
+
+    def to_json(self) -> str:
+        """The report as one JSON object."""
+        found = {"schema": SCHEMA, "passed": self.passed} | dataclasses.asdict(self)
+        return json.dumps(found, indent=2)
+
+    def to_markdown(self) -> str:
+        """The report for people."""
+        wrong = sum(not check.passed for check in self.checks)
+        verdict = "everything is as it should be" if self.passed else f"{wrong} of {len(self.checks)} checks failed"
+        lines = ["# jaxis doctor", "", f"{self.made_at}: {verdict}.", "", f"{self.subject}", ""]
+        lines += ["| | check | found | s |", "|---|---|---|---|"]
+        for check in self.checks:
+            mark, name = "ok" if check.passed else "**FAILED**", f"{check.area}: {check.name}"
+            lines.append(f"| {mark} | {_cell(name)} | {_cell(check.detail)} | {check.seconds:.1f} |")
+        lines += ["", "## Environment", "", "```json", json.dumps(self.environment, indent=2), "```"]
+        return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """The text as a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def examine(
+    environment: dict[str, Any],
+    *,
+    on_start: Callable[[Case], object] = lambda _: None,
+    on_check: Callable[[Check], object] = lambda _: None,
+) -> Examination:
+    """Runs every check on this machine's first device, and the model's on several devices too.
+
+    Args:
+      environment: What the report says of versions and devices.
+      on_start: Called before each check.
+      on_check: Called after each check.
+    """
+    made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    checks = [run_case(Case("devices", "JAX starts", _describe_devices))]
+    on_check(checks[0])
+    if not checks[0].passed:
+        return Examination(made_at, "JAX found no device: nothing else was checked.", environment, tuple(checks))
+    for case in _cases():
+        on_start(case)
+        checks.append(run_case(case))
+        on_check(checks[-1])
+    return Examination(made_at, subject(), environment, tuple(checks))
+
+
+def subject() -> str:
+    """What is checked on this machine, in one sentence."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return (
+            f"This machine has no accelerator that JAX sees, only a CPU ({cpu_model()}): the kernels for CPU were "
+            "checked. Those for TPU and GPU were not."
+        )
+    return f"The kernels for {device.platform.upper()} were checked on {device.device_kind}."
+
+
+def _cases() -> Iterator[Case]:
+    is_cpu = jax.local_devices()[0].platform == "cpu"
+    dtype, tolerance = (jnp.float32, 1e-4) if is_cpu else (jnp.bfloat16, 2e-2)
+    for cases in (attention_cases, product_cases):
+        for case in cases(dtype, tolerance):
+            yield dataclasses.replace(case, run=functools.partial(_run_on_one_device, case))
+    yield from model_cases()
+    yield from speed_cases()
+
+
+def _run_on_one_device(case: Case) -> str:
+    """Runs a check of a kernel as the engine runs programs: under a mesh, of the first device."""
+    with jax.set_mesh(make_mesh()):
+        return case.run()
+
+
+def _describe_devices() -> str:
+    devices = jax.local_devices()
+    return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"

@@ -1,0 +1,191 @@
+"""One device's part of a model under tensor parallelism: what it holds, and what a step costs it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.typing import DTypeLike
+
+from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
+from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.errors import ConfigError
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
+from jaxis.layers.mla import LatentCacheSpec
+from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.planning.accelerators import Accelerator
+from jaxis.planning.sizing.roofline import StepCost, all_gather_bytes, all_reduce_bytes
+from jaxis.planning.sizing.stored_weights import StoredWeight
+
+# Each layer sums its attention's and its feed-forward block's output over the devices.
+_REDUCTIONS_PER_LAYER = 2
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one device keeps and computes of a layer's context.
+
+    Attributes:
+      span: Which tokens a token sees.
+      block_bytes: Bytes of a block of the cache.
+      flops_per_key: Operations for one query token and one token of its context, in all heads of the device.
+    """
+
+    span: AttentionSpan
+    block_bytes: int
+    flops_per_key: int
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """One device's part of a model; all devices have equal parts.
+
+    Attributes:
+      num_devices: Devices that the model is spread over.
+      held_bytes: Bytes of its weights.
+      reads: Its weights as a step reads them.
+      layer_flops: Operations of products for one token, of its share of the experts too.
+      head_flops: The same of the head, for one token that is sampled from.
+      caches: One for each layer.
+      block_size: Tokens of a block of the cache.
+      hidden_bytes: Bytes of one token's hidden state.
+      logits_bytes: Bytes of one token's logits.
+      num_reductions: Sums of hidden states over the devices in a step.
+      gathers_logits: Whether each device computes a part of the logits.
+    """
+
+    num_devices: int
+    held_bytes: int
+    reads: DecodeCost
+    layer_flops: float
+    head_flops: float
+    caches: tuple[LayerCache, ...]
+    block_size: int
+    hidden_bytes: int
+    logits_bytes: int
+    num_reductions: int
+    gathers_logits: bool
+
+    @property
+    def bytes_per_block(self) -> dict[AttentionSpan, int]:
+        """Bytes of a block in all layers of a span, the span that keeps most first."""
+        total: Counter[AttentionSpan] = Counter()
+        for cache in self.caches:
+            total[cache.span] += cache.block_bytes
+        return dict(sorted(total.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
+
+    def decode(self, batch_size: int, context_len: int) -> StepCost:
+        """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each."""
+        return self._step(batch_size, np.full(batch_size, context_len - 1), batch_size)
+
+    def prefill(self, num_tokens: int) -> StepCost:
+        """The first `num_tokens` tokens of a prompt; the last is sampled from."""
+        return self._step(num_tokens, np.arange(num_tokens), 1)
+
+    def _step(self, num_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
+        context_bytes, flops = 0.0, self.layer_flops * num_tokens + self.head_flops * num_sampled
+        is_one_request = num_sampled == 1
+        for cache, num_layers in Counter(self.caches).items():
+            first = cache.span.first_visible(positions)
+            num_keys = positions - first + 1
+            # The tokens of one request share its context; each is written once, too.
+            num_read = positions.max() - first.min() + 1 if is_one_request else num_keys.sum()
+            context_bytes += num_layers * float(num_read) * cache.block_bytes / self.block_size
+            flops += num_layers * float(num_keys.sum()) * cache.flops_per_key
+        sent = self.num_reductions * all_reduce_bytes(num_tokens * self.hidden_bytes, self.num_devices)
+        if self.gathers_logits:
+            sent += all_gather_bytes(num_sampled * self.logits_bytes, self.num_devices)
+        return StepCost(self.reads.step_weight_bytes(num_tokens), context_bytes, flops, sent)
+
+
+def device_model(
+    specs: Sequence[CacheSpec],
+    weights: Sequence[StoredWeight],
+    vllm_config: VllmConfig,
+    accelerator: Accelerator,
+    num_devices: int,
+    cache_dtype: DTypeLike,
+) -> DeviceModel:
+    """One device's part of a model.
+
+    Args:
+      specs: The caches of its layers, as `kv_cache_specs` has them.
+      weights: Its weights, on each of so many devices.
+      vllm_config: What it was constructed from.
+      accelerator: The devices; some kernels want a cache of another shape than others.
+      num_devices: How many of them the model is spread over.
+      cache_dtype: Type of the cache.
+
+    Raises:
+      ConfigError: The model cannot be spread over so many devices.
+    """
+    config = vllm_config.model_config.hf_config.get_text_config()
+    num_heads: int = config["num_attention_heads"]
+    if num_heads % num_devices:
+        raise ConfigError(f"{num_devices} devices do not divide the model's {num_heads} attention heads")
+    mesh = abstract_mesh(accelerator, num_devices)
+    share = expert_share(config)
+    vocab_size: int = config["vocab_size"]
+    is_vocab_split = num_devices > 1 and vocab_size % num_devices == 0
+    return DeviceModel(
+        num_devices=num_devices,
+        held_bytes=sum(weight.device_bytes for weight in weights),
+        reads=decode_cost_of({weight.name: weight.device_bytes for weight in weights}, 0, share),
+        layer_flops=_flops(weights, share, of_head=False),
+        head_flops=_flops(weights, share, of_head=True),
+        caches=tuple(
+            LayerCache(
+                spec.span,
+                _block_bytes(spec.on_devices(num_devices), vllm_config.cache_config.block_size, cache_dtype, mesh),
+                2 * (num_heads // num_devices) * _numbers_per_key(spec),
+            )
+            for spec in specs
+        ),
+        block_size=vllm_config.cache_config.block_size,
+        hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
+        logits_bytes=vocab_size * _LOGIT_BYTES,
+        num_reductions=0 if num_devices == 1 else _REDUCTIONS_PER_LAYER * len(specs) + is_vocab_split,
+        gathers_logits=is_vocab_split,
+    )
+
+
+def abstract_mesh(accelerator: Accelerator, num_devices: int) -> AbstractMesh:
+    """A `(data, expert, model)` mesh of devices that are not there, to ask for shapes with."""
+    device = AbstractDevice(accelerator.device_kind, None, accelerator.platform)
+    return AbstractMesh((1, 1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device)
+
+
+def _flops(weights: Sequence[StoredWeight], share: float, *, of_head: bool) -> float:
+    """Operations of one token with the head's weights, or with all others but an embedding table."""
+    has_head = any(HEAD in weight.name for weight in weights)
+    flops = 0.0
+    for weight in weights:
+        is_embedding, is_head = EMBEDDING in weight.name, HEAD in weight.name
+        if (is_head or (is_embedding and not has_head)) == of_head and not (is_embedding and has_head):
+            flops += 2 * weight.device_elements * (share if EXPERTS in weight.name else 1)
+    return flops
+
+
+def _block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: AbstractMesh) -> int:
+    """Bytes of one block of a layer's cache on one device."""
+    with jax.sharding.use_abstract_mesh(mesh):
+        shape = spec.shape(1, block_size, dtype)
+        axes = spec.axes(shape, dtype)
+    return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape)) * jnp.dtype(dtype).itemsize
+
+
+def _numbers_per_key(spec: CacheSpec) -> int:
+    """Multiplications for one head's query and one token: with its key, and with its value."""
+    if isinstance(spec, LatentCacheSpec):
+        return 2 * spec.latent_dim + spec.rope_dim
+    if isinstance(spec, KVCacheSpec):
+        return 2 * spec.head_dim
+    return 0  # a layer of another kind, whose arithmetic is not known

@@ -1,0 +1,176 @@
+"""A plan in words, and as JSON values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE
+from jaxis.host.byte_size import human_bytes
+from jaxis.planning.sizing.plan import CompiledStep, Plan, PlanOption, Step
+
+SCHEMA = 1
+"""Version of the JSON that `PlanReport.to_json` writes; incremented when a field changes its meaning or is removed."""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The result of `jaxis plan`.
+
+    Attributes:
+      model: The name that the user gave.
+      architectures: From config.json.
+      plans: One for each target.
+    """
+
+    model: str
+    architectures: tuple[str, ...]
+    plans: tuple[Plan, ...]
+
+    def to_json(self) -> str:
+        """One JSON object; docs/plan.md describes it."""
+        plans = [_plan_json(plan) for plan in self.plans]
+        found = {"schema": SCHEMA, "model": self.model, "architectures": self.architectures, "plans": plans}
+        return json.dumps(found, indent=2)
+
+
+def data_sheet(plan: Plan) -> str:
+    """A target's devices in one line."""
+    target, device = plan.target, plan.target.accelerator
+    rates = ", ".join(f"{rate / 1e12:.0f} TFLOP/s {dtype}" for dtype, rate in device.flops.items())
+    return (
+        f"{target.num_devices} x {device.device_kind}, each {human_bytes(device.usable_bytes)} usable of "
+        f"{human_bytes(device.memory_bytes)}, {device.memory_bandwidth / 1e9:.0f} GB/s, {rates}, sends "
+        f"{device.interconnect_bandwidth / 1e9:.0f} GB/s"
+    )
+
+
+def verdict(plan: Plan) -> str:
+    """Whether and how the model fits, in one sentence."""
+    chosen = plan.chosen
+    if not chosen.fits:
+        smallest = min(plan.options, key=lambda option: option.device_weight_bytes)
+        usable = int(plan.target.accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
+        return (
+            f"does not fit: {smallest.weights} weights over {_devices(smallest.tensor_parallel_size)} take "
+            f"{human_bytes(smallest.device_weight_bytes)} of {human_bytes(usable)} on each, and a request of "
+            f"{plan.context_len} tokens must fit beside them"
+        )
+    what = f"{chosen.weights} weights over {_devices(chosen.tensor_parallel_size)}"
+    if chosen.num_servers > 1:
+        what = f"{chosen.num_servers} servers, each with {what}"
+    if chosen.kv_cache_dtype != "auto":
+        what += f", {chosen.kv_cache_dtype} cache"
+    if chosen.can_run:
+        return f"fits: {what}"
+    return (
+        f"fits, but cannot run yet: {what}, which are those of {chosen.hosts_of_server} hosts; jaxis runs on the "
+        "devices of one"
+    )
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What a reader should know about the choice."""
+    chosen, notes = plan.chosen, []
+    others = [option for option in plan.options if option.fits]
+    wider = [option for option in others if option.quantization is None and option.kv_cache_dtype == "auto"]
+    if chosen.can_run and chosen.quantization is not None and wider:
+        best = wider[0]
+        notes.append(
+            f"as stored ({best.weights}), the weights need {best.tensor_parallel_size} devices, those of "
+            f"{best.hosts_of_server} hosts; jaxis runs on the devices of one"
+        )
+    used = chosen.tensor_parallel_size * chosen.num_servers
+    if used < plan.target.num_devices:
+        notes.append(f"{plan.target.num_devices - used} devices are left over")
+    if chosen.num_servers > 1:
+        notes.append("several servers need a load balancer in front of them; tokens/s are those of all together")
+    return notes
+
+
+def command(report: PlanReport, plan: Plan) -> str | None:
+    """What starts one server of the chosen option; None if it cannot run."""
+    chosen = plan.chosen
+    if not chosen.can_run:
+        return None
+    parts = ["jaxis serve", report.model]
+    if chosen.tensor_parallel_size > 1:
+        parts.append(f"--tensor-parallel-size {chosen.tensor_parallel_size}")
+    if plan.wanted.dtype is not None:
+        parts.append(f"--dtype {plan.wanted.dtype}")
+    if chosen.quantization is not None:
+        parts.append(f"--quantization {chosen.quantization}")
+    if chosen.kv_cache_dtype != "auto":
+        parts.append(f"--kv-cache-dtype {chosen.kv_cache_dtype}")
+    parts += [f"--max-model-len {plan.context_len}", f"--max-num-seqs {chosen.max_requests}"]
+    return " ".join(parts)
+
+
+def step_name(step: Step) -> str:
+    """A step in a few words."""
+    if step.name == "prefill":
+        return f"prefill of {step.num_tokens} tokens"
+    return f"decode, {step.num_requests} request{'s' if step.num_requests > 1 else ''}"
+
+
+def source_line(plan: Plan) -> str:
+    """Where a plan's costs come from."""
+    if any(step.compiled is not None for step in plan.chosen.steps):
+        return "read from compiled programs, divided by the data sheet's rates; not measured"
+    return "arithmetic on shapes, divided by the data sheet's rates; not measured"
+
+
+def compiled_line(compiled: CompiledStep) -> str:
+    """What the compiler says of a step."""
+    parts = [f"{human_bytes(compiled.hbm_bytes)} through memory besides context"]
+    if compiled.loop_hbm_bytes:
+        parts.append(f"{human_bytes(compiled.loop_hbm_bytes)} in each round of {compiled.num_loops} loops")
+    parts.append(f"{human_bytes(compiled.temporary_bytes)} of temporaries")
+    parts.append("caches in place" if compiled.caches_are_aliased else "caches NOT updated in place")
+    parts.append(f"largest copy {human_bytes(compiled.largest_copy_bytes)}")
+    if compiled.num_collectives:
+        parts.append(f"{compiled.num_collectives} exchanges")
+    return ", ".join(parts)
+
+
+def decode_rates(option: PlanOption) -> tuple[float, float] | None:
+    """Tokens per second at most: of one request, and of all requests of all servers; None if nothing fits."""
+    decodes = [step for step in option.steps if step.name == "decode"]
+    if not decodes:
+        return None
+    return 1 / decodes[0].bound.seconds, decodes[-1].tokens_per_second
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    target, device = plan.target, plan.target.accelerator
+    return {
+        "target": {
+            "name": str(target),
+            "num_devices": target.num_devices,
+            **{field.name: getattr(device, field.name) for field in dataclasses.fields(device) if field.name != "name"},
+        },
+        "context_len": plan.context_len,
+        "max_model_len": plan.max_model_len,
+        "prefill_tokens": plan.prefill_tokens,
+        "fits": plan.chosen.fits,
+        "can_run": plan.chosen.can_run,
+        "verdict": verdict(plan),
+        "options": [_option_json(option) for option in plan.options],
+    }
+
+
+def _option_json(option: PlanOption) -> dict[str, Any]:
+    facts = dataclasses.asdict(option) | {"fits": option.fits, "can_run": option.can_run}
+    return facts | {"steps": [_step_json(step) for step in option.steps]}
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    facts = dataclasses.asdict(step)
+    cost, least = facts.pop("cost"), facts.pop("bound")
+    return facts | cost | least | {"seconds": step.bound.seconds, "binds": step.bound.binds}

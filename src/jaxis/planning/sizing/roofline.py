@@ -1,0 +1,79 @@
+"""Lower bounds of a step's time: what it moves and computes, divided by what a data sheet promises.
+
+The roofline of https://jax-ml.github.io/scaling-book/roofline: reading memory, computing and sending to other devices
+can overlap at best, so a step takes at least the longest of the three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxis.planning.accelerators import Accelerator
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one device has to do in a step, at least.
+
+    Attributes:
+      weight_bytes: Bytes of weights read; of experts, those that tokens are expected to be routed to.
+      context_bytes: Bytes of the cache read and written.
+      flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: narrower
+        weights are widened on the chip.
+      sent_bytes: Bytes sent to other devices.
+    """
+
+    weight_bytes: float
+    context_bytes: float
+    flops: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of a step.
+
+    Attributes:
+      memory_seconds, compute_seconds, network_seconds: What each part takes alone.
+    """
+
+    memory_seconds: float
+    compute_seconds: float
+    network_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The least time of the step."""
+        return max(self.memory_seconds, self.compute_seconds, self.network_seconds)
+
+    @property
+    def binds(self) -> str:
+        """What takes longest: "memory", "compute" or "network"."""
+        parts = {
+            "memory": self.memory_seconds,
+            "compute": self.compute_seconds,
+            "network": self.network_seconds,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def bound(cost: StepCost, accelerator: Accelerator) -> Bound:
+    """The bound of a step on devices of this kind."""
+    return Bound(
+        memory_seconds=(cost.weight_bytes + cost.context_bytes) / accelerator.memory_bandwidth,
+        compute_seconds=cost.flops / accelerator.flops["bfloat16"],
+        network_seconds=cost.sent_bytes / accelerator.interconnect_bandwidth,
+    )
+
+
+def all_reduce_bytes(num_bytes: float, num_devices: int) -> float:
+    """Bytes that each device sends, at least, to sum arrays of `num_bytes` that all have, and give all the result.
+
+    A reduce-scatter and an all-gather, each of which sends every part but one (doi:10.1016/j.jpdc.2008.09.002).
+    """
+    return 2 * num_bytes * (num_devices - 1) / num_devices
+
+
+def all_gather_bytes(num_bytes: float, num_devices: int) -> float:
+    """Bytes that each device sends, at least, so that all have the array of `num_bytes` of which each has a part."""
+    return num_bytes * (num_devices - 1) / num_devices

@@ -1,0 +1,131 @@
+"""The arrays that a model's weights become on each device, told from a model that was constructed without weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxis.kernels.weights import Weight, WeightScheme
+from jaxis.layers.latent_projection import LatentUpProjection
+from jaxis.layers.module import JaxModule, named_modules, named_parameters
+from jaxis.layers.partial_weight import WeightLoader
+from jaxis.layers.weight_bytes import logical_axes
+from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
+from jaxis.layers.weight_recipe import WeightRecipe
+from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+
+# Rows of the two examples that tell how a weight's arrays grow with its rows: a multiple of every format's blocks.
+_EXAMPLE_ROWS = (128, 256)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A parameter, as every device of a mesh holds it.
+
+    Attributes:
+      name: Its dotted name.
+      device_bytes: Bytes on each device, scales included.
+      device_elements: Elements of the matrix, or the stack of matrices, that each device multiplies by; 0 for vectors.
+    """
+
+    name: str
+    device_bytes: int
+    device_elements: int
+
+
+# The arrays of a weight that is not there.
+_Arrays = tuple[jax.ShapeDtypeStruct, ...]
+
+
+def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
+    """Every parameter of a model as each device would hold it; shared ones count once.
+
+    Args:
+      model: Constructed abstractly, with its quantization, but without packing for the native kernels.
+      num_devices: How many devices the model is spread over.
+    """
+    mesh = AbstractMesh((1, 1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    # Its matrices multiply heads one by one, and are kept in floats.
+    floats = {id(module.weight) for _, module in named_modules(model) if isinstance(module, LatentUpProjection)}
+    stored = []
+    for name, param in {id(param): (name, param) for name, param in named_parameters(model)}.values():
+        shape = param.get_value().shape
+        axes = logical_axes(param) or (None,) * len(shape)
+        arrays = _plain(param) if id(param) in floats else _arrays_of(param)
+        is_expert = axes[:1] == ("expert",)
+        is_matrix = len(shape) >= (3 if is_expert else 2)
+        stored.append(
+            StoredWeight(
+                name,
+                sum(_on_one_device(mesh, axes, a.shape) * jnp.dtype(a.dtype).itemsize for a in arrays),
+                _on_one_device(mesh, axes, shape) if is_matrix else 0,
+            )
+        )
+    return stored
+
+
+def _on_one_device(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> int:
+    """Elements of an array that one device holds."""
+    return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape))
+
+
+def _plain(param: nnx.Param) -> _Arrays:
+    value = param.get_value()
+    return (jax.ShapeDtypeStruct(value.shape, value.dtype),)
+
+
+def _arrays_of(param: nnx.Param) -> _Arrays:
+    loader = param.get_metadata().get("weight_loader")
+    if not isinstance(loader, WeightLoader):
+        return _plain(param)
+    recipe, slot = loader.recipe, loader.slot
+    matrix = _matrix(recipe.format, recipe.dequantizes, recipe.scheme, tuple(slot.shape), np.dtype(loader.dtype))
+    if slot.num_experts is None:
+        return matrix
+    return tuple(jax.ShapeDtypeStruct((slot.num_experts, *a.shape), a.dtype) for a in matrix)
+
+
+@functools.cache  # layers are alike
+def _matrix(
+    weight_format: WeightFormat,
+    dequantizes: bool,
+    scheme: WeightScheme | None,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+) -> _Arrays:
+    """The arrays of a weight [out, in]: those of a few rows, made for real, and grown to all rows."""
+    if weight_format is PLAIN and scheme is None:
+        return (jax.ShapeDtypeStruct(shape, dtype),)
+    recipe = WeightRecipe(weight_format, dequantizes, scheme)
+    rows, columns = shape
+    few, more = _EXAMPLE_ROWS
+    try:
+        small = _example(recipe, (few, columns), dtype) if rows > more else None
+        large = _example(recipe, (min(rows, more), columns), dtype)
+    except (InvalidWeightError, ValueError):  # a format that is only for this shape
+        small, large = None, _example(recipe, shape, dtype)
+    arrays = jax.tree.leaves(large)
+    shapes = [tuple(array.shape) for array in arrays]
+    if small is not None:
+        smaller = [tuple(array.shape) for array in jax.tree.leaves(small)]
+        shapes = [
+            tuple(b + math.ceil((b - a) * (rows - more) / (more - few)) for a, b in zip(*pair, strict=True))
+            for pair in zip(smaller, shapes, strict=True)
+        ]
+    is_plain = isinstance(large, np.ndarray | jax.Array)
+    return tuple(
+        jax.ShapeDtypeStruct(shape, dtype if is_plain else array.dtype)
+        for shape, array in zip(shapes, arrays, strict=True)
+    )
+
+
+def _example(recipe: WeightRecipe, shape: tuple[int, int], dtype: np.dtype) -> Weight:
+    tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
+    return recipe.make(tensors, shape, dtype)

@@ -1,0 +1,131 @@
+"""The widths that a checkpoint's weights can have in memory, each as a model constructed without weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxis.bringup.analyze.config import Construction, construct
+from jaxis.bringup.analyze.source import ModelSource
+from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.kv_cache import kv_cache_specs
+from jaxis.engine.setup import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
+from jaxis.errors import ConfigError
+from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.module import JaxModule
+from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
+
+NARROW = ("int8", "int4")
+"""What a checkpoint in floats is quantized to, where it does not fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Width:
+    """A model with its weights stored in one way.
+
+    Attributes:
+      quantization: What `--quantization` gets for it; None as stored.
+      name: For people: the type or the format, such as "bfloat16", "fp8" or "int4".
+      model: Constructed abstractly.
+      vllm_config: What it was constructed from.
+    """
+
+    quantization: str | None
+    name: str
+    model: JaxModule
+    vllm_config: VllmConfig
+    _weights: dict[int, list[StoredWeight]] = field(default_factory=dict, init=False)
+
+    @functools.cached_property
+    def cache_specs(self) -> list[CacheSpec]:
+        """The cache of each layer."""
+        return kv_cache_specs(self.model, self.vllm_config)
+
+    def weights_on(self, num_devices: int) -> list[StoredWeight]:
+        """Its weights, on each of so many devices."""
+        if num_devices not in self._weights:
+            self._weights[num_devices] = stored_weights(self.model, num_devices)
+        return self._weights[num_devices]
+
+
+def widths(source: ModelSource, quantization: str | None = None, dtype: str | None = None) -> list[Width]:
+    """The widths of a checkpoint, the one that is stored first.
+
+    Args:
+      source: Its config.json and, if it has weights, their headers.
+      quantization: Only the width that `--quantization` chooses with it.
+      dtype: Type of activations, and of weights in floats; None is the checkpoint's.
+
+    Raises:
+      ConfigError: jaxis cannot run the model, or not with this quantization.
+    """
+    if dtype is not None:
+        source = dataclasses.replace(source, config=_with_dtype(source.config, dtype))
+    stored = _constructed(source, construct(source.config, source.config_path, tensors=source.tensors))
+    is_quantized = stored.vllm_config.quant_config is not None
+    if quantization is None:
+        return [stored] if is_quantized else [stored, *_narrow_widths(source)]
+    if quantization == "none":
+        return [stored]
+    if is_quantized != (quantization == DEQUANTIZE):
+        raise ConfigError(
+            f"--quantization {quantization}: the checkpoint is {'' if is_quantized else 'not '}quantized"
+            + (f" and cannot be quantized again: leave it out, or give {DEQUANTIZE}" if is_quantized else "")
+        )
+    return [_width(source, quantization)]
+
+
+def _narrow_widths(source: ModelSource) -> Iterator[Width]:
+    for quantization in NARROW:
+        try:
+            yield _width(source, quantization)
+        except ConfigError:  # some layers' sizes do not allow it
+            continue
+
+
+def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    text = config.get("text_config")
+    parts = {"text_config": {**text, "dtype": dtype}} if isinstance(text, dict) else {}
+    return {**config, **parts, "dtype": dtype}
+
+
+def _width(source: ModelSource, quantization: str) -> Width:
+    rules = None
+    if quantization != DEQUANTIZE:
+        rules = RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+    plain = {**source.config, "quantization_config": None}
+    return _constructed(source, construct(plain, source.config_path, rules), quantization)
+
+
+def _constructed(source: ModelSource, construction: Construction, quantization: str | None = None) -> Width:
+    model, vllm_config = construction.model, construction.vllm_config
+    if construction.refusals or model is None or vllm_config is None:
+        reason = construction.refusals[0] if construction.refusals else "its family is not one of jaxis's"
+        raise ConfigError(f"{source.name} cannot run: {reason}; jaxis analyze says more")
+    text_config = vllm_config.model_config.hf_config.get_text_config()
+    longest = text_config.get("max_position_embeddings", vllm_config.model_config.max_model_len)
+    sized = dataclasses.replace(
+        vllm_config,
+        model_config=dataclasses.replace(vllm_config.model_config, max_model_len=longest),
+        cache_config=CacheConfig(block_size=EngineArgs.block_size),
+        scheduler_config=SchedulerConfig(DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
+    )
+    return Width(quantization, _name(source, vllm_config, quantization), model, sized)
+
+
+def _name(source: ModelSource, vllm_config: VllmConfig, quantization: str | None) -> str:
+    if quantization in NARROW:
+        return quantization
+    if quantization is None and vllm_config.quant_config is not None:
+        parts = (source.config, source.config.get("text_config"))
+        stored = [part.get("quantization_config") for part in parts if isinstance(part, dict)]
+        return next((str(each["quant_method"]) for each in stored if each and "quant_method" in each), "quantized")
+    return np.dtype(vllm_config.model_config.dtype).name

@@ -1,0 +1,72 @@
+"""Sizes told from headers, against the arrays of models that were loaded."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxis.bringup.analyze.config import construct
+from jaxis.bringup.analyze.source import open_source
+from jaxis.layers.module import named_parameters
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.sizing.stored_weights import stored_weights
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization_rules import SHORT_NAMES
+from tests.support.block_checkpoints import write_fp8, write_mxfp4
+from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
+
+
+def loaded_bytes(folder, rules=None):
+    """Name -> bytes of each parameter of the model as XLA's platforms load it, without packing."""
+    source = open_source(folder)
+    config = construct(source.config, source.config_path, rules, source.tensors).vllm_config
+    model_config = dataclasses.replace(config.model_config, model=str(folder))
+    model = load_model(dataclasses.replace(config, model_config=model_config), make_mesh())
+    parameters = {id(param): (name, param) for name, param in named_parameters(model)}.values()
+    return {name: sum(a.nbytes for a in jax.tree.leaves(param.get_value())) for name, param in parameters}
+
+
+def told_bytes(folder, rules=None):
+    source = open_source(folder)
+    model = construct(source.config, source.config_path, rules, source.tensors).model
+    return {weight.name: weight.device_bytes for weight in stored_weights(model, 1)}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "llama4"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, family, quantization):
+    def rules():
+        return None if quantization is None else RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)
+
+    latent = family == "deepseek_v3"
+    folder = write_checkpoint(tmp_path / "latent", family, **LATENT_SIZES) if latent else checkpoint(family)
+    assert told_bytes(folder, rules()) == loaded_bytes(folder, rules())
+
+
+def test_blocks_that_the_rows_do_not_fill_are_counted(checkpoint, tmp_path):
+    """600 rows are five blocks of 128, the last one cut off: more rows than the examples that sizes grow from."""
+    source = write_checkpoint(tmp_path / "source", "qwen3", intermediate_size=600)
+    narrow, _ = write_fp8(tmp_path, source)
+    told = told_bytes(narrow)
+    assert told == loaded_bytes(narrow)
+    assert told["model.layers.0.mlp.up_proj.weight"] == 600 * 64 + 5 * 1 * 4
+
+
+def test_mxfp4_experts_are_half_a_byte_and_their_scales(checkpoint, tmp_path):
+    narrow, _ = write_mxfp4(tmp_path, checkpoint("gpt_oss"))
+    assert told_bytes(narrow) == loaded_bytes(narrow)
+
+
+def test_devices_share_what_their_number_divides(checkpoint):
+    source = open_source(checkpoint("qwen3"))
+    model = construct(source.config, source.config_path).model
+    alone, shared = ({w.name: w for w in stored_weights(model, n)} for n in (1, 4))
+    size = np.dtype(np.float32).itemsize
+    assert alone["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size
+    assert shared["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size // 4
+    assert shared["model.layers.0.mlp.down_proj.weight"].device_elements == 64 * 96 // 4
+    norm = "model.layers.0.input_layernorm.weight"
+    assert shared[norm].device_bytes == alone[norm].device_bytes == 64 * size
+    assert shared[norm].device_elements == 0, "a vector multiplies no matrix"
