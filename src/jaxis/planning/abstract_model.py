@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import Weight
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
+from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import model_class_of
 from jaxis.parallel.mesh import logical_sharding
@@ -47,6 +49,12 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
     return model
 
 
+def example_weight(recipe: WeightRecipe, shape: tuple[int, ...], dtype: DTypeLike) -> Weight:
+    """A weight [out, in] made as if it were loaded, of no meaning."""
+    tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
+    return recipe.make(tensors, shape, dtype)
+
+
 def _fill(model: JaxModule) -> None:
     """Gives each parameter zeros of what it would be loaded as, and lets modules process them as after loading."""
     structs: dict[str, Weight | jax.ShapeDtypeStruct] = {}
@@ -71,8 +79,7 @@ def _example(loader: WeightLoader) -> Weight | jax.ShapeDtypeStruct:
     specs = recipe.format.tensors(shape)
     if recipe.scheme is None and set(specs) == {"weight"}:
         return jax.ShapeDtypeStruct(shape, loader.dtype)
-    tensors = {name: spec.example() for name, spec in specs.items() if not spec.is_zero}
-    return recipe.make(tensors, shape, loader.dtype)
+    return example_weight(recipe, shape, loader.dtype)
 
 
 def _zeros_of(loader: WeightLoader) -> Callable[[Any], jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxis.config import VllmConfig
-from jaxis.engine.execution.kv_cache import block_bytes, kv_cache_specs, kv_cache_structs, num_cache_blocks
+from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey, StepPrograms
@@ -54,14 +54,10 @@ class AbstractRunner:
           ConfigError, EngineError: As `Runner` does.
         """
         self.model = abstract_model(vllm_config, mesh)
-        cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
-        specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(self.model, vllm_config)]
-        cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
+        caches = plan_kv_caches(self.model, vllm_config, mesh)
+        self.caches, self.max_model_len = caches.structs, caches.max_model_len
         with jax.set_mesh(mesh):
-            per_block = block_bytes(specs, cache_config.block_size, cache_dtype, num_devices)
             arrays = ModelArrays(self.model, hidden_state_struct(vllm_config, mesh))
-        num_blocks, self.max_model_len = num_cache_blocks(vllm_config, per_block, mesh)
-        self.caches = kv_cache_structs(specs, num_blocks, cache_config.block_size, cache_dtype, mesh)
         self.weights: list[Any] = arrays.arrays
         self.head_weights: list[Any] = arrays.head_arrays
         self.layer_weights = _weights_with(self.model, lambda axis: axis not in ("vocab", "expert"))
@@ -75,7 +71,7 @@ class AbstractRunner:
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             vocab_size=self.vocab_size,
         )
-        self._shapes = StepShapes(vllm_config, num_blocks, self.max_model_len, compiles_fast=False)
+        self._shapes = StepShapes(vllm_config, caches.num_blocks, self.max_model_len, compiles_fast=False)
 
     def forward(self, num_tokens: int) -> jax.stages.Lowered:
         """The model over a step of so many tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,7 +170,41 @@ def num_cache_blocks(
     return num_blocks, max_model_len
 
 
-def kv_cache_structs(
+@dataclass(frozen=True)
+class CachePlan:
+    """The KV caches of a model on a mesh, before they are made.
+
+    Attributes:
+      structs: Their shapes and shardings, one a layer.
+      bytes_per_block: Bytes of a block over all layers of a span, the span that keeps most first.
+      num_blocks: Blocks of each layer of a span.
+      max_model_len: The configured one, shortened if the caches cannot hold a sequence that long.
+    """
+
+    structs: list[jax.ShapeDtypeStruct]
+    bytes_per_block: dict[AttentionSpan, int]
+    num_blocks: dict[AttentionSpan, int]
+    max_model_len: int
+
+
+def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> CachePlan:
+    """Sizes the caches of a model, whose weights and devices need not be there if their memory is configured.
+
+    Raises:
+      ConfigError: The model's heads cannot be spread over the mesh.
+      EngineError: See `num_cache_blocks`.
+    """
+    cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
+    specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, vllm_config)]
+    dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
+    with jax.set_mesh(mesh):
+        per_block = block_bytes(specs, cache_config.block_size, dtype, num_devices)
+    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh)
+    structs = _kv_cache_structs(specs, num_blocks, cache_config.block_size, dtype, mesh)
+    return CachePlan(structs, per_block, num_blocks, max_model_len)
+
+
+def _kv_cache_structs(
     specs: Sequence[CacheSpec],
     num_blocks: Mapping[AttentionSpan, int],
     block_size: int,

@@ -19,13 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.compiled_features import CompiledFeatures
-from jaxis.engine.execution.kv_cache import (
-    block_bytes,
-    kv_cache_specs,
-    kv_cache_structs,
-    make_kv_caches,
-    num_cache_blocks,
-)
+from jaxis.engine.execution.kv_cache import make_kv_caches, plan_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import CompileWait, ProgramCache
 from jaxis.engine.execution.sampler import SamplerOutput
@@ -148,14 +142,11 @@ class Runner:
         # On CPU, the host reads the device's memory.
         self._is_on_host = mesh.devices.flat[0].platform == "cpu"
 
-        cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
-        specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, vllm_config)]
-        cache_dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
-        with jax.set_mesh(mesh):
-            self.kv_bytes_per_block = block_bytes(specs, cache_config.block_size, cache_dtype, num_devices)
-        self.num_blocks, self.max_model_len = num_cache_blocks(vllm_config, self.kv_bytes_per_block, mesh)
+        plan = plan_kv_caches(model, vllm_config, mesh)
+        self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
+        self.kv_bytes_per_block = plan.bytes_per_block
         # Programs are traced on other threads, at times when there may be no caches.
-        self._cache_structs = kv_cache_structs(specs, self.num_blocks, cache_config.block_size, cache_dtype, mesh)
+        self._cache_structs = plan.structs
         self._caches = make_kv_caches(self._cache_structs)
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         with jax.set_mesh(mesh):

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxis.kernels.weights import Weight, WeightScheme
+from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
@@ -20,6 +20,7 @@ from jaxis.layers.weight_bytes import logical_axes
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.planning.abstract_model import example_weight
 
 # Rows of the two examples that tell how a weight's arrays grow with its rows: a multiple of every format's blocks.
 _EXAMPLE_ROWS = (128, 256)
@@ -107,10 +108,10 @@ def _matrix(
     rows, columns = shape
     few, more = _EXAMPLE_ROWS
     try:
-        small = _example(recipe, (few, columns), dtype) if rows > more else None
-        large = _example(recipe, (min(rows, more), columns), dtype)
+        small = example_weight(recipe, (few, columns), dtype) if rows > more else None
+        large = example_weight(recipe, (min(rows, more), columns), dtype)
     except (InvalidWeightError, ValueError):  # a format that is only for this shape
-        small, large = None, _example(recipe, shape, dtype)
+        small, large = None, example_weight(recipe, shape, dtype)
     arrays = jax.tree.leaves(large)
     shapes = [tuple(array.shape) for array in arrays]
     if small is not None:
@@ -124,8 +125,3 @@ def _matrix(
         jax.ShapeDtypeStruct(shape, dtype if is_plain else array.dtype)
         for shape, array in zip(shapes, arrays, strict=True)
     )
-
-
-def _example(recipe: WeightRecipe, shape: tuple[int, int], dtype: np.dtype) -> Weight:
-    tensors = {name: spec.example() for name, spec in recipe.format.tensors(shape).items() if not spec.is_zero}
-    return recipe.make(tensors, shape, dtype)
