@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -40,6 +41,20 @@ def write_answer(text: str, stream: TextIO | None = None) -> None:
     output = sys.stdout if stream is None else stream
     output.write(text.translate(_CONTROL_CHARACTERS) if output.isatty() else text)
     output.flush()
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes texts by name into a folder, which is made if missing; each ends with a line's end.
+
+    Raises:
+      JaxisError: The folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
+    except OSError as error:
+        raise JaxisError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def read_stdin() -> str:

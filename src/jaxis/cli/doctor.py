@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jaxis.cli.console import EXIT_ERROR, note, report_errors
+from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 
 
@@ -36,7 +36,6 @@ def doctor(
         from jaxis.cli.env import collect
         from jaxis.doctor.check import Check
         from jaxis.doctor.examination import examine
-        from jaxis.errors import JaxisError
 
         def show(check: Check) -> None:
             if not as_json:
@@ -45,13 +44,8 @@ def doctor(
 
         with Console(stderr=True).status("Starting") as status:
             found = examine(collect(), on_start=lambda case: status.update(f"{case.area}: {case.name}"), on_check=show)
-        files = {"doctor.md": found.to_markdown(), "doctor.json": found.to_json() + "\n"}
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (output / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise JaxisError(f"{output} cannot be written: {error.strerror}") from error
+        files = {"doctor.md": found.to_markdown(), "doctor.json": found.to_json()}
+        write_files(output, files)
         print(found.to_json() if as_json else found.subject)
         wrong, written = sum(not check.passed for check in found.checks), [str(output / name) for name in files]
         note(f"{wrong or 'none'} of {len(found.checks)} checks failed; wrote {' and '.join(written)}")

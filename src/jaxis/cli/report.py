@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jaxis.cli.console import EXIT_ERROR, note, report_errors
+from jaxis.cli.console import EXIT_ERROR, note, report_errors, write_files
 from jaxis.cli.options import Debug
 
 
@@ -43,7 +43,6 @@ def report(
 
         from jaxis.bringup.report.report import make_report
         from jaxis.bringup.report.text import report_html, report_markdown
-        from jaxis.errors import JaxisError
 
         with Console(stderr=True).status("Starting") as status:
             made = make_report(
@@ -54,12 +53,7 @@ def report(
                 "report.md": report_markdown(made),
                 "report.html": report_html(made),
             }
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                (output / name).write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
-        except OSError as error:
-            raise JaxisError(f"{output} cannot be written: {error.strerror}") from error
+        write_files(output, files)
         for item in made.items:
             print(f"[{'x' if item.passed else ' '}] {item.title}")
         note(f"wrote {', '.join(str(output / name) for name in files)}")
