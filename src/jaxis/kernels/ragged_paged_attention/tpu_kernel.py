@@ -20,6 +20,7 @@ from jaxis.kernels.ragged_paged_attention.tpu_append import NewEntries, PageAppe
 from jaxis.kernels.ragged_paged_attention.tpu_layout import LANES, PageLayout
 from jaxis.kernels.ragged_paged_attention.tpu_pages import Items, PageStream
 from jaxis.kernels.ragged_paged_attention.tpu_tile import Scoring, Tile
+from jaxis.kernels.tpu_memory import in_hbm
 
 VMEM_LIMIT_BYTES = 48 << 20
 
@@ -103,7 +104,7 @@ def attend_tiles(
             operands["new_scales"] = (entries.scales, _of_tile(entries.scales))
         outputs["new_cache"] = (jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype), in_place)
         scratch |= PageAppender.scratch_shapes(kv_cache)
-    operands |= {"tables": (tables, in_place), "cache": (kv_cache, in_place)}
+    operands |= {"tables": (tables, in_place), "cache": (in_hbm(kv_cache), in_place)}
     out, *new_cache = pl.pallas_call(
         functools.partial(
             _kernel,
