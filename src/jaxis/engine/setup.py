@@ -44,6 +44,7 @@ from jaxis.loading.open_checkpoint import (
     read_generation_defaults,
 )
 from jaxis.models.model_loader import load_model
+from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
@@ -105,11 +106,7 @@ def build_engine(
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
-    num_heads = hf_config.get_text_config()["num_attention_heads"]
-    if num_heads % args.tensor_parallel_size:
-        raise ConfigError(
-            f"tensor_parallel_size={args.tensor_parallel_size} must divide the model's {num_heads} attention heads"
-        )
+    _check_heads(hf_config, args.tensor_parallel_size)
     mesh = make_mesh(args.tensor_parallel_size)
     if args.fit_memory:
         plan = _plan_memory(args, path, config, mesh)
@@ -139,6 +136,14 @@ def build_engine(
     _note_context(args, hf_config, vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
     return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
+
+
+def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
+    """Raises an error for devices that cannot share the model's heads, before its weights are read."""
+    num_heads = hf_config.get_text_config()["num_attention_heads"]
+    # Of a copy: models that do not read this key are to say so.
+    num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
+    check_heads(num_heads, num_kv_heads, tensor_parallel_size)
 
 
 def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
@@ -19,7 +20,10 @@ from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
 from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
 from jaxis.layers.rope import make_rotary_embedding
+from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.weight_loader import place_array
+from jaxis.parallel.mesh import devices_of_layer
 
 HeadNorm = JaxRmsNorm | JaxLayerNorm
 MakeHeadNorm = Callable[[int, int], HeadNorm]
@@ -89,6 +93,8 @@ class GroupedQueryAttention(JaxModule):
             q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.qkv_proj = None
+        # Parts of a packed projection's output, each with queries, keys and values of its own.
+        self.num_parts = 1
         if packed_qkv:
             qkv_size = q_size + 2 * kv_size
             self.qkv_proj = linear(
@@ -109,7 +115,43 @@ class GroupedQueryAttention(JaxModule):
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
         """The cache that the engine allocates for this layer."""
-        return KVCacheSpec(self.num_kv_heads, self.head_dim, self.span)
+        return KVCacheSpec(self.num_kv_heads, self.head_dim, self.span, self.num_heads)
+
+    def row_orders(self, num_devices: int) -> list[RowOrder]:
+        """The rows of projections that so many devices need in another order than the checkpoint's, or several times.
+
+        With fewer key-value heads than devices, each device has the one that its queries use. A packed projection
+        begins with the first device's queries, keys and values.
+
+        Raises:
+          ConfigError: The devices cannot share the heads equally.
+        """
+        copies = self.kv_cache_spec.on_devices(num_devices).num_kv_heads // self.num_kv_heads
+        head_dim, num_rows = self.head_dim, self.num_kv_heads * self.head_dim
+        kv_rows = np.repeat(np.arange(num_rows).reshape(-1, head_dim), copies, axis=0)
+        if self.qkv_proj is None:
+            is_same = copies == 1 or not (has_movable_rows(self.k_proj) and has_movable_rows(self.v_proj))
+            return [] if is_same else [RowOrder(each, kv_rows.ravel()) for each in (self.k_proj, self.v_proj)]
+        if num_devices == 1 or not has_movable_rows(self.qkv_proj):
+            return []
+        q_size = self.num_heads * head_dim
+        q_rows, kv_rows = np.arange(q_size).reshape(num_devices, -1), kv_rows.reshape(num_devices, -1)
+        rows = np.concatenate([q_rows, q_size + kv_rows, q_size + num_rows + kv_rows], axis=1)
+        return [RowOrder(self.qkv_proj, rows.ravel())]
+
+    def after_loading(self) -> None:
+        """Puts the rows of projections in the order of the devices, and repeats the norms of repeated keys."""
+        num_devices = devices_of_layer()
+        orders = self.row_orders(num_devices)
+        if not orders:
+            return
+        for order in orders:
+            put_in_order(order)
+        if self.qkv_proj is not None:
+            self.num_parts = num_devices
+        copies = max(1, num_devices // self.num_kv_heads)
+        if self.k_norm is not None and self.k_norm.weight.shape != (self.head_dim,) and copies > 1:
+            _repeat_heads(self.k_norm.weight, self.head_dim, copies)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -121,8 +163,9 @@ class GroupedQueryAttention(JaxModule):
         if norms is None and self.q_norm is not None and self.k_norm is not None:
             q, k = _apply_norm(self.q_norm, q, self.head_dim), _apply_norm(self.k_norm, k, self.head_dim)
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
-        k = k.reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        v = v.reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        # As many heads as there are devices, if the model has fewer.
+        k = k.reshape(num_tokens, -1, self.head_dim)
+        v = v.reshape(num_tokens, -1, self.head_dim)
         q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=kv_cache is not None)
         q, k = self.after_rope(q, k, metadata)
         kv_cache, out = attention(
@@ -145,11 +188,14 @@ class GroupedQueryAttention(JaxModule):
         return q, k
 
     def _project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """x [T, E] -> queries [T, H * D], keys and values [T, K * D]."""
+        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], or of the heads that `after_loading` made of K."""
         if self.qkv_proj is None:
             return apply_together(x, self.q_proj, self.k_proj, self.v_proj)
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return jnp.split(self.qkv_proj(x), [q_size, q_size + kv_size], axis=-1)
+        parts = self.qkv_proj(x).reshape(x.shape[0], self.num_parts, -1)
+        q_size = self.num_heads * self.head_dim // self.num_parts
+        kv_size = (parts.shape[-1] - q_size) // 2
+        q, k, v = jnp.split(parts, [q_size, q_size + kv_size], axis=-1)
+        return [each.reshape(x.shape[0], -1) for each in (q, k, v)]
 
     def _norms_of_rope_kernel(self) -> HeadNorms | None:
         """The norms that `apply_rope` can fuse with the rope into one kernel; None if they are of another kind."""
@@ -159,6 +205,13 @@ class GroupedQueryAttention(JaxModule):
         if not q_norm.weight.shape == k_norm.weight.shape == (self.head_dim,):
             return None
         return HeadNorms(q_norm.scale, k_norm.scale, q_norm.epsilon)
+
+
+def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
+    """The weight of a norm of K heads, [K, D] or [K * D] -> the same for as many copies of each head."""
+    heads = jnp.repeat(param[...].reshape(-1, head_dim), copies, axis=0)
+    shape = (-1,) if param.get_value().ndim == 1 else heads.shape
+    param.set_value(place_array(heads.reshape(shape), param.get_metadata().get("logical_axes")))
 
 
 def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:

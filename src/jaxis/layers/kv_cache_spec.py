@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.errors import ConfigError
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, kv_head_axis
+from jaxis.parallel.heads import check_heads
 
 
 class CacheSpec(Protocol):
@@ -61,6 +61,7 @@ class KVCacheSpec:
       num_kv_heads: K.
       head_dim: D.
       span: Which tokens the layer reads.
+      num_heads: H, the query heads that share them; None if they may be any number.
     """
 
     head_axis_name: ClassVar[str | None] = "kv_heads"
@@ -68,6 +69,7 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     span: AttentionSpan = FULL_CONTEXT
+    num_heads: int | None = None
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache in a program traced under the current mesh."""
@@ -82,12 +84,7 @@ class KVCacheSpec:
         """The spec with kv heads repeated if there are fewer heads than devices.
 
         Raises:
-          ConfigError: Neither the number of heads nor of devices divides the other.
+          ConfigError: The devices cannot share the heads equally.
         """
-        heads = self.num_kv_heads
-        if heads % tensor_parallel_size and tensor_parallel_size % heads:
-            raise ConfigError(
-                f"tensor_parallel_size={tensor_parallel_size} and the model's {heads} key-value heads: "
-                "one must divide the other"
-            )
-        return dataclasses.replace(self, num_kv_heads=max(heads, tensor_parallel_size))
+        check_heads(self.num_heads, self.num_kv_heads, tensor_parallel_size)
+        return dataclasses.replace(self, num_kv_heads=max(self.num_kv_heads, tensor_parallel_size))

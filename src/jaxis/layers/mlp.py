@@ -7,6 +7,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.activations import gelu_tanh
@@ -14,7 +15,9 @@ from jaxis.kernels.weights import gated_matmul
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together, can_be_fused
 from jaxis.layers.module import JaxModule
+from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
 from jaxis.layers.scope import LayerScope
+from jaxis.parallel.mesh import devices_of_layer
 
 
 class FeedForward(Protocol):
@@ -76,6 +79,8 @@ class GatedMLP(JaxModule):
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
         self.gate_up_proj = None
+        # Parts of the packed projection's output, each with gates and as many ups.
+        self.num_parts = 1
         if packed_gate_up:
             self.gate_up_proj = linear(scope / "gate_up_proj", size_in, 2 * size, axes=column, use_bias=use_bias)
         else:
@@ -87,13 +92,26 @@ class GatedMLP(JaxModule):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
         if self.gate_up_proj is not None:
-            gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
-            return self.down_proj(self.activation(gate) * up)
+            packed = self.gate_up_proj(x)
+            parts = packed.reshape(*packed.shape[:-1], self.num_parts, -1)
+            gate, up = jnp.split(parts, 2, axis=-1)
+            return self.down_proj((self.activation(gate) * up).reshape(*x.shape[:-1], -1))
         gated = self._gated_in_one_kernel(x)
         if gated is None:
             gate, up = apply_together(x, self.gate_proj, self.up_proj)
             gated = self.activation(gate) * up
         return self.down_proj(gated)
+
+    def after_loading(self) -> None:
+        """Puts the rows of a packed projection in the order of the devices, each with its gates before its ups."""
+        num_devices = devices_of_layer()
+        packed = self.gate_up_proj
+        if num_devices == 1 or packed is None or not has_movable_rows(packed):
+            return
+        if packed.output_size % (2 * num_devices) == 0:
+            rows = np.arange(packed.output_size).reshape(2, num_devices, -1).swapaxes(0, 1)
+            put_in_order(RowOrder(packed, rows.ravel()))
+            self.num_parts = num_devices
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
         gate, up = self.gate_proj, self.up_proj

@@ -36,6 +36,12 @@ def make_mesh(tensor_parallel_size: int = 1) -> Mesh:
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def devices_of_layer() -> int:
+    """How many devices of the current mesh share each layer; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["model"]
+
+
 def logical_sharding(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
 ) -> NamedSharding:

@@ -15,6 +15,7 @@ from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight, WeightScheme
 from jaxis.kernels.weights.functions import dequantize, experts, fused_matmul, gated_matmul, lookup, matmul, pack
 from jaxis.kernels.weights.operations import ExpertStacks, GatedUnit, Operations, Weight, register
+from jaxis.kernels.weights.rows import take_rows
 from jaxis.kernels.weights.table import TABLE
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "pack",
     "quantize",
     "register",
+    "take_rows",
 ]

@@ -16,9 +16,9 @@ from jax.typing import DTypeLike
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
-from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
+from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.roofline import StepCost, all_gather_bytes, all_reduce_bytes
@@ -129,8 +129,8 @@ def device_model(
     """
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads: int = config["num_attention_heads"]
-    if num_heads % num_devices:
-        raise ConfigError(f"{num_devices} devices do not divide the model's {num_heads} attention heads")
+    specs_on_device = [spec.on_devices(num_devices) for spec in specs]
+    check_heads(num_heads, num_heads, num_devices)
     mesh = abstract_mesh(accelerator, num_devices)
     share = expert_share(config)
     vocab_size: int = config["vocab_size"]
@@ -144,10 +144,10 @@ def device_model(
         caches=tuple(
             LayerCache(
                 spec.span,
-                _block_bytes(spec.on_devices(num_devices), vllm_config.cache_config.block_size, cache_dtype, mesh),
+                _block_bytes(spec, vllm_config.cache_config.block_size, cache_dtype, mesh),
                 2 * (num_heads // num_devices) * _numbers_per_key(spec),
             )
-            for spec in specs
+            for spec in specs_on_device
         ),
         block_size=vllm_config.cache_config.block_size,
         hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxis.kernels.weights import WeightScheme
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.latent_projection import LatentUpProjection
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
@@ -51,10 +52,14 @@ def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
     Args:
       model: Constructed abstractly, with its quantization, but without packing for the native kernels.
       num_devices: How many devices the model is spread over.
+
+    Raises:
+      ConfigError: The devices cannot share the model's heads equally.
     """
     mesh = AbstractMesh((1, 1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     # Its matrices multiply heads one by one, and are kept in floats.
     floats = {id(module.weight) for _, module in named_modules(model) if isinstance(module, LatentUpProjection)}
+    copies = _copies(model, num_devices)
     stored = []
     for name, param in {id(param): (name, param) for name, param in named_parameters(model)}.values():
         shape = param.get_value().shape
@@ -62,14 +67,18 @@ def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
         arrays = _plain(param) if id(param) in floats else _arrays_of(param)
         is_expert = axes[:1] == ("expert",)
         is_matrix = len(shape) >= (3 if is_expert else 2)
-        stored.append(
-            StoredWeight(
-                name,
-                sum(_on_one_device(mesh, axes, a.shape) * jnp.dtype(a.dtype).itemsize for a in arrays),
-                _on_one_device(mesh, axes, shape) if is_matrix else 0,
-            )
-        )
+        nbytes = sum(_on_one_device(mesh, axes, a.shape) * jnp.dtype(a.dtype).itemsize for a in arrays)
+        elements = _on_one_device(mesh, axes, shape) if is_matrix else 0
+        repeats = copies.get(id(param), 1)
+        stored.append(StoredWeight(name, int(nbytes * repeats), int(elements * repeats)))
     return stored
+
+
+def _copies(model: JaxModule, num_devices: int) -> dict[int, float]:
+    """How many times each parameter's rows are there on all devices together, for parameters with copies; by id."""
+    layers = [module for _, module in named_modules(model) if isinstance(module, GroupedQueryAttention)]
+    orders = [order for layer in layers for order in layer.row_orders(num_devices)]
+    return {id(layer.weight): len(rows) / layer.output_size for layer, rows in orders}
 
 
 def _on_one_device(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> int:

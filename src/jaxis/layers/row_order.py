@@ -1,0 +1,53 @@
+"""Rows of a linear layer's weight in the order in which the devices of a mesh need them.
+
+The axis of a weight's outputs is cut into equal parts, one for each device. Where a device would need other rows, it
+would have to get what they compute from other devices in every step. So they are put in order once, after loading.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jaxis.kernels.weights import take_rows
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.weight_method import WeightMethod
+from jaxis.parallel.mesh import logical_sharding
+
+
+class RowOrder(NamedTuple):
+    """The rows of a layer's weight [out, in] for some number of devices.
+
+    Attributes:
+      layer: The layer.
+      rows: int [n], indices of outputs; one of several devices' copies is as good as another.
+    """
+
+    layer: JaxLinear
+    rows: np.ndarray
+
+
+def has_movable_rows(layer: JaxLinear) -> bool:
+    """Whether jaxis knows how the layer's weight is stored; the method of an external model may store it in any way."""
+    return isinstance(layer.quant_method, WeightMethod)
+
+
+def put_in_order(order: RowOrder) -> None:
+    """Gives a loaded layer the rows of its weight and bias, each device its own part."""
+    layer, rows = order
+    layer.weight.set_value(_on_devices(layer.weight.get_value(), rows, layer.kernel_axes))
+    if layer.bias is not None:
+        layer.bias.set_value(_on_devices(layer.bias.get_value(), rows, layer.kernel_axes[:1]))
+
+
+def _on_devices(value: jax.Array, rows: np.ndarray, axes: tuple[str | None, ...]) -> jax.Array:
+    take = functools.partial(take_rows, rows=rows)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        return take(value)
+    mesh = jax.sharding.get_mesh()
+    shardings = jax.tree.map(lambda array: logical_sharding(mesh, axes, array.shape), jax.eval_shape(take, value))
+    return jax.jit(take, out_shardings=shardings)(value)
