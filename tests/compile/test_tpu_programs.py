@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxis.engine.execution.sampling_batch import SamplerFeatures
+from jaxis.errors import ConfigError
+from jaxis.planning.compiled_program import read_program
 from tests.support.compiled_steps import (
     FAMILIES,
     OTHER_BYTES,
@@ -37,9 +40,19 @@ def check_decode(name: str, target: str, quantization: str | None = None) -> Non
 
 
 def check_sampler(name: str, target: str, num_tokens: int) -> None:
-    """Each device multiplies its part of the vocabulary, and only logits are exchanged."""
+    """Each device multiplies its part of the vocabulary, and sends its rows' most likely tokens."""
     steps = compiler(name, target)
     program = steps.sampler(num_tokens)
+    num_sequences = steps.runner.num_sequences(num_tokens)
+    assert sum(each.nbytes for each in program.text.collectives) <= 2 * 8 * steps.num_devices * num_sequences
+    logits_bytes = 4 * num_sequences * steps.runner.vocab_size // steps.num_devices
+    assert program.text.hbm_bytes <= 1.05 * steps.reads.head + 12 * logits_bytes + OTHER_BYTES
+
+
+def check_random_sampler(name: str, target: str, num_tokens: int) -> None:
+    """Each device multiplies its part of the vocabulary, and only logits are exchanged."""
+    steps = compiler(name, target)
+    program = read_program(steps.runner.sampler(num_tokens, SamplerFeatures(greedy_only=False)).compile())
     logits_bytes = 4 * steps.runner.num_sequences(num_tokens) * steps.runner.vocab_size
     assert sum(each.nbytes for each in program.text.collectives) <= 1.1 * logits_bytes + OTHER_BYTES
     assert program.text.hbm_bytes <= 1.05 * steps.reads.head + 12 * logits_bytes + OTHER_BYTES
@@ -50,6 +63,24 @@ def test_the_programs_of_a_small_model(target):
     check_forward("qwen3-0.6b", target, 64)
     check_decode("qwen3-0.6b", target)
     check_sampler("qwen3-0.6b", target, 64)
+
+
+def test_a_small_cache_stays_in_memory():
+    """Heads of 64 elements on 8 chips: a layer's cache would fit into VMEM, where XLA would copy it to and back."""
+    check_forward("llama-3.2-1b", "v6e-8", 1)
+    check_decode("llama-3.2-1b", "v6e-8")
+
+
+def test_devices_exchange_no_keys_or_values_of_heads_that_they_share():
+    """2 key-value heads on 8 chips, and gates and ups in one matrix."""
+    check_forward("glm-4-9b-0414", "v6e-8", 64)
+
+
+@pytest.mark.parametrize(("name", "num_heads"), [("qwen2.5-7b", 28), ("gemma-3-1b", 4)])
+def test_heads_that_chips_cannot_share_are_one_clear_error(name, num_heads):
+    message = f"tensor_parallel_size=8 does not divide the model's {num_heads} attention heads: give 1, 2 or 4"
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        compiler(name, "v6e-8")
 
 
 @pytest.mark.slow
@@ -78,8 +109,9 @@ def test_a_decode_reads_narrow_weights_narrow(name, quantization):
 @pytest.mark.parametrize("num_tokens", [1, 64])
 @pytest.mark.parametrize("target", ["v6e-1", "v6e-8"])
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "command-r", "gemma-2-9b", "llama-3.1-8b"])
-def test_a_sampler_exchanges_logits_and_not_the_head(name, target, num_tokens):
+def test_a_sampler_exchanges_tokens_or_logits_and_not_the_head(name, target, num_tokens):
     check_sampler(name, target, num_tokens)
+    check_random_sampler(name, target, num_tokens)
 
 
 @pytest.mark.slow

@@ -139,7 +139,11 @@ def test_device_without_the_memory(start_llm, monkeypatch):
         ({"block_size": 0}, "block_size=0 must be"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0 must be"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 needs that many cpu devices"),
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3 must divide the model's 8 attention heads"),
+        ({"tensor_parallel_size": 3}, "=3 does not divide the model's 8 attention heads: give 1 or 2$"),
+        (
+            {"tensor_parallel_size": 2, "hf_overrides": {"num_attention_heads": 6, "num_key_value_heads": 3}},
+            "=2 and the model's 3 key-value heads: one must divide the other: give 1$",
+        ),
         ({"kv_cache_memory": "much"}, "kv_cache_memory='much' must be"),
         ({"seed": "x"}, "seed='x' must be an integer"),
         ({"hf_overrides": "x"}, "hf_overrides='x' must be a dict"),

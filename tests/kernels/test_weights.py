@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from jaxis.kernels.weights import TABLE, WeightScheme, dequantize, fused_matmul, lookup, matmul, pack, quantize
+from jaxis.kernels.weights import (
+    TABLE,
+    BlockScaledWeight,
+    ReorderedWeight,
+    WeightScheme,
+    dequantize,
+    fused_matmul,
+    lookup,
+    matmul,
+    pack,
+    quantize,
+    take_rows,
+)
 from tests.support.coded_weights import KINDS, random_codes
 from tests.support.quantized_products import NARROW_FLOATS, random_blocks
 
@@ -63,3 +75,41 @@ def test_coded_weights_stand_for_what_their_definition_says(name):
 def test_what_is_no_weight_is_refused():
     with pytest.raises(TypeError, match="str is not a type of weight"):
         matmul(random(1, 2), "int8")
+
+
+def _one_scale() -> BlockScaledWeight:
+    value = random_blocks("float8_e4m3fn", ROWS, COLUMNS)[0].value
+    return BlockScaledWeight(value, np.full((1, 1), 0.5, np.float32), (ROWS, COLUMNS))
+
+
+def _reordered() -> ReorderedWeight:
+    order = np.random.default_rng(2).permutation(COLUMNS).astype(np.int32)[None]
+    return ReorderedWeight(quantize(random(ROWS, COLUMNS), WeightScheme("int4", 32, "minmax")), order)
+
+
+# Heads of 10 rows, each twice; the two halves of heads of 14 rows apart; rows without a pattern.
+ROW_ORDERS = {
+    "repeated": np.repeat(np.arange(ROWS).reshape(7, 10), 2, axis=0).ravel(),
+    "interleaved": np.arange(ROWS).reshape(5, 2, 7).swapaxes(0, 1).ravel(),
+    "any": np.array([69, 0, 1, 1, 33]),
+}
+
+
+@pytest.mark.parametrize("order", ROW_ORDERS)
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [*weights().items(), ("one scale", _one_scale()), ("reordered", _reordered())],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_taken_rows_are_those_of_the_array_it_stands_for(name, weight, order):
+    rows = ROW_ORDERS[order]
+    taken = take_rows(weight, rows)
+    assert type(taken) is type(weight) or name == "array"
+    assert taken.shape == (len(rows), COLUMNS)
+    np.testing.assert_array_equal(dequantize(taken), np.asarray(dequantize(weight))[rows])
+
+
+@pytest.mark.skipif(not native.usable(), reason="only native kernels pack weights")
+def test_rows_of_a_packed_weight_cannot_be_taken():
+    with pytest.raises(TypeError, match="packed weight"):
+        take_rows(packed()["int8"], np.arange(3))

@@ -64,7 +64,7 @@ for size in (1, 2, 4, 8):
     mesh = make_mesh(size)
     model = load_model(VllmConfig(ModelConfig(folder, HFConfig.from_folder(folder))), mesh)
     layer = model.model.layers[0]
-    for weight in (layer.self_attn.q_proj.weight, layer.mlp.down_proj.weight):
+    for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
         assert len(weight[...].sharding.device_set) == size
         assert weight[...].addressable_shards[0].data.size == weight[...].size // size
     assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
@@ -81,8 +81,14 @@ for size in (1, 2, 4, 8):
 """
 
 
+# Biases; packed projections of the feed-forward block, and of attention too; norms of all heads together, and of each.
+SLOW_FAMILIES = ["Llama, biases", "GLM-4-0414", "Phi-4", "OLMo 2", "Command R+, norms on heads"]
+
+
 @pytest.mark.multi_device
-@pytest.mark.parametrize("family", [pytest.param("Llama, biases", marks=pytest.mark.slow), "Qwen3, tied"])
+@pytest.mark.parametrize(
+    "family", ["Qwen3, tied", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
+)
 def test_every_number_of_devices_gives_transformers_logits(family):
     """Two kv heads on one device, on one each, and on two and four that share one."""
     result = subprocess.run(

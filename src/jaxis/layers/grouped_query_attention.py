@@ -188,7 +188,7 @@ class GroupedQueryAttention(JaxModule):
         return q, k
 
     def _project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], or of the heads that `after_loading` made of K."""
+        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], K with the copies that `after_loading` made."""
         if self.qkv_proj is None:
             return apply_together(x, self.q_proj, self.k_proj, self.v_proj)
         parts = self.qkv_proj(x).reshape(x.shape[0], self.num_parts, -1)

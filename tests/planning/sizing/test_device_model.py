@@ -66,7 +66,9 @@ def test_more_devices_than_key_value_heads_hold_copies_of_them(qwen):
 
 
 def test_heads_that_the_devices_do_not_divide_are_an_error(qwen):
-    with pytest.raises(ConfigError, match="64 devices do not divide the model's 32 attention heads"):
+    with pytest.raises(
+        ConfigError, match=r"=64 does not divide the model's 32 attention heads: give 1, 2, 4, 8, 16 or 32$"
+    ):
         qwen.device_model(parse_target("v5e-64"))
 
 

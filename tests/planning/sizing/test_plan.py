@@ -130,7 +130,7 @@ def test_what_cannot_be_kept_is_refused(wanted, message):
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [(16, "has 8 devices"), (3, "3 devices do not divide the model's 32 attention heads")]
+    ("size", "message"), [(16, "has 8 devices"), (3, "=3 does not divide the model's 32 attention heads: give 1 or 2$")]
 )
 def test_devices_that_cannot_share_are_refused(size, message):
     planner = Planner(published("qwen3-8b"), Wanted(tensor_parallel_size=size))

@@ -45,7 +45,7 @@ def sample(logits: jax.Array, arrays: SamplingArrays[jax.Array], *, features: Sa
     """Samples one token per row. A row's token depends on its own logits and parameters alone.
 
     Args:
-      logits: [R, V], any float dtype.
+      logits: [R, V], any float dtype; whole on every device, unless `features` ask for the arg-max of all rows alone.
       arrays: The rows' parameters.
       features: The features that `arrays` were built for.
     """

@@ -175,16 +175,21 @@ class StepPrograms:
         return jitted.lower(self._model.head_arrays, self._hidden(num_seqs), parameters)
 
     def _sample_greedily(self, model: GenerativeModel, rows: jax.Array) -> tuple[SamplerOutput, jax.Array]:
-        arrays = SamplingArrays.greedy(rows.shape[0], self._vocab_size)
-        return self._sample(model, rows, jax.tree.map(jnp.asarray, arrays), SamplerFeatures())
+        """`_sample` where each row takes its most likely token: devices only exchange those of their own logits."""
+        arrays = jax.tree.map(jnp.asarray, SamplingArrays.greedy(rows.shape[0], self._vocab_size))
+        sampled = sample(self._divide(model.compute_logits(rows)), arrays, features=SamplerFeatures())
+        return sampled, self._last_tokens(sampled)
 
     def _sample(
         self, model: GenerativeModel, rows: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures
     ) -> tuple[SamplerOutput, jax.Array]:
         """Samples from hidden states [R, E]; also returns the tokens as the next step takes them, i32 [max R]."""
         sampled = sample(self._replicate(model.compute_logits(rows)), arrays, features=features)
-        last_tokens = jnp.zeros(self._max_num_seqs, jnp.int32).at[: rows.shape[0]].set(sampled.token_ids)
-        return sampled, last_tokens
+        return sampled, self._last_tokens(sampled)
+
+    def _last_tokens(self, sampled: SamplerOutput) -> jax.Array:
+        tokens = sampled.token_ids
+        return jnp.zeros(self._max_num_seqs, jnp.int32).at[: tokens.shape[0]].set(tokens)
 
     def _lower_logits(self, key: LogitsKey) -> jax.stages.Lowered:
         def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
@@ -222,8 +227,12 @@ class StepPrograms:
         Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
         the head's weight and let every device multiply by all of it.
         """
+        return jax.lax.with_sharding_constraint(self._divide(logits), self._replicated)
+
+    def _divide(self, logits: jax.Array) -> jax.Array:
+        """On each device its own part of the vocabulary, if it can be divided."""
         parts = logical_sharding(self._mesh, (None, "vocab"), logits.shape)
-        return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(logits, parts), self._replicated)
+        return jax.lax.with_sharding_constraint(logits, parts)
 
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
