@@ -67,6 +67,10 @@ for size in (1, 2, 4, 8):
     for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
         assert len(weight[...].sharding.device_set) == size
         assert weight[...].addressable_shards[0].data.size == weight[...].size // size
+    attention = layer.self_attn
+    if attention.qkv_proj is None:  # one head, whole, or all of a device's
+        [rows] = {shard.data.shape[0] for shard in attention.k_proj.weight[...].addressable_shards}
+        assert rows == attention.head_dim * max(attention.num_kv_heads // size, 1)
     assert model.lm_head is None or model.lm_head.weight[...].sharding.is_fully_replicated
     paged = PagedSequences(model, mesh=mesh)
     assert paged.caches[0].addressable_shards[0].data.shape[2] == 2 * max(2, size) // size

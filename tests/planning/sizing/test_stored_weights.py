@@ -15,6 +15,7 @@ from jaxis.planning.sizing.stored_weights import stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
 from tests.support.block_checkpoints import write_fp8, write_mxfp4
+from tests.support.plan_sources import published
 from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
 
 
@@ -70,3 +71,17 @@ def test_devices_share_what_their_number_divides(checkpoint):
     norm = "model.layers.0.input_layernorm.weight"
     assert shared[norm].device_bytes == alone[norm].device_bytes == 64 * size
     assert shared[norm].device_elements == 0, "a vector multiplies no matrix"
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "projection", "heads"),
+    [("qwen3-30b-a3b", 8, "k_proj", 1), ("qwen3-30b-a3b", 4, "k_proj", 1), ("phi-4", 20, "qkv_proj", 2 + 1 + 1)],
+)
+def test_devices_hold_whole_key_value_heads(name, num_devices, projection, heads):
+    """4 heads on 8 devices and on 4; 40 query heads and 10 of keys and of values in one matrix, on 20."""
+    source = published(name)
+    model = construct(source.config, source.config_path).model
+    sizes = {weight.name: weight for weight in stored_weights(model, num_devices)}
+    held = sizes[f"model.layers.0.self_attn.{projection}.weight"]
+    elements = heads * 128 * source.config["hidden_size"]
+    assert (held.device_elements, held.device_bytes) == (elements, 4 * elements)
