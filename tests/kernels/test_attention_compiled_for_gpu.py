@@ -49,8 +49,6 @@ FAMILIES: dict[str, tuple[int, int, int, DTypeLike, DTypeLike, dict[str, Any]]] 
     "float32": (16, 8, 128, F32, F32, {}),
     "float32-of-int8": (16, 8, 128, F32, I8, {}),
 }
-# What prefills of these spill all the same: a few registers each.
-SPILLED_BYTES = {("h100", "gemma-float32"): 8, ("a100", "qwen3-int8"): 164}
 # Name -> H, elements of a latent, of a rope key, type of q, type of the cache.
 LATENT_FAMILIES: dict[str, tuple[int, int, int, DTypeLike, DTypeLike]] = {
     "deepseek-v2-lite": (16, 512, 64, BF16, BF16),
@@ -83,17 +81,17 @@ def step() -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(array(jnp.int32, *shape) for shape in shapes)
 
 
-def assert_kernels_do_not_spill(kernels: list[AssembledKernel], known_bytes: int = 0) -> None:
+def assert_kernels_do_not_spill(kernels: list[AssembledKernel]) -> None:
     ours = [kernel for kernel in kernels if kernel.name.startswith("paged_")]
     print(*ours, sep="\n")
     assert {kernel.name for kernel in ours} == set(KERNELS)
-    assert sum(kernel.spilled_bytes for kernel in ours) <= known_bytes, ours
+    assert [kernel for kernel in ours if kernel.spilled_bytes] == []
 
 
 @pytest.mark.parametrize(
     "name", [name if name.startswith("qwen3") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
-def test_no_kernel_spills(name, mesh, gpu_target, tmp_path):
+def test_no_kernel_spills(name, mesh, tmp_path):
     num_heads, num_kv_heads, head_dim, dtype, cache_dtype, options = FAMILIES[name]
     sinks = array(dtype, num_heads) if "sinks" in options else None
     options = {key: value for key, value in options.items() if key != "sinks"}
@@ -107,7 +105,7 @@ def test_no_kernel_spills(name, mesh, gpu_target, tmp_path):
         cache,
         *step(),
     )
-    assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path), SPILLED_BYTES.get((gpu_target, name), 0))
+    assert_kernels_do_not_spill(compiled_kernels(lowered, tmp_path))
 
 
 @pytest.mark.slow

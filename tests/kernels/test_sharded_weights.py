@@ -1,4 +1,4 @@
-"""Products and layers of experts divided between devices give what one device does."""
+"""Products, layers of experts and tables of embeddings divided between devices give what one device does."""
 
 import os
 import subprocess
@@ -10,10 +10,11 @@ PREAMBLE = """
 import types
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxis.kernels.weights import ExpertStacks, dequantize, narrow
+from jaxis.kernels.weights import ExpertStacks, dequantize, lookup, narrow
 from jaxis.kernels.weights.grouped import experts_by_groups
 from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
 from jaxis.kernels.weights.sharded_experts import experts_on_shards
+from jaxis.kernels.weights.sharded_lookup import lookup_on_shards
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -68,9 +69,35 @@ with jax.set_mesh(mesh):
 assert narrow_matmul_on_shards(rows, weight, None, ("mlp", "embed")) is None
 """
 
+LOOKUPS = """
+# The first and last rows of each device's 128, and ids out of range, which are clipped.
+wanted = jnp.asarray([-1, 0, 127, 128, 300, 511, 512, 2**31 - 1, -(2**31)], jnp.int32)
+for kind in ("float32", "int8", "int8 in groups of 32", "int4 in groups of 128", "fp8 in blocks", "MXFP4"):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        weight = jax.tree.map(lambda array: array[0], weight_stack(kind, 1, F, E)[0])
+        if kind == "float32":
+            weight = jnp.asarray(weight).at[300, :3].set(jnp.asarray([jnp.nan, jnp.inf, -jnp.inf]))
+        alone = jax.jit(lambda: lookup(wanted, weight, dtype))()
+        with jax.set_mesh(mesh):
+            divided = jax.jit(lambda: lookup_on_shards(wanted, weight, dtype, "vocab"))()
+        np.testing.assert_array_equal(*(np.asarray(each, np.float32) for each in (divided, alone)), err_msg=kind)
+
+# Each device reads its own part, and only the rows are exchanged.
+table = jax.ShapeDtypeStruct((F, E), jnp.float32, sharding=logical_sharding(mesh, ("vocab", "embed"), (F, E)))
+with jax.set_mesh(mesh):
+    look_up = jax.jit(lambda ids, table: lookup(ids, table, jnp.float32, axes=("vocab", "embed")))
+    text = look_up.lower(wanted, table).compile().as_text()
+    assert "all-reduce" in text
+    assert "all-gather" not in text
+
+    assert lookup_on_shards(wanted, weight, dtype, None) is None
+    assert lookup_on_shards(wanted, jnp.zeros((511, E)), dtype, "vocab") is None
+assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
+"""
+
 
 @pytest.mark.multi_device
-@pytest.mark.parametrize("script", [EXPERTS, PRODUCTS], ids=["experts", "products"])
+@pytest.mark.parametrize("script", [EXPERTS, PRODUCTS, LOOKUPS], ids=["experts", "products", "lookups"])
 def test_four_devices_give_what_one_does(script):
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",

@@ -122,6 +122,12 @@ def test_copies_in_hbm_are_named_the_largest_first_and_loops_apart():
 
 def test_a_fusion_that_only_moves_is_a_copy_too():
     bodies = """
+%joins (r0: f32[256,128], r1: f32[256,128]) -> f32[512,128] {
+  %r0 = f32[256,128]{1,0:T(8,128)} parameter(0)
+  %r1 = f32[256,128]{1,0:T(8,128)} parameter(1)
+  ROOT %j = f32[512,128]{1,0:T(8,128)} concatenate(%r0, %r1), dimensions={0}
+}
+
 %moves (p0: f32[256,128]) -> f32[256,128] {
   %p0 = f32[256,128]{1,0:T(8,128)} parameter(0)
   ROOT %c = f32[256,128]{0,1:T(8,128)} copy(%p0)
@@ -134,8 +140,10 @@ def test_a_fusion_that_only_moves_is_a_copy_too():
 }
 """
     moved = "%m = f32[256,128]{0,1:T(8,128)} fusion(%w), kind=kLoop, calls=%moves"
+    joined = "%o = f32[512,128]{1,0:T(8,128)} fusion(%w, %w), kind=kLoop, calls=%joins"
     scaled = "ROOT %s = f32[256,128]{0,1:T(8,128)} fusion(%w), kind=kLoop, calls=%scales"
-    assert [copy.nbytes for copy in read_text(program(WEIGHT, moved, scaled, more=bodies)).copies] == [128 * KIB]
+    copies = read_text(program(WEIGHT, moved, joined, scaled, more=bodies)).copies
+    assert [copy.nbytes for copy in copies] == [256 * KIB, 128 * KIB]
 
 
 def test_exchanges_are_counted_once_with_the_bytes_of_their_result():

@@ -15,6 +15,8 @@ TEMPORARY_BYTES = 64 * MIB
 TEMPORARY_BYTES_PER_TOKEN = MIB
 # Of what is moved beside weights: activations, block tables, constants.
 OTHER_BYTES = 2 * MIB
+# Of a token's activations: the widest are queries, and the halves of feed-forwards.
+COPIED_BYTES_PER_TOKEN = MIB // 16
 # What is exchanged beside hidden states, such as the routers' choices.
 SMALL_EXCHANGE = MIB // 4
 # Of a token's numbers that devices sum: the squares of norms over all heads.
@@ -68,6 +70,12 @@ def assert_updates_caches_in_place(steps: StepCompiler, program: CompiledProgram
 
 def assert_needs_little_memory(program: CompiledProgram, num_tokens: int) -> None:
     assert program.memory.temporaries <= TEMPORARY_BYTES + num_tokens * TEMPORARY_BYTES_PER_TOKEN
+
+
+def assert_copies_no_weight(program: CompiledProgram, num_tokens: int) -> None:
+    """Nothing is copied, nor concatenated with others, but what is no larger than activations."""
+    bound = OTHER_BYTES + num_tokens * COPIED_BYTES_PER_TOKEN
+    assert [copy for copy in program.text.copies if copy.nbytes > bound] == []
 
 
 def assert_exchanges_twice_a_layer(program: CompiledProgram, steps: StepCompiler, num_tokens: int) -> None:

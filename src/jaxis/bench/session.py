@@ -105,7 +105,7 @@ def build_sized_engine(
 ) -> LLMEngine:
     """Builds an engine with a KV cache of exactly the given size; for the arguments see `open_session`."""
     sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
-    if jax.default_backend() == "cpu":
+    if _is_on_cpu():
         # The default is sized for a shared machine. The engine takes only what it can use of this.
         sizes["kv_cache_memory"] = psutil.virtual_memory().available
     return build_engine(EngineArgs(model=model, **(sizes | arguments)), progress).engine
@@ -121,6 +121,9 @@ def longest_sequence(loads: Sequence[Load], arguments: dict[str, Any]) -> int:
 
 def limits_of_device() -> Limits:
     """The limits of the device that JAX runs on."""
-    if jax.local_devices()[0].platform == "cpu":
-        return measure_limits(usable_cores())
-    return measure_device_limits()
+    return measure_limits(usable_cores()) if _is_on_cpu() else measure_device_limits()
+
+
+def _is_on_cpu() -> bool:
+    """Whether an engine of this process runs on CPU: `make_mesh` takes the first of these devices."""
+    return jax.local_devices()[0].platform == "cpu"

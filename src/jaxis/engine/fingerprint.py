@@ -40,7 +40,7 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
       max_model_len: Most tokens of a request, as it has turned out.
     """
     digest = hashlib.sha256()
-    facts = [__version__, max_model_len, _arguments(arguments), _kernels()]
+    facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments.tensor_parallel_size)]
     digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
     for name, path in _files(checkpoint):
         digest.update(json.dumps([name, path.stat().st_size]).encode())
@@ -65,9 +65,10 @@ def _arguments(arguments: EngineArgs) -> dict[str, Any]:
     }
 
 
-def _kernels() -> list[Any]:
-    devices = sorted({device.device_kind for device in jax.devices()})
-    kernels: list[Any] = [jax.__version__, version("jaxlib"), jax.default_backend(), devices]
+def _kernels(num_devices: int) -> list[Any]:
+    # The devices of the engine's mesh, as `make_mesh` takes them.
+    devices = sorted({(device.platform, device.device_kind) for device in jax.local_devices()[:num_devices]})
+    kernels: list[Any] = [jax.__version__, version("jaxlib"), devices]
     # XLA compiles for the processor that it finds.
     kernels += [platform.machine(), cpu_flags(), os.environ.get("XLA_FLAGS", "")]
     library = native.library()

@@ -61,7 +61,8 @@ class JaxEmbed(JaxModule):
 
     def __call__(self, input_ids: jax.Array) -> jax.Array:
         """input_ids [T] -> [T, E]."""
-        return scaled(lookup(input_ids, self.weight.get_value(), self.dtype), self.scale)
+        rows = lookup(input_ids, self.weight.get_value(), self.dtype, axes=self.kernel_axes)
+        return scaled(rows, self.scale)
 
     def decode(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""

@@ -9,14 +9,14 @@ from jaxis.planning.hlo import HloModule, Instruction, parse_hlo
 from jaxis.planning.traffic import KERNEL_CALLS, hbm_traffic, kernel_bytes
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-_COPIES = frozenset({"copy", "copy-start", "transpose"})
+_COPIES = frozenset({"copy", "copy-start", "transpose", "concatenate"})
 # What a fusion consists of that computes nothing.
-_ONLY_MOVES = frozenset({"parameter", "bitcast", "reshape", "copy", "transpose"})
+_ONLY_MOVES = frozenset({"parameter", "bitcast", "reshape", "copy", "transpose", "concatenate"})
 
 
 @dataclass(frozen=True)
 class Copy:
-    """An instruction that moves an array from one place or layout in HBM to another.
+    """An instruction that moves an array from one place or layout in HBM to another, or arrays into one.
 
     Attributes:
       nbytes: Of the copy.

@@ -5,13 +5,15 @@ Each program takes the flat list of the model's arrays and rebuilds the model in
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.engine.execution.compiler_options import compiler_options
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
@@ -137,7 +139,7 @@ class StepPrograms:
         shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
         last_tokens = self._int32(self._max_num_seqs)
         packed = self._int32(key.shape.packed_size)
-        jitted = jax.jit(forward, donate_argnums=1, out_shardings=shardings)
+        jitted = _jit(forward, donate_argnums=1, out_shardings=shardings)
         return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
 
     def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
@@ -154,7 +156,7 @@ class StepPrograms:
         shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
         last_tokens = self._int32(self._max_num_seqs)
         packed = self._int32(key.shape.packed_size)
-        jitted = jax.jit(greedy_step, donate_argnums=1, out_shardings=shardings)
+        jitted = _jit(greedy_step, donate_argnums=1, out_shardings=shardings)
         return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
 
     def _lower_sample(self, key: SampleKey) -> jax.stages.Lowered:
@@ -171,7 +173,7 @@ class StepPrograms:
                 return self._sample_greedily(model, rows)
             return self._sample(model, rows, SamplingArrays.unpack(parameters, num_seqs, features), features)
 
-        jitted = jax.jit(run, out_shardings=self._replicated)
+        jitted = _jit(run, out_shardings=self._replicated)
         return jitted.lower(self._model.head_arrays, self._hidden(num_seqs), parameters)
 
     def _sample_greedily(self, model: GenerativeModel, rows: jax.Array) -> tuple[SamplerOutput, jax.Array]:
@@ -203,8 +205,8 @@ class StepPrograms:
         rows = self._int32(LOGITS_CHUNK_ROWS)
         operands = (self._model.head_arrays, self._hidden(key.num_tokens), rows)
         if key.targets:
-            return jax.jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
-        return jax.jit(logits, out_shardings=self._replicated).lower(*operands)
+            return _jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
+        return _jit(logits, out_shardings=self._replicated).lower(*operands)
 
     def _lower_whole(self, key: WholeKey) -> jax.stages.Lowered:
         def whole(arrays: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
@@ -218,7 +220,7 @@ class StepPrograms:
             _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata)
             return hidden
 
-        jitted = jax.jit(whole, out_shardings=self._replicated)
+        jitted = _jit(whole, out_shardings=self._replicated)
         return jitted.lower(self._model.arrays, self._int32(key.num_tokens), self._int32())
 
     def _replicate(self, logits: jax.Array) -> jax.Array:
@@ -240,3 +242,8 @@ class StepPrograms:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         one = self._model.hidden_states
         return jax.ShapeDtypeStruct((num_tokens, *one.shape[1:]), one.dtype, sharding=one.sharding)
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
+    """`jax.jit` with the options of the current mesh's compiler."""
+    return jax.jit(function, compiler_options=compiler_options(), **options)

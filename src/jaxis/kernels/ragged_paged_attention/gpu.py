@@ -71,7 +71,7 @@ def ragged_paged_attention(
     )
     batch = Batch(seq_lens, block_tables, query_start_loc, request_distribution)
     if num_tokens > 1:
-        tile = prefill_tile(attention)
+        tile = prefill_tile(attention, kv_cache.dtype)
         q = attend_prefills(attention, q, kv_cache, batch, sinks, None, tile, interpret=interpret)
     return attend_decodes(attention, q, kv_cache, batch, sinks, None, decode_tile(attention), interpret=interpret)
 
@@ -81,26 +81,29 @@ def product_type(q: DTypeLike, cache: DTypeLike) -> DTypeLike:
     return q if cache == jnp.int8 else jnp.promote_types(q, cache)
 
 
-def prefill_tile(attention: PagedAttention) -> TileSize:
-    """Sizes that spill no or few registers on A100 and H100."""
+def prefill_tile(attention: PagedAttention, cache_dtype: DTypeLike) -> TileSize:
+    """Sizes that spill no registers on A100 and H100."""
+    is_wide = attention.value_dim > 128
     if attention.dtype == jnp.float32:
-        return _float32_tile(attention)
-    if attention.value_dim > 128:
+        return _float32_tile(attention, num_warps=16 if is_wide else 8)
+    if is_wide:
         return TileSize(rows=64, tokens=32, num_warps=8, num_stages=2)
-    return TileSize(rows=64, tokens=64, num_warps=4, num_stages=2)
+    # Widening an int8 chunk, and where a span begins, take registers of their own.
+    needs_more = cache_dtype == jnp.int8 or attention.span != FULL_CONTEXT
+    return TileSize(rows=64, tokens=64, num_warps=8 if needs_more else 4, num_stages=2)
 
 
 def decode_tile(attention: PagedAttention) -> TileSize:
     """Likewise; the rows are one query's heads."""
     if attention.dtype == jnp.float32:
-        return _float32_tile(attention)
+        return _float32_tile(attention, num_warps=8)
     rows = min(64, max(MIN_DOT_SIZE, 1 << (attention.group_size - 1).bit_length()))
     return TileSize(rows=rows, tokens=64 if attention.value_dim <= 128 else 32, num_warps=4, num_stages=2)
 
 
-def _float32_tile(attention: PagedAttention) -> TileSize:
+def _float32_tile(attention: PagedAttention, num_warps: int) -> TileSize:
     """Without tensor cores, products keep many more numbers in registers."""
-    return TileSize(rows=16, tokens=32 if attention.value_dim <= 128 else 16, num_warps=8, num_stages=1)
+    return TileSize(rows=16, tokens=32 if attention.value_dim <= 128 else 16, num_warps=num_warps, num_stages=1)
 
 
 def read_chunk(

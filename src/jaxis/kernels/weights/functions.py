@@ -16,6 +16,7 @@ from jaxis.kernels.quantized_matmul.quantize import quantize
 from jaxis.kernels.quantized_matmul.weight import WeightScheme
 from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
+from jaxis.kernels.weights.sharded_lookup import lookup_on_shards
 
 
 def matmul(
@@ -57,8 +58,22 @@ def gated_matmul(
     return operations_of(gate).gated_matmul(x, gate, up, KERNEL_NAMES[activation])
 
 
-def lookup(ids: jax.Array, weight: Weight, dtype: DTypeLike) -> jax.Array:
-    """ids i32 [T] -> rows of the weight [out, in], as [T, in] of type `dtype`; ids out of range are clipped."""
+def lookup(
+    ids: jax.Array, weight: Weight, dtype: DTypeLike, *, axes: tuple[str | None, str | None] = (None, None)
+) -> jax.Array:
+    """Rows of a weight.
+
+    Args:
+      ids: i32 [T]; those out of range are clipped.
+      weight: [out, in].
+      dtype: A float type, of the result.
+      axes: See `matmul`.
+
+    Returns:
+      [T, in].
+    """
+    if (rows := lookup_on_shards(ids, weight, dtype, axes[0])) is not None:
+        return rows
     return operations_of(weight).lookup(ids, weight, dtype)
 
 
