@@ -19,13 +19,18 @@ COMPILER := $(shell command -v $(CXX) || command -v c++ || command -v clang++)
 GPU_TARGETS ?= h100 a100
 COMPILERS := build/compilers
 
+# What `make test-compile` has installed: tpu, gpu.
+INSTALLED_COMPILERS := $(patsubst $(COMPILERS)/%/.installed,%,$(wildcard $(COMPILERS)/*/.installed))
+COMPILE_TESTS := tests/compile tests/kernels tests/planning
+
 NATIVE_SOURCES := $(shell find native -name '*.h' -o -name '*.cc')
 
 .PHONY: help demo test test-native test-sanitizers test-slow test-compile test-real nightly lint format bench compare clean
 
 help:
 	@echo "make demo       install into $(VENV), then let the embedded model answer a question"
-	@echo "make test       install what the tests need, then lint and test"
+	@echo "make test       install what the tests need, then lint and test; also compiles for TPUs and GPUs where test-compile"
+	@echo "                has installed their compilers"
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
 	@echo "make test-slow  the tests that take minutes"
@@ -47,6 +52,7 @@ demo: $(VENV)/.installed
 
 test: lint $(if $(COMPILER),test-native)
 	$(VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(ARGS)
+	@$(MAKE) --no-print-directory test-compile-quick
 
 test-native: $(VENV)/.installed
 	$(VENV)/bin/cmake -S native -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
@@ -68,6 +74,20 @@ test-compile: $(COMPILERS)/tpu/.installed $(COMPILERS)/gpu/.installed
 	@set -e; for target in $(GPU_TARGETS); do \
 		echo "JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS)"; \
 		JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m compile_gpu --gpu-target $$target $(ARGS); done
+
+# Those of a minute or two, where the compilers are there.
+.PHONY: test-compile-quick
+test-compile-quick:
+ifneq ($(filter tpu,$(INSTALLED_COMPILERS)),)
+	JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/tpu/bin/python -m pytest -m 'compile_tpu and not slow' $(COMPILE_TESTS)
+else
+	@echo "No program was compiled for a TPU: make test-compile installs libtpu, and make test then uses it"
+endif
+ifneq ($(filter gpu,$(INSTALLED_COMPILERS)),)
+	JAX_PLATFORMS=cpu XLA_FLAGS= $(COMPILERS)/gpu/bin/python -m pytest -m 'compile_gpu and not slow' $(COMPILE_TESTS)
+else
+	@echo "No program was compiled for a GPU: make test-compile installs XLA's CUDA plugin, and make test then uses it"
+endif
 
 test-real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m real $(ARGS)

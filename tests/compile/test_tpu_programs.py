@@ -114,11 +114,32 @@ def test_a_decode_reads_the_weights_that_it_needs_once(name, target):
     check_decode(name, target)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["qwen3-8b", "mixtral-8x7b"])
-def test_a_decode_reads_narrow_weights_narrow(name, quantization):
-    check_decode(name, "v6e-1", quantization)
+def test_a_decode_of_a_small_model_reads_narrow_weights_narrow(quantization):
+    """And a row of a table of bytes, not the table."""
+    check_decode("qwen3-0.6b", "v5e-1", quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "quantization", "target"),
+    [
+        ("qwen3-8b", "int8", "v6e-1"),
+        ("qwen3-8b", "int4", "v5e-1"),
+        ("mixtral-8x7b", "int8", "v5e-4"),
+        ("mixtral-8x7b", "int4", "v6e-8"),
+        # 2,880 features in groups of 32 have no equal parts of whole groups on 8 chips.
+        ("gpt-oss-120b", "int8", "v6e-8"),
+        ("gpt-oss-120b", "int4", "v6e-4"),
+        ("gpt-oss-120b", "stored", "v6e-4"),
+        ("deepseek-v3", "int8", "v6e-32"),
+        ("deepseek-v3", "int4", "v6e-16"),
+        # Each chip's 32 features are a quarter of a block.
+        ("deepseek-v3", "stored", "v5e-64"),
+    ],
+)
+def test_a_decode_reads_narrow_weights_narrow(name, quantization, target):
+    check_decode(name, target, quantization)
 
 
 @pytest.mark.slow

@@ -20,7 +20,11 @@ OFTEN = ("bfloat16", "int4 in groups of 128")
 NUM_GROUPS, OUTPUTS, FEATURES = 32, 768, 2048
 kinds = pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in KINDS if kind != "float32"],
+    [
+        pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow)
+        for kind in KINDS
+        if kind != "float32" and "minima" not in kind
+    ],
 )
 # Decode and prefill: tiles of 16 and of 128 rows.
 rows = pytest.mark.parametrize("num_rows", [64, pytest.param(4096, marks=pytest.mark.slow)])

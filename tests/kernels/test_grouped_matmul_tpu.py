@@ -13,7 +13,7 @@ from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
 
 # Of 150 rows, which take two tiles: groups without rows, one in both tiles, one that shares the second, rows past all.
 GROUP_SIZES = (7, 0, 126, 13, 0)
-OFTEN = ("float32", "int4 in groups of 128", "MXFP4")
+OFTEN = ("float32", "int4 in groups of 128", "int4 with minima", "MXFP4")
 kinds = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in KINDS]
 )
@@ -41,7 +41,7 @@ def random(*shape):
 
 @kinds
 def test_each_row_is_multiplied_by_its_groups_weight(kind, strict):
-    columns = 384 if "128" in kind or "blocks" in kind else 352
+    columns = 512 if "256" in kind else 384 if "128" in kind or "blocks" in kind else 352
     x, (weight, expected) = random(150, columns), weight_stack(kind, 5, 160, columns)
     y = product(jnp.asarray(x), weight, GROUP_SIZES, strict)
     exact = grouped_product(x, expected, GROUP_SIZES)
@@ -64,8 +64,8 @@ def test_weights_of_groups_without_rows_are_not_read(strict):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_summed_in_the_same_chunks_in_any_company(kind):
-    stack = stored_stack(weight_stack(kind, 2, 160, 384)[0])
-    plans = [tpu._plan(jnp.zeros((rows, 384), jnp.bfloat16), stack) for rows in (1, 8, 100, 5000)]
+    stack = stored_stack(weight_stack(kind, 2, 160, 512)[0])
+    plans = [tpu._plan(jnp.zeros((rows, 512), jnp.bfloat16), stack) for rows in (1, 8, 100, 5000)]
     assert len({(plan.chunk, plan.outputs) for plan in plans}) == 1
 
 

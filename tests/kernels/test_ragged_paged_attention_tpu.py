@@ -20,6 +20,7 @@ from tests.support.tpu_attention import TpuStep, assert_equal_caches, strict_int
 SINKS = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
 # Decodes; prefills that are short, long, in the middle of a sequence, and of one token; and no token at all.
 MIX = [(400, 1), (7, 1), (127, 1), (0, 13), (140, 21), (5, 0), (31, 1), (16, 16)]
+SHORT_MIX = [(140, 1), (7, 1), (0, 13), (30, 5), (5, 0)]
 PADDING = {"pad_tokens": 3, "pad_requests": 2}
 
 
@@ -60,21 +61,21 @@ def check(step: Step, cache_type: type, atol: float, **options: Any) -> None:
 
 
 CASES = {
-    "float32, 128": ({"head_dim": 128}, np.float32, 1e-5, {}),
     "bfloat16, 64, sinks and window": (
         {"head_dim": 64, "dtype": BFLOAT16, "num_kv_heads": 1},
         BFLOAT16,
         2e-2,
         {"span": AttentionSpan(20), "sinks": SINKS},
     ),
-    "int8, 64, chunks and soft cap": (
-        {"head_dim": 64},
+    "int8, 128, chunks and soft cap": (
+        {"head_dim": 128},
         np.int8,
         1e-5,
         {"span": AttentionSpan(None, 24), "soft_cap": 3.0},
     ),
 }
 MORE_CASES = {
+    "float32, 128": ({"head_dim": 128}, np.float32, 1e-5, {}),
     "bfloat16, 128, heads not grouped": ({"head_dim": 128, "dtype": BFLOAT16, "num_kv_heads": 4}, BFLOAT16, 2e-2, {}),
     "bfloat16, 256": ({"head_dim": 256, "dtype": BFLOAT16}, BFLOAT16, 2e-2, {}),
     "float32, 64, sinks": ({"head_dim": 64}, np.float32, 1e-5, {"sinks": SINKS}),
@@ -90,16 +91,30 @@ MORE_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE_CASES)])
-def test_a_mix_of_decodes_and_prefills_equals_dense_attention(case):
+def check_mix(requests: list[tuple[int, int]], case: str) -> None:
     sizes, cache_type, atol, options = (CASES | MORE_CASES)[case]
-    check(make_step(MIX, **PADDING, **sizes), cache_type, atol, **options)
+    check(make_step(requests, **PADDING, **sizes), cache_type, atol, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_short_mix_of_decodes_and_prefills_equals_dense_attention(case):
+    check_mix(SHORT_MIX, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES, *MORE_CASES])
+def test_a_mix_of_decodes_and_prefills_equals_dense_attention(case):
+    check_mix(MIX, case)
+
+
+def test_a_decode_with_heads_of_256_equals_dense_attention():
+    check(make_step([(20, 1)], head_dim=256, num_heads=2, num_kv_heads=1), np.float32, 1e-5)
 
 
 @pytest.mark.parametrize(
     "requests",
     [
-        [(20, 1)],
+        pytest.param([(20, 1)], marks=pytest.mark.slow),
         pytest.param([(0, 1)], marks=pytest.mark.slow),
         pytest.param([(9, 1), (8, 0), (7, 0)], marks=pytest.mark.slow),
         pytest.param([(128, 1), (126, 1), (127, 1), (255, 1), (256, 1)], marks=pytest.mark.slow),

@@ -15,6 +15,7 @@ from jaxis.kernels.weights.grouped import experts_by_groups
 from jaxis.kernels.weights.narrow import narrow_matmul_on_shards
 from jaxis.kernels.weights.sharded_experts import experts_on_shards
 from jaxis.kernels.weights.sharded_lookup import lookup_on_shards
+from jaxis.kernels.weights.shards import placement, shard_specs, with_whole_blocks
 from jaxis.layers.glu import GLU
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from tests.support.weight_stacks import weight_stack
@@ -41,10 +42,21 @@ for kind in ("float32", "int8", "int4 in groups of 128", "fp8 in blocks"):
         divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
     np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
 
-# 160 features are no whole groups of 128 on four devices.
-weights = [weight_stack("int8 in groups of 32", X, *shape)[0] for shape in ((160, E), (160, E), (E, 160))]
+# Four devices have no whole groups of 160 features: each has a part of the last product's outputs instead.
+for kind in ("int8 in groups of 32", "int4 with minima", "MXFP4"):
+    weights = [weight_stack(kind, X, *shape)[0] for shape in ((160, E), (160, E), (E, 160))]
+    stacks = ExpertStacks(*weights, bias(160), bias(160), bias(E), X, GLU(jax.nn.silu), False)
+    alone = jax.jit(lambda: experts_by_groups(x, ids, shares, stacks))()
+    with jax.set_mesh(mesh):
+        assert placement(weights[2], ("expert", "embed", "mlp")) == ("expert", "mlp", "embed")
+        divided = jax.jit(lambda: experts_on_shards(experts_by_groups, x, ids, shares, stacks))()
+    np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=kind)
+
+# 126 outputs cannot be divided either.
+weights = [weight_stack("int8 in groups of 32", X, *shape)[0] for shape in ((160, E), (160, E), (126, 160))]
 stacks = ExpertStacks(*weights, None, None, None, X, GLU(jax.nn.silu), False)
 with jax.set_mesh(mesh):
+    assert placement(weights[2], ("expert", "embed", "mlp")) == ("expert", "embed", "mlp")
     assert experts_on_shards(experts_by_groups, x, ids, shares, stacks) is None
 assert experts_on_shards(experts_by_groups, x, ids, shares, stacks) is None
 """
@@ -54,8 +66,9 @@ PRODUCTS = """
 # Tests have no accelerator, so that XLA's product takes the kernel's place on each device.
 narrow.kernels_of_platform = lambda: types.SimpleNamespace(xla_widens=lambda stack: True)
 
-for kind in ("int8", "int4 in groups of 128", "fp8 in blocks", "MXFP4"):
-    for axes in (("mlp", "embed"), ("embed", "mlp")):
+for kind in ("int8", "int4 in groups of 128", "int4 with minima in groups of 256", "fp8 in blocks", "MXFP4"):
+    # With groups of 256, devices have parts of the outputs even of a weight whose features are divided.
+    for axes in (("mlp", "embed"), ("embed", "mlp"), (None, "embed")):
         weight = jax.tree.map(lambda array: array[0], weight_stack(kind, 1, F, F)[0])
         rows = jnp.asarray(rng.standard_normal((3, F)), jnp.float32)
         with jax.set_mesh(mesh):
@@ -64,9 +77,20 @@ for kind in ("int8", "int4 in groups of 128", "fp8 in blocks", "MXFP4"):
         np.testing.assert_allclose(divided, alone, rtol=0, atol=1e-4 * np.abs(alone).max(), err_msg=f"{kind} {axes}")
 
 with jax.set_mesh(mesh):
-    assert narrow_matmul_on_shards(rows, weight, None, (None, "embed")) is None
     assert narrow_matmul_on_shards(rows, jnp.zeros((F, F)), None, ("mlp", "embed")) is None
 assert narrow_matmul_on_shards(rows, weight, None, ("mlp", "embed")) is None
+"""
+
+BLOCKS = """
+weight = jax.tree.map(lambda array: array[0], weight_stack("fp8 in blocks", 1, 320, 384)[0])
+with jax.set_mesh(mesh):
+    for axes, axis, block_shape in ((("mlp", "embed"), -2, (16, 128)), (("embed", "mlp"), -1, (128, 32))):
+        assert shard_specs(weight, axis, 4) is None
+        smaller = with_whole_blocks(weight, axes)
+        assert smaller.block_shape == block_shape
+        assert shard_specs(smaller, axis, 4) is not None
+        np.testing.assert_array_equal(dequantize(smaller), dequantize(weight))
+assert with_whole_blocks(weight, axes) is weight
 """
 
 LOOKUPS = """
@@ -97,7 +121,9 @@ assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
 
 
 @pytest.mark.multi_device
-@pytest.mark.parametrize("script", [EXPERTS, PRODUCTS, LOOKUPS], ids=["experts", "products", "lookups"])
+@pytest.mark.parametrize(
+    "script", [EXPERTS, PRODUCTS, BLOCKS, LOOKUPS], ids=["experts", "products", "blocks", "lookups"]
+)
 def test_four_devices_give_what_one_does(script):
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",

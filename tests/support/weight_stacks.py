@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxis.kernels.quantized_matmul import BlockScaledWeight, QuantizedWeight
+from jaxis.kernels.quantized_matmul import BlockScaledWeight, CodedWeight, QuantizedWeight
 from tests.support.quantized_products import expected_weight, random_blocks
 
 Made = tuple[Any, np.ndarray]
@@ -44,6 +44,28 @@ def _integers(
     return make
 
 
+def _affine(group_size: int, *, has_units: bool) -> Callable[[int, int, int], Made]:
+    """int4 as `--quantization int4` makes it, scales and minima codes of a unit of their row; without units as MLX."""
+
+    def make(n: int, k: int, seed: int) -> Made:
+        rng = np.random.default_rng(seed)
+        codes, of_groups = rng.integers(0, 16, (n, k)).astype(np.uint8), (n, k // group_size)
+        if has_units:
+            scale, minimum = rng.integers(0, 256, of_groups), rng.integers(-127, 128, of_groups)
+            units = [(2.0 ** rng.integers(-10, -7, (n, 1))).astype(np.float32) for _ in range(2)]
+            arrays: tuple[np.ndarray, ...] = (scale.astype(np.uint8), minimum.astype(np.int8), *units)
+        else:
+            scale, minimum = rng.uniform(0.01, 0.1, of_groups), rng.uniform(-1, 0, of_groups)
+            arrays = (scale.astype(ml_dtypes.bfloat16), minimum.astype(ml_dtypes.bfloat16))
+            units = [np.ones((n, 1))] * 2
+        wide = [np.repeat(a.astype(np.float64) * u, group_size, 1) for a, u in zip(arrays[:2], units, strict=True)]
+        names = ("scale", "minimum", "super_scale", "super_minimum")
+        packed = codes[:, ::2] | codes[:, 1::2] << 4
+        return CodedWeight(packed, **dict(zip(names, arrays, strict=False))), codes * wide[0] + wide[1]
+
+    return make
+
+
 def _rows_of_fp8(n: int, k: int, seed: int) -> Made:
     weight, _ = random_blocks("float8_e4m3fn", n, k, seed)
     scale = np.random.default_rng(seed).uniform(1e-3, 1e-2, (n, 1)).astype(np.float32)
@@ -67,6 +89,8 @@ KINDS: Mapping[str, Callable[[int, int, int], Made]] = {
     "int4": _integers("int4", None, np.float32, has_zero_point=True),
     "int4 in groups of 32": _integers("int4", 32, ml_dtypes.bfloat16),
     "int4 in groups of 128": _integers("int4", 128, np.float16, has_zero_point=True),
+    "int4 with minima": _affine(32, has_units=True),
+    "int4 with minima in groups of 256": _affine(256, has_units=False),
     "fp8 in blocks": lambda n, k, seed: random_blocks("float8_e4m3fn", n, k, seed),
     "fp8 by rows": _rows_of_fp8,
     "fp8": _whole_fp8,

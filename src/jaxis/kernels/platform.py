@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+from jax.sharding import AxisType
 
 AMPERE = 8  # the major number of its compute capability
 
@@ -15,6 +16,15 @@ def target_platform() -> str:
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def can_call_kernels() -> bool:
+    """Whether a program traced now may call a kernel.
+
+    XLA, which divides the program between several devices, cannot divide a kernel: it is called where `shard_map` did.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.size <= 1 or all(kind == AxisType.Manual for kind in mesh.axis_types)
 
 
 def supports_triton() -> bool:

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.weights import Allocate, PackedWeight, Weight
+from jaxis.kernels.weights.shards import placement, with_whole_blocks
 from jaxis.layers.module import Initializer, initializers_are_skipped
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
@@ -206,7 +207,8 @@ class WeightLoader:
 
     def _make(self, tensors: dict[str, np.ndarray], allocate: Allocate | None = None) -> Weight:
         try:
-            return self.recipe.make(tensors, self.slot.shape, self.dtype, allocate)
+            weight = self.recipe.make(tensors, self.slot.shape, self.dtype, allocate)
+            return with_whole_blocks(weight, self.slot.axes)
         except InvalidWeightError as error:
             raise InvalidWeightError(f"has a {self.slot.name} {error}") from None
         except ValueError as error:
@@ -230,9 +232,10 @@ class WeightLoader:
 
     def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
         """The stack with an expert's weight added."""
-        num_experts, axes = self.slot.num_experts, self.slot.axes
+        num_experts = self.slot.num_experts
         assert num_experts is not None
         weight = self._make(tensors)
+        axes = placement(weight, self.slot.axes)
         is_array = isinstance(weight, jax.Array | np.ndarray)
         entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
         if stack is None:
@@ -247,7 +250,7 @@ class WeightLoader:
 
     def _place(self, weight: Weight) -> Weight:
         """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
-        axes = self.slot.axes
+        axes = placement(weight, self.slot.axes)
         if isinstance(weight, jax.Array | np.ndarray):
             return place_array(weight, axes).astype(self.dtype)
         # Packed arrays are already in place.

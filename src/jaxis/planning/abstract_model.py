@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import Weight
+from jaxis.kernels.weights.shards import placement, with_whole_blocks
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_recipe import WeightRecipe
@@ -43,9 +44,11 @@ def abstract_model(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> JaxModul
     with jax.set_mesh(mesh):
         state = jax.eval_shape(load)
     model = nnx.merge(graphs[-1], jax.tree.map(lambda leaf: _placed(leaf, mesh, None), state))
-    for _, param in named_parameters(model):
-        axes = param.get_metadata().get("logical_axes")
-        param.set_value(jax.tree.map(lambda leaf, axes=axes: _placed(leaf, mesh, axes), param.get_value()))
+    with jax.set_mesh(mesh):
+        for _, param in named_parameters(model):
+            axes, value = param.get_metadata().get("logical_axes"), param.get_value()
+            axes = placement(value, axes) if axes else None
+            param.set_value(jax.tree.map(lambda leaf, axes=axes: _placed(leaf, mesh, axes), value))
     return model
 
 
@@ -79,7 +82,7 @@ def _example(loader: WeightLoader) -> Weight | jax.ShapeDtypeStruct:
     specs = recipe.format.tensors(shape)
     if recipe.scheme is None and set(specs) == {"weight"}:
         return jax.ShapeDtypeStruct(shape, loader.dtype)
-    return example_weight(recipe, shape, loader.dtype)
+    return with_whole_blocks(example_weight(recipe, shape, loader.dtype), loader.slot.axes)
 
 
 def _zeros_of(loader: WeightLoader) -> Callable[[Any], jax.Array]:

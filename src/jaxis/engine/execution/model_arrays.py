@@ -11,7 +11,7 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.config import VllmConfig
-from jaxis.engine.execution.weight_layout import row_major
+from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
@@ -53,9 +53,8 @@ class ModelArrays:
         """
         self.hidden_states = hidden_states
         self._graphdef, state = nnx.split(model)
-        leaves, self._treedef = jax.tree.flatten(state)
-        # Elsewhere this is the default.
-        self.arrays: list[jax.Array] = [row_major(leaf) for leaf in leaves] if target_platform() == "tpu" else leaves
+        self.arrays: list[jax.Array]
+        self.arrays, self._treedef = jax.tree.flatten(laid_out(state) if target_platform() == "tpu" else state)
         self._head_indices = indices_read(
             lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
         )

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import jax
-from jax.sharding import AxisType
-
-from jaxis.kernels.platform import target_platform
+from jaxis.kernels.platform import can_call_kernels, target_platform
 
 
 def accelerator_kernels() -> ModuleType | None:
-    """`kernels_of_platform`; None if XLA divides the program between devices.
-
-    It cannot divide a kernel: on several devices, kernels are called where `shard_map` did.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size > 1 and any(kind != AxisType.Manual for kind in mesh.axis_types):
-        return None
-    return kernels_of_platform()
+    """`kernels_of_platform`; None where kernels cannot be called."""
+    return kernels_of_platform() if can_call_kernels() else None
 
 
 def kernels_of_platform() -> ModuleType | None:

@@ -18,6 +18,8 @@ def widen(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list
       kind: See `StoredStack`.
       has_zero_point: Whether a zero point will be subtracted; otherwise that of symmetric int4 is, here.
     """
+    if kind == "uint4":
+        return [code.astype(jnp.float32) for code in _halves(stored)]
     if kind == "int4":
         offset = 0 if has_zero_point else INT4_OFFSET
         return [(code - offset).astype(jnp.float32) for code in _halves(stored)]
@@ -27,8 +29,10 @@ def widen(stored: jax.Array, kind: str, *, has_zero_point: bool = False) -> list
 
 
 def widen_scale(scale: jax.Array) -> jax.Array:
-    """Scales or zero points -> float32."""
-    if scale.dtype == jnp.uint8:
+    """Scales, zero points or minima -> float32; uint16 are the bits of float16."""
+    if scale.dtype == jnp.uint16:
+        return _widen_f16_bits(scale)
+    if scale.dtype in (jnp.uint8, jnp.int8):
         scale = scale.astype(jnp.int32)
     return scale.astype(jnp.float32)
 
@@ -47,6 +51,15 @@ def widen_e8m0_bits(bits: jax.Array) -> jax.Array:
     """uint8 bits of float8_e8m0fnu, powers of two -> float32; the least, 2**-127, becomes 0."""
     exponent = bits.astype(jnp.int32)
     return jnp.where(exponent == 0xFF, jnp.nan, jax.lax.bitcast_convert_type(exponent << 23, jnp.float32))
+
+
+def _widen_f16_bits(bits: jax.Array) -> jax.Array:
+    """uint16 bits of finite float16 -> float32; for processors that have no float16."""
+    wide = bits.astype(jnp.int32)
+    magnitude = wide & 0x7FFF
+    normal = jax.lax.bitcast_convert_type((magnitude << 13) + ((127 - 15) << 23), jnp.float32)
+    value = jnp.where(magnitude < 0x400, magnitude.astype(jnp.float32) * 2.0**-24, normal)
+    return jnp.where(wide < 0x8000, value, -value)
 
 
 def _halves(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:

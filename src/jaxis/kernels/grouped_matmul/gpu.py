@@ -61,6 +61,8 @@ class _Plan:
 
 def supports(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> bool:
     """Whether the kernel takes rows x [N, in] and these weights."""
+    if stack.kind == "uint4":
+        return False
     return x.dtype in (jnp.bfloat16, jnp.float16, jnp.float32) and x.shape[0] > 0 and _plan(x, stack) is not None
 
 

@@ -8,6 +8,7 @@ Each result is summed over the features in the same chunks whatever the number o
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class _Plan:
       rows: Rows of a tile.
       chunk: Stored columns of a partial sum; what remains of a row is a shorter one.
       chunks_a_scale: Chunks that share a scale; None if elements of one chunk have different scales.
+      offset: What there is beside scales: "zero_point", "minimum" or None.
       stored_columns_a_scale: See `StoredStack`.
       scale_rows: Outputs that share a scale.
     """
@@ -53,6 +55,7 @@ class _Plan:
     rows: int
     chunk: int
     chunks_a_scale: int | None
+    offset: str | None
     stored_columns_a_scale: int
     scale_rows: int
 
@@ -95,7 +98,7 @@ def grouped_matmul(
     scales, scale_specs, scratch = _scale_operands(stack, plan)
     parts, columns = stack.parts, stack.stored_columns
     y = pl.pallas_call(
-        functools.partial(_kernel, plan=plan, num_scales=len(_scales(stack))),
+        functools.partial(_kernel, plan=plan, num_scales=len(_scales(stack)), num_supers=len(_supers(stack))),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=(pl.cdiv(num_outputs, plan.outputs), len(plan_visits.groups)),
@@ -139,19 +142,24 @@ def _kernel(
     *rest: jax.Ref,
     plan: _Plan,
     num_scales: int,
+    num_supers: int,
 ) -> None:
     """One visit: x [P, rows, columns], elements [outputs, columns], out [rows, outputs].
 
-    `rest` is scales and zero points as far as there are any, out, the sum, and scratch for the former.
+    `rest` is scales and what there is beside them, as far as there are any, what multiplies these, out, the sum, and
+    scratch for the first.
     """
-    scales, (out, total, *scratch) = rest[:num_scales], rest[num_scales:]
+    scales, rest = rest[:num_scales], rest[num_scales:]
+    supers, (out, total, *scratch) = rest[:num_supers], rest[num_supers:]
     visit = pl.program_id(1)
 
     @pl.when(visit < count[0])
     def _() -> None:
         wide_scales = scratch[:num_scales]
-        for wide, scale in zip(wide_scales, scales, strict=False):
-            wide[: scale.shape[0]] = widen_scale(scale[...])
+        for wide, scale, factor in itertools.zip_longest(wide_scales, scales, supers):
+            if wide is not None:
+                values = widen_scale(scale[...])
+                wide[: scale.shape[0]] = values if factor is None else values * factor[...]
         if plan.chunks_a_scale is None:
             # Outputs first, as elements have them.
             by_outputs = scratch[num_scales:]
@@ -187,20 +195,29 @@ def _add_chunk(
     columns: pl.Slice,
 ) -> None:
     """Adds the products of some stored columns to the sum."""
-    has_zero_point = len(scales) > 1
-    values = widen(elements[:, columns], plan.kind, has_zero_point=has_zero_point)
+    values = widen(elements[:, columns], plan.kind, has_zero_point=plan.offset == "zero_point")
     inputs = [x[part, :, columns] for part in range(len(values))]
     if scales and plan.chunks_a_scale is None:
-        scale, *zero_point = (_each_columns(wide, columns, plan) for wide in wide_scales)
-        values = [(value - zero_point[0] if zero_point else value) * scale for value in values]
+        scale, *offset = (_each_columns(wide, columns, plan) for wide in wide_scales)
+        if plan.offset == "zero_point":
+            values = [(value - offset[0]) * scale for value in values]
+        elif plan.offset == "minimum":
+            values = [value * scale + offset[0] for value in values]
+        else:
+            values = [value * scale for value in values]
     partial = sum(_product(rows, value.astype(rows.dtype)) for rows, value in zip(inputs, values, strict=True))
     if plan.chunks_a_scale is not None:
         column = chunk // plan.chunks_a_scale
-        if has_zero_point:
+        of_rows = [wide[pl.ds(column, 1), :] for wide in wide_scales]
+        sums = 0
+        if plan.offset is not None:
             sums = sum(jnp.sum(rows.astype(jnp.float32), axis=1, keepdims=True) for rows in inputs)
-            partial = partial - sums * wide_scales[1][pl.ds(column, 1), :]
-        if wide_scales:
-            partial = partial * wide_scales[0][pl.ds(column, 1), :]
+        if plan.offset == "zero_point":
+            partial = partial - sums * of_rows[1]
+        if of_rows:
+            partial = partial * of_rows[0]
+            if plan.offset == "minimum":
+                partial = partial + sums * of_rows[1]
         elif scales:
             partial = partial * scales[0][pl.program_id(0) * plan.outputs // plan.scale_rows, column]
     total[...] += partial
@@ -253,7 +270,8 @@ def _plan(x: jax.Array | jax.ShapeDtypeStruct, stack: StoredStack) -> _Plan | No
     else:
         return None
     rows = _tile_rows(x.shape[0], num_groups, stack.shape[2] * x.dtype.itemsize)
-    return _Plan(stack.kind, outputs, rows, chunk, chunks_a_scale, shared, scale_rows)
+    offset = "zero_point" if stack.zero_point is not None else "minimum" if stack.minimum is not None else None
+    return _Plan(stack.kind, outputs, rows, chunk, chunks_a_scale, offset, shared, scale_rows)
 
 
 def _largest_block(num_outputs: int, row_bytes: int) -> int:
@@ -273,8 +291,8 @@ def _tile_rows(num_rows: int, num_groups: int, row_bytes: int) -> int:
 
 
 def _scale_operands(stack: StoredStack, plan: _Plan) -> tuple[list[jax.Array], list[pl.BlockSpec], list[Any]]:
-    """Arrays of scales and zero points, how they are read, and the scratch in which they are float32."""
-    arrays = _scales(stack)
+    """Arrays of scales and what belongs to them, how they are read, and the scratch in which they are float32."""
+    arrays, supers = _scales(stack), _supers(stack)
     if not arrays:
         return [], [], []
     if plan.scale_rows > 1:
@@ -282,23 +300,33 @@ def _scale_operands(stack: StoredStack, plan: _Plan) -> tuple[list[jax.Array], l
         spec = pl.BlockSpec(
             (None, *scale.shape[1:]), lambda _n, v, groups, *_: (groups[v], 0, 0), memory_space=pltpu.SMEM
         )
-        return [scale.astype(jnp.float32)], [spec], []
+        return [in_hbm(scale.astype(jnp.float32))], [spec], []
     groups_of_columns = arrays[0].shape[2]
-    # Outputs last: XLA keeps arrays whose last axis is short in this order anyway.
+    # Outputs last: `weight_layout` keeps scales in this order.
     spec = pl.BlockSpec((None, groups_of_columns, plan.outputs), lambda n, v, groups, *_: (groups[v], 0, n))
     padded = pl.cdiv(groups_of_columns, _SUBLANES) * _SUBLANES
     scratch = [pltpu.VMEM((padded, plan.outputs), jnp.float32)] * len(arrays)
     if plan.chunks_a_scale is None:
         padded = pl.cdiv(groups_of_columns, _LANES) * _LANES
         scratch += [pltpu.VMEM((plan.outputs, padded), jnp.float32)] * len(arrays)
-    # TPUs have no float16.
-    loadable = [array.astype(jnp.float32) if array.dtype == jnp.float16 else array for array in arrays]
-    return [array.swapaxes(1, 2) for array in loadable], [spec] * len(arrays), scratch
+    of_supers = pl.BlockSpec((None, 1, plan.outputs), lambda n, v, groups, *_: (groups[v], 0, n))
+    operands = [in_hbm(_loadable(array).swapaxes(1, 2)) for array in (*arrays, *supers)]
+    return operands, [spec] * len(arrays) + [of_supers] * len(supers), scratch
+
+
+def _loadable(array: jax.Array) -> jax.Array:
+    """TPUs have no float16: its bits."""
+    return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype == jnp.float16 else array
 
 
 def _scales(stack: StoredStack) -> list[jax.Array]:
-    """The scales, and the zero points if there are any."""
-    return [array for array in (stack.scale, stack.zero_point) if array is not None]
+    """The scales, and the zero points or minima if there are any."""
+    return [array for array in (stack.scale, stack.zero_point, stack.minimum) if array is not None]
+
+
+def _supers(stack: StoredStack) -> list[jax.Array]:
+    """What multiplies each of `_scales`, if there is anything."""
+    return [array for array in (stack.super_scale, stack.super_minimum) if array is not None]
 
 
 def _cost(x: jax.Array, stack: StoredStack) -> pl.CostEstimate:

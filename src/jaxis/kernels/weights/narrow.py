@@ -15,12 +15,12 @@ from jax.typing import DTypeLike
 from jaxis.kernels.grouped_matmul import accelerator_kernels, kernels_of_platform
 from jaxis.kernels.grouped_matmul.stored import stored_stack
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
+from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.weights.operations import Weight, operations_of
-from jaxis.kernels.weights.shards import MODEL_AXIS, num_shards, shard_specs
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES
+from jaxis.kernels.weights.shards import MODEL_AXIS, divided_axis, is_divided, num_shards, shard_specs
 
-NarrowWeight = QuantizedWeight | BlockScaledWeight
+NarrowWeight = QuantizedWeight | BlockScaledWeight | CodedWeight
 Product = Callable[[jax.Array, Any, DTypeLike | None], jax.Array]
 
 
@@ -51,7 +51,7 @@ def narrow_matmul(
 def narrow_matmul_on_shards(
     x: jax.Array, weight: Weight, preferred_element_type: DTypeLike | None, axes: tuple[str | None, str | None]
 ) -> jax.Array | None:
-    """`x @ weight.T` on several devices, each with its part of a narrow weight; XLA cannot divide a kernel.
+    """`x @ weight.T` on several devices, each with a part of a narrow weight, or all of it: XLA cannot divide a kernel.
 
     Args:
       x: [..., in].
@@ -63,22 +63,25 @@ def narrow_matmul_on_shards(
       [..., out]; None if XLA's own product is as good, or the weight cannot be divided.
     """
     kernels, shards = kernels_of_platform(), num_shards()
-    if kernels is None or shards is None or not isinstance(weight, QuantizedWeight | BlockScaledWeight):
+    if kernels is None or shards is None or not isinstance(weight, NarrowWeight):
         return None
     stack = stored_stack(_one_group(weight))
     if stack is None or not kernels.xla_widens(stack):
         return None
-    divided = [axis for axis in (-2, -1) if LOGICAL_AXIS_RULES.get(axes[axis] or "") == MODEL_AXIS]
-    if len(divided) != 1 or (specs := shard_specs(weight, divided[0], shards)) is None:
+    of_features, everywhere = PartitionSpec(*[None] * (x.ndim - 1), MODEL_AXIS), PartitionSpec()
+    axis = divided_axis(weight, axes)
+    if axis is not None:
+        in_specs = (everywhere if axis == -2 else of_features, shard_specs(weight, axis, shards))
+        out_specs = of_features if axis == -2 else everywhere
+    elif not any(is_divided(name) for name in axes):
+        in_specs, out_specs = (everywhere, jax.tree.map(lambda _: everywhere, weight)), everywhere
+    else:
         return None
-    of_features = PartitionSpec(*[None] * (x.ndim - 1), MODEL_AXIS)
-    is_sum = divided[0] == -1
 
     def on_shard(x: jax.Array, weight: NarrowWeight) -> jax.Array:
         y = operations_of(weight).matmul(x, weight, preferred_element_type)
-        return jax.lax.psum(y, MODEL_AXIS) if is_sum else y
+        return jax.lax.psum(y, MODEL_AXIS) if axis == -1 else y
 
-    in_specs, out_specs = ((of_features, specs), PartitionSpec()) if is_sum else ((PartitionSpec(), specs), of_features)
     return jax.shard_map(on_shard, in_specs=in_specs, out_specs=out_specs, check_vma=False)(x, weight)
 
 

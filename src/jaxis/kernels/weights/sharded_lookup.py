@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.kernels.weights.operations import Weight, operations_of
-from jaxis.kernels.weights.shards import MODEL_AXIS, num_shards, shard_specs
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES
+from jaxis.kernels.weights.shards import MODEL_AXIS, is_divided, num_shards, shard_specs
 
 
 def lookup_on_shards(ids: jax.Array, weight: Weight, dtype: DTypeLike, axis: str | None) -> jax.Array | None:
@@ -31,7 +30,7 @@ def lookup_on_shards(ids: jax.Array, weight: Weight, dtype: DTypeLike, axis: str
       [T, in]; None if the current mesh does not divide these rows.
     """
     shards = num_shards()
-    if shards is None or LOGICAL_AXIS_RULES.get(axis or "") != MODEL_AXIS:
+    if shards is None or not is_divided(axis):
         return None
     if (specs := shard_specs(weight, -2, shards)) is None:
         return None

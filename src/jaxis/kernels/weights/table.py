@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxis.kernels.native_constants import MAX_MATRICES
+from jaxis.kernels.platform import can_call_kernels, target_platform
 from jaxis.kernels.quantized_matmul import packed, quantized_matmul, reference
 from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight, block_scaled_matmul, dequantize_blocks
 from jaxis.kernels.quantized_matmul.coded import (
@@ -87,6 +88,10 @@ def _pack_blocks(weight: BlockScaledWeight, _: DTypeLike, allocate: Allocate | N
 
 
 def _matmul_codes(x: jax.Array, weight: CodedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
+    return narrow_matmul(_multiply_codes, x, weight, preferred_element_type)
+
+
+def _multiply_codes(x: jax.Array, weight: CodedWeight, preferred_element_type: DTypeLike | None) -> jax.Array:
     return coded_matmul(x, weight, preferred_element_type=preferred_element_type)
 
 
@@ -139,7 +144,22 @@ def _pack_reordered(weight: ReorderedWeight, dtype: DTypeLike, allocate: Allocat
 
 
 def _take_rows(array: jax.Array | np.ndarray, ids: jax.Array) -> jax.Array:
+    if target_platform() == "tpu":
+        return _take_rows_on_tpu(jnp.asarray(array), ids)
     return jnp.take(jnp.asarray(array), ids, axis=0, mode="clip")
+
+
+def _take_rows_on_tpu(array: jax.Array, ids: jax.Array) -> jax.Array:
+    if can_call_kernels():
+        # Imported here because Pallas takes long to import.
+        from jaxis.kernels.weights import rows_tpu
+
+        if rows_tpu.supports(array, ids):
+            return rows_tpu.take_rows(array, ids)
+    if len(ids) > 1 or array.dtype.itemsize > 1:
+        return jnp.take(array, ids, axis=0, mode="clip")
+    # XLA slices a single row, for which it copies a whole table of bytes into tiles of other sizes; two it gathers.
+    return jnp.take(array, jnp.pad(ids, (0, 1)), axis=0, mode="clip")[:1]
 
 
 _ARRAY = Operations(
