@@ -7,13 +7,14 @@ namespace jaxis {
 
 // Tokens whose keys are transposed together, and what dimensions of heads are multiples of.
 constexpr int64_t kAttentionTile = 16;
-constexpr int64_t kMaxHeadDim = 256;  // of paged attention
+constexpr int64_t kMaxHeadDim = 512;  // of paged attention
 
 enum class CacheType { kFloat32, kBfloat16, kInt8 };
 
-// Writes the step's keys and values into the cache, then attends. T tokens of R requests, H query heads, K key-value
-// heads of D elements; D and block_size are multiples of 16. Request r's tokens are rows query_start_loc[r] to [r + 1]
-// of the flat batch and the last of its seq_lens[r] positions; rows past the last request's are padding and become 0.
+// Writes the step's keys and values into the cache, unless they are there already, then attends. T tokens of R
+// requests, H query heads, K key-value heads of D elements; D and block_size are multiples of 16. Request r's tokens
+// are rows query_start_loc[r] to [r + 1] of the flat batch and the last of its seq_lens[r] positions; rows past the
+// last request's are padding and become 0.
 //
 // The cache is an array of blocks, each of K heads, each of which has in one piece:
 //   keys    [block_size / 16][D][16]: transposed in tiles of 16 tokens, so that a vector holds 16 keys;
@@ -21,8 +22,8 @@ enum class CacheType { kFloat32, kBfloat16, kInt8 };
 //   int8 only: float32 scales of the keys [block_size] and of the values [block_size], one a token.
 struct PagedAttention {
   const float* q;  // [T, H, D]
-  const float* k;  // [T, K, D]
-  const float* v;  // [T, K, D]
+  const float* k;  // [T, K, D], or null: another call has written the step's keys and values
+  const float* v;  // [T, K, D], or null with k
   void* cache;
   const int32_t* seq_lens;         // [R]
   const int32_t* block_tables;     // [R, max_blocks]

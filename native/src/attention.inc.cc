@@ -98,7 +98,7 @@ Plan make_plan(const PagedAttention& a, int num_threads) {
     for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
       for (int64_t query = 0; query < num_queries; query += queries_per_tile, ++item) {
         *item = {};
-        item->writes = is_written_by_reader(num_queries);
+        item->writes = a.k != nullptr && is_written_by_reader(num_queries);
         QueryTile& tile = item->tile;
         tile.block_table = a.block_tables + r * a.max_blocks;
         tile.kv_head = kv_head;
@@ -134,7 +134,7 @@ void write_rows(const PagedAttention& a, int64_t first, int64_t last) {
     }
     while (row >= a.query_start_loc[request + 1]) ++request;
     const int64_t end = a.query_start_loc[request + 1];
-    if (is_written_by_reader(end - a.query_start_loc[request])) continue;
+    if (a.k == nullptr || is_written_by_reader(end - a.query_start_loc[request])) continue;
     for (int64_t kv_head = 0; kv_head < a.num_kv_heads; ++kv_head) {
       write_token<T>(a, a.block_tables + request * a.max_blocks, kv_head, row, a.seq_lens[request] - (end - row));
     }

@@ -14,9 +14,11 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
   return run_kernel("paged_attention", threads, [&](const Pool& pool) {
     require_shape("q", q, {kAnySize, kAnySize, kAnySize});
     const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
-    require_shape("k", k, {num_tokens, kAnySize, head_dim});
+    // Without rows of keys there is nothing to write: the step's are in the cache.
+    const int64_t num_new = k.dimensions().size() == 3 && k.dimensions()[0] == 0 ? 0 : num_tokens;
+    require_shape("k", k, {num_new, kAnySize, head_dim});
     const int64_t num_kv_heads = k.dimensions()[1];
-    require_shape("v", v, {num_tokens, num_kv_heads, head_dim});
+    require_shape("v", v, {num_new, num_kv_heads, head_dim});
     require_shape("out", *out, {num_tokens, num_heads, head_dim});
     require_shape("seq_lens", seq_lens, {kAnySize});
     const int64_t max_requests = seq_lens.dimensions()[0];
@@ -25,7 +27,7 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
     require_shape("request_distribution", request_distribution, {3});
     if (sinks.element_count() != 0) require_shape("sinks", sinks, {num_heads});
     require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "the key-value heads do not divide the query heads");
-    require(head_dim % kAttentionTile == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 256");
+    require(head_dim % kAttentionTile == 0 && head_dim <= kMaxHeadDim, "head_dim is not a multiple of 16 up to 512");
     require(block_size > 0 && block_size % kAttentionTile == 0, "block_size is not a multiple of 16");
     require(window > 0 && chunk_size > 0, "window and chunk_size are not positive");
     const CacheType type = make_cache_type(cache);
@@ -38,8 +40,8 @@ ffi::Error run_paged_attention(ffi::ThreadPool threads, F32 q, F32 k, F32 v, ffi
 
     PagedAttention a{};
     a.q = q.typed_data();
-    a.k = k.typed_data();
-    a.v = v.typed_data();
+    a.k = num_new == 0 ? nullptr : k.typed_data();
+    a.v = num_new == 0 ? nullptr : v.typed_data();
     a.cache = cache.untyped_data();
     a.seq_lens = seq_lens.typed_data();
     a.block_tables = block_tables.typed_data();

@@ -3,6 +3,8 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "causal_conv.h"
+#include "gates.h"
 #include "matmul.h"
 #include "quantize.h"
 #include "sampling.h"
@@ -38,6 +40,10 @@ constexpr Constant kConstants[] = {
     {"activation.silu", number(Activation::kSilu)},
     {"activation.gelu_tanh", number(Activation::kGeluTanh)},
     {"activation.clamped_swiglu", number(Activation::kClampedSwiglu)},
+    {"activation.relu2", number(Activation::kReluSquared)},
+    {"gate.sigmoid", number(Gate::kSigmoid)},
+    {"gate.silu", number(Gate::kSilu)},
+    {"gate.softplus", number(Gate::kSoftplus)},
     {"float_type.float32", number(FloatType::kF32)},
     {"float_type.bfloat16", number(FloatType::kBf16)},
     {"float_type.float16", number(FloatType::kF16)},
@@ -60,6 +66,7 @@ constexpr Constant kConstants[] = {
     {"max_levels", kMaxLevels},
     {"attention_tile", kAttentionTile},
     {"max_head_dim", kMaxHeadDim},
+    {"max_conv_width", kMaxConvWidth},
     {"vocab_tile", kVocabTile},
     {nullptr, 0},
 };

@@ -28,7 +28,7 @@ struct Experts {
   const int32_t* ids;    // [tokens, slots]
   const float* weights;  // [tokens, slots]
   int64_t tokens, slots, num_experts;
-  ExpertMatrices gate, up, down;  // gate and up have one n, which is down.format.k
+  ExpertMatrices gate, up, down;  // gate and up have one n, which is down.format.k; kReluSquared does not read gate
   bool quantize_activations;      // to int8, in groups
   Activation activation;          // not kNone
   float alpha, limit;

@@ -73,7 +73,13 @@ F32x16 clamped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
 }
 
+F32x16 relu_squared(F32x16 x) {
+  const F32x16 positive = max(x, zero());
+  return positive * positive;
+}
+
 F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
+  if (a.activation == Activation::kReluSquared) return relu_squared(up);
   if (a.activation == Activation::kClampedSwiglu) return clamped_swiglu(a, gate, up);
   return apply_activation(a.activation, gate) * up;
 }
@@ -105,6 +111,7 @@ void experts(const Experts& a, const Pool& pool) {
   const int64_t gate_bytes = panel_bytes(a.gate.format), up_bytes = panel_bytes(a.up.format);
   const int64_t down_bytes = panel_bytes(a.down.format);
   const bool is_one_format = are_equal(a.gate.format, a.up.format);
+  const bool has_gate = a.activation != Activation::kReluSquared;
   if (order.size == 0) std::memset(a.out, 0, static_cast<size_t>(a.tokens * out_size * 4));
 
   for (int64_t begin = 0, hit = 0; begin < order.size; begin += kRowsAtOnce) {
@@ -130,13 +137,16 @@ void experts(const Experts& a, const Pool& pool) {
           float* gate = static_cast<float*>(scratch(Scratch::kTile, 2 * num_rows * kPanelRows * 4));
           float* up = gate + num_rows * kPanelRows;
           const Rows& up_rows = is_one_format ? segment.rows : segment.up_rows;
-          multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first, last,
-                         gate);
+          if (has_gate) {
+            multiply_panel(segment.rows, a.gate.format, a.gate.of(segment.expert) + panel * gate_bytes, first, last,
+                           gate);
+            add_bias(a.gate, segment.expert, panel, num_rows, gate);
+          }
           multiply_panel(up_rows, a.up.format, a.up.of(segment.expert) + panel * up_bytes, first, last, up);
-          add_bias(a.gate, segment.expert, panel, num_rows, gate);
           add_bias(a.up, segment.expert, panel, num_rows, up);
           for (int64_t i = 0; i < num_rows * kPanelRows; i += kLanes) {
-            store(gate + i, apply_activation(a, load(gate + i), load(up + i)));
+            const F32x16 gates = has_gate ? load(gate + i) : zero();
+            store(gate + i, apply_activation(a, gates, load(up + i)));
           }
           store_tile(gate, num_rows, hidden_size, panel, hidden + (segment.first - begin + first_row) * hidden_size);
         });

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "kernels.h"
 #include "matmul.h"
+#include "state_slots.h"
 #include "team.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -122,9 +123,44 @@ inline Activation make_activation(int32_t number) {
     case Activation::kSilu:
     case Activation::kGeluTanh:
     case Activation::kClampedSwiglu:
+    case Activation::kReluSquared:
       return activation;
   }
   throw std::invalid_argument("unknown activation " + std::to_string(number));
+}
+
+// Throws unless `slots` [R] are slots of a state cache, or -1.
+inline void require_slots(const char* name, const I32& slots, int64_t num_requests, int64_t num_slots) {
+  for (int64_t r = 0; r < num_requests; ++r) {
+    const int32_t slot = slots.typed_data()[r];
+    if (slot >= -1 && slot < num_slots) continue;
+    throw std::invalid_argument(std::string(name) + " has slot " + std::to_string(slot) + " of " +
+                                std::to_string(num_slots));
+  }
+}
+
+// What the requests of T tokens read and write; throws unless there are such slots and rows.
+inline StateSlots make_state_slots(const I32& read, const I32& write, const I32& keep, const I32& keep_after,
+                                   const I32& query_start_loc, const I32& num_requests, int64_t num_slots,
+                                   int64_t num_tokens) {
+  require_shape("read", read, {kAnySize});
+  const int64_t max_requests = read.dimensions()[0];
+  require_shape("write", write, {max_requests});
+  require_shape("keep", keep, {max_requests});
+  require_shape("keep_after", keep_after, {max_requests});
+  require_shape("query_start_loc", query_start_loc, {max_requests + 1});
+  require_shape("num_requests", num_requests, {});
+  const int64_t requests = num_requests.typed_data()[0];
+  require(requests >= 0 && requests <= max_requests, "there are more requests than slots are given for");
+  const int32_t* starts = query_start_loc.typed_data();
+  for (int64_t r = 0; r < requests; ++r) {
+    require(starts[r] >= 0 && starts[r] <= starts[r + 1], "query_start_loc does not ascend");
+  }
+  require(starts[0] >= 0 && starts[requests] <= num_tokens, "query_start_loc has rows that are not there");
+  require_slots("read", read, requests, num_slots);
+  require_slots("write", write, requests, num_slots);
+  require_slots("keep", keep, requests, num_slots);
+  return {read.typed_data(), write.typed_data(), keep.typed_data(), keep_after.typed_data(), starts, requests};
 }
 
 // The type of a cache's elements.

@@ -6,7 +6,10 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "causal_conv.h"
+#include "delta_rule.h"
 #include "experts.h"
+#include "gates.h"
 #include "head_matmul.h"
 #include "latent_attention.h"
 #include "matmul.h"
@@ -14,6 +17,7 @@
 #include "quantize.h"
 #include "rope.h"
 #include "sampling.h"
+#include "ssd.h"
 #include "team.h"
 
 namespace jaxis {
@@ -22,12 +26,18 @@ struct Kernels {
   const char* name;
   void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*latent_attention)(const LatentAttention&, const Pool&);
+  void (*causal_conv)(const CausalConv&, const Pool&);
+  void (*gated_delta_rule)(const GatedDeltaRule&, const Pool&);
+  void (*ssd)(const Ssd&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
   void (*experts)(const Experts&, const Pool&);
   void (*head_matmul)(const HeadMatmul&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
   void (*layer_norm)(const LayerNorm&, const Pool&);
+  void (*softplus)(const Softplus&, const Pool&);
+  void (*softmax)(const Softmax&, const Pool&);
+  void (*gated)(const Gated&, const Pool&);
   void (*rotary_embedding)(const RotaryEmbedding&, const Pool&);
   void (*argmax)(const Argmax&, const Pool&);
   void (*tile_weights)(const TileWeights&, const Pool&);

@@ -2,8 +2,11 @@
 #include "kernels.h"
 
 #include "attention.inc.cc"
+#include "causal_conv.inc.cc"
+#include "delta_rule.inc.cc"
 #include "experts.inc.cc"
 #include "filters.inc.cc"
+#include "gates.inc.cc"
 #include "head_matmul.inc.cc"
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
@@ -11,6 +14,7 @@
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
 #include "sampling.inc.cc"
+#include "ssd.inc.cc"
 #include "top_tokens.inc.cc"
 
 #define JAXIS_TEXT_(x) #x
@@ -23,12 +27,18 @@ constexpr Kernels make_table() {
   kernels.name = JAXIS_TEXT(JAXIS_ISA);
   kernels.paged_attention = paged_attention;
   kernels.latent_attention = latent_attention;
+  kernels.causal_conv = causal_conv;
+  kernels.gated_delta_rule = gated_delta_rule;
+  kernels.ssd = ssd;
   kernels.matmul = matmul;
   kernels.packed_rows = packed_rows;
   kernels.experts = experts;
   kernels.head_matmul = head_matmul;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
+  kernels.softplus = softplus;
+  kernels.softmax = softmax;
+  kernels.gated = gated;
   kernels.rotary_embedding = rotary_embedding;
   kernels.argmax = argmax;
   kernels.tile_weights = tile_weights;

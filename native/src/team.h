@@ -64,6 +64,13 @@ enum class Scratch {
   kPlan = kRows,
   kPartials = kPanel,  // sums of chunks of contexts that several tasks share
   kWorkspace = kTile,  // a task's
+  // gated_delta_rule, ssd: the caller's, but for a strip, which is the worker's.
+  kKeyFactors = kRows,
+  kDecays = kPanel,
+  kStrip = kTile,  // of a state
+  // causal_conv: the worker's.
+  kConvWeights = kRows,
+  kConvInputs = kPanel,
   // argmax, top_tokens, token_ranks.
   kTileResults = kRows,
   // filter_tokens.

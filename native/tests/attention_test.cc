@@ -97,11 +97,23 @@ class Cache {
       done_[r] += tokens[r];
     }
     CHECK(std::all_of(out.end() - kPadding * kRow, out.end(), [](float x) { return x == 0.0f; }));
+    check_reading_alone(a, out, pool);
   }
 
   const std::vector<float>& output(size_t r) const { return outputs_[r]; }
 
  private:
+  // Without keys and values, the same queries read what is in the cache, and write nothing.
+  void check_reading_alone(PagedAttention a, const std::vector<float>& expected, const Pool& pool) {
+    const std::vector<uint8_t> before = memory_;
+    std::vector<float> out(expected.size(), std::nanf(""));
+    a.k = a.v = nullptr;
+    a.out = out.data();
+    kernels().paged_attention(a, pool);
+    CHECK(out == expected);
+    CHECK(memory_ == before);
+  }
+
   const std::vector<Sequence>& sequences_;
   Options options_;
   int64_t max_blocks_ = 0;

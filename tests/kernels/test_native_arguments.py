@@ -96,6 +96,8 @@ def test_a_cache_of_another_type_is_not_read_as_int8(attention, dtype):
     [
         ({"k": floats(TOKENS, KV_HEADS, 16)}, r"k has shape \[3, 2, 16\], expected \[3, any, 32\]"),
         ({"v": floats(TOKENS, 1, HEAD_DIM)}, r"v has shape \[3, 1, 32\], expected \[3, 2, 32\]"),
+        # Without rows of keys, the cache has them already.
+        ({"k": floats(0, KV_HEADS, HEAD_DIM)}, r"v has shape \[3, 2, 32\], expected \[0, 2, 32\]"),
         ({"q": floats(TOKENS, 3, HEAD_DIM)}, "do not divide the query heads"),
         ({"block_tables": jnp.ones((1, 4), jnp.int32)}, "block_tables has shape"),
         ({"query_start_loc": ints(0, 3)}, "query_start_loc has shape"),
@@ -114,9 +116,9 @@ def test_paged_attention_checks_shapes(changes, message):
 
 
 def test_paged_attention_checks_the_size_of_heads():
-    wide = {"q": floats(1, 1, 272), "k": floats(1, 1, 272), "v": floats(1, 1, 272)}
-    with error("head_dim is not a multiple of 16 up to 256"):
-        paged_attention(**wide, cache=floats(5, 1, 2 * BLOCK_SIZE * 272))
+    wide = {"q": floats(1, 1, 528), "k": floats(1, 1, 528), "v": floats(1, 1, 528)}
+    with error("head_dim is not a multiple of 16 up to 512"):
+        paged_attention(**wide, cache=floats(5, 1, 2 * BLOCK_SIZE * 528))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,10 @@ def test_matmul_takes_what_fits():
         (
             {"type_number": WEIGHT_TYPES["float32"], "activation": "clamped_swiglu", "num_matrices": 2},
             "clamped_swiglu is an activation of experts only",
+        ),
+        (
+            {"type_number": WEIGHT_TYPES["float32"], "activation": "relu2", "num_matrices": 2},
+            "relu2 is an activation of experts only",
         ),
         ({"type_number": WEIGHT_TYPES["float32"], "activation": "silu"}, "an activation takes two matrices"),
         ({"type_number": WEIGHT_TYPES["float32"], "panels": 2}, "the packed weight's size does not fit"),

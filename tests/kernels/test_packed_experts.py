@@ -45,6 +45,7 @@ UNITS = {
     "clamped_swiglu": lambda gate, up: (
         np.minimum(gate, LIMIT) * sigmoid(ALPHA * np.minimum(gate, LIMIT)) * (np.clip(up, -LIMIT, LIMIT) + 1)
     ),
+    "relu2": lambda gate, up: np.maximum(up, 0) ** 2,
 }
 
 

@@ -176,6 +176,15 @@ def test_the_cache_is_written_at_exactly_the_steps_own_slots():
     np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
 
 
+def test_without_keys_and_values_the_cache_is_read_as_it_is():
+    step = make_step(MIX)
+    kv_cache = jnp.asarray(step.kv_cache)
+    positions = jnp.zeros(len(step.q), jnp.int32)
+    cache, out = write_and_attend(jnp.asarray(step.q), None, None, kv_cache, positions, *step.operands[2:], scale=0.125)
+    np.testing.assert_array_equal(cache, kv_cache)
+    np.testing.assert_allclose(out[: step.num_tokens], step.expected(0.125), rtol=0, atol=2e-5)
+
+
 def test_the_definitions_gradient_equals_finite_differences():
     step = make_step([(5, 1), (2, 4)], num_heads=2, num_kv_heads=1, head_dim=8, block_size=4, pad_tokens=1)
     q, kv_cache, *rest = step.operands

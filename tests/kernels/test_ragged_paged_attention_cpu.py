@@ -45,8 +45,8 @@ class Operands:
     """What the public function takes: the cache is as it was before the step."""
 
     q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
+    k: np.ndarray | None
+    v: np.ndarray | None
     kv_cache: np.ndarray
     positions: np.ndarray
     rest: tuple[np.ndarray, ...]
@@ -74,7 +74,7 @@ class Operands:
         options.setdefault("scale", self.q.shape[-1] ** -0.5)
         operands = (self.q, self.k, self.v, self.kv_cache, self.positions, *self.rest)
         attend = jitted(native.isa(), tuple(options.items()))
-        cache, out = attend(*map(jnp.asarray, operands), sinks=sinks)
+        cache, out = attend(*jax.tree.map(jnp.asarray, operands), sinks=sinks)
         return np.asarray(cache), np.asarray(out)
 
 
@@ -101,7 +101,16 @@ def check(step: Step, dtype: type = np.float32, *, atol: float = 2e-5, **options
 @cache_types
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
-    [(2, 2, 64, 16), (4, 2, 80, 16), (3, 1, 128, 32), (8, 2, 112, 16), (5, 1, 16, 48), (6, 1, 256, 16), (7, 1, 96, 64)],
+    [
+        (2, 2, 64, 16),
+        (4, 2, 80, 16),
+        (3, 1, 128, 32),
+        (8, 2, 112, 16),
+        (5, 1, 16, 48),
+        (6, 1, 256, 16),
+        (7, 1, 96, 64),
+        (4, 2, 512, 16),
+    ],
     ids=str,
 )
 def test_a_mix_equals_dense_attention(isa, dtype, num_heads, num_kv_heads, head_dim, block_size):  # noqa: F811
@@ -115,6 +124,18 @@ def test_a_mix_equals_dense_attention(isa, dtype, num_heads, num_kv_heads, head_
         pad_requests=3,
     )
     check(step, dtype)
+
+
+@each_isa
+@cache_types
+def test_without_keys_and_values_the_cache_is_read_as_it_is(isa, dtype):  # noqa: F811
+    """As by a layer that attends to what another one cached in this step."""
+    step = make_step(MIX, head_dim=512, pad_tokens=3, pad_requests=2)
+    written, expected = Operands.of(step, dtype).run()
+    shared = dataclasses.replace(Operands.of(step, dtype), kv_cache=written, k=None, v=None)
+    cache, out = shared.run()
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(cache.view(np.uint8), written.view(np.uint8))
 
 
 @each_isa
@@ -317,7 +338,8 @@ def test_instruction_sets_agree():
         (16, 128, np.int8, True),
         (8, 64, np.float32, False),
         (16, 72, np.float32, False),
-        (16, 288, np.float32, False),
+        (16, 512, BFLOAT16, True),
+        (16, 528, np.float32, False),
         (16, 64, np.float16, False),
     ],
 )

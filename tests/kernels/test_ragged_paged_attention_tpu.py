@@ -78,6 +78,12 @@ MORE_CASES = {
     "float32, 128": ({"head_dim": 128}, np.float32, 1e-5, {}),
     "bfloat16, 128, heads not grouped": ({"head_dim": 128, "dtype": BFLOAT16, "num_kv_heads": 4}, BFLOAT16, 2e-2, {}),
     "bfloat16, 256": ({"head_dim": 256, "dtype": BFLOAT16}, BFLOAT16, 2e-2, {}),
+    "bfloat16, 512, window": (
+        {"head_dim": 512, "dtype": BFLOAT16, "num_kv_heads": 1},
+        BFLOAT16,
+        2e-2,
+        {"span": AttentionSpan(20)},
+    ),
     "float32, 64, sinks": ({"head_dim": 64}, np.float32, 1e-5, {"sinks": SINKS}),
     "float32 with a bfloat16 cache, 80": ({"head_dim": 80}, BFLOAT16, 1e-5, {}),
     "float32, 32, window and chunks": ({"head_dim": 32}, np.float32, 1e-5, {"span": AttentionSpan(7, 16)}),
@@ -144,6 +150,17 @@ def test_a_step_without_requests_is_finite_and_changes_no_cache():
     inputs, cache, out = run(step, np.float32)
     np.testing.assert_array_equal(cache, inputs.kv_cache)
     assert np.isfinite(out).all()
+
+
+def test_without_keys_and_values_the_cache_is_read_as_it_is():
+    """As by a layer that attends to what another one cached in this step."""
+    step = padded_step([(50, 1), (3, 9), (20, 30)])
+    inputs, written, expected = run(step, np.float32)
+    with strict_interpreter():
+        attend = jitted((("scale", step.q.shape[-1] ** -0.5),))
+        cache, out = attend(step.q, None, None, jnp.asarray(written), *inputs.rest)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(cache, written)
 
 
 def test_pages_before_a_window_are_not_read():

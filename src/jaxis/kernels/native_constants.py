@@ -8,7 +8,8 @@ from __future__ import annotations
 
 WEIGHT_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "codes": 3, "float8_e4m3fn": 4, "float4_e2m1fn": 5}
 SCALE_TYPES = {"none": 0, "float32": 1, "bfloat16": 2, "float16": 3, "uint8": 4, "int8": 5, "float8_e4m3fn": 6}
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3, "relu2": 4}
+GATES = {"sigmoid": 0, "silu": 1, "softplus": 2}
 FLOAT_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 CALIBRATIONS = {
     "int8_absmax": 0,
@@ -35,8 +36,10 @@ MAX_LEVELS = 16
 """Levels that codes stand for at most."""
 ATTENTION_TILE = 16
 """Block sizes and head dimensions of the attention kernels are multiples of this."""
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 """Of the paged attention kernel."""
+MAX_CONV_WIDTH = 8
+"""Taps of the causal convolution kernel."""
 VOCAB_TILE = 128
 """Tokens that reductions over the vocabulary go by."""
 
@@ -47,6 +50,7 @@ def table() -> dict[str, int]:
         "weight_type": WEIGHT_TYPES,
         "scale_type": SCALE_TYPES,
         "activation": ACTIVATIONS,
+        "gate": GATES,
         "float_type": FLOAT_TYPES,
         "calibration": CALIBRATIONS,
         "quantize_status": QUANTIZE_STATUS,
@@ -60,6 +64,7 @@ def table() -> dict[str, int]:
         "max_levels": MAX_LEVELS,
         "attention_tile": ATTENTION_TILE,
         "max_head_dim": MAX_HEAD_DIM,
+        "max_conv_width": MAX_CONV_WIDTH,
         "vocab_tile": VOCAB_TILE,
     }
     return {f"{enum}.{name}": number for enum, names in enums.items() for name, number in names.items()} | sizes

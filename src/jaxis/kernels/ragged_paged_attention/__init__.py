@@ -68,8 +68,8 @@ def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.shardi
 
 def ragged_paged_attention(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     kv_cache: jax.Array,
     positions: jax.Array,
     seq_lens: jax.Array,
@@ -86,8 +86,9 @@ def ragged_paged_attention(
 
     Args:
       q: [T, H, D].
-      k: [T, K, D].
-      v: [T, K, D].
+      k: [T, K, D]; None, with `v`, if this step's keys and values are in the cache already. Then nothing is written:
+        the layer reads what another one has cached.
+      v: [T, K, D] or None.
       kv_cache: Its shape is from `kv_cache_shape`. Donate it, and it is updated in place.
       positions: i32 [T], each token's position in its sequence.
       seq_lens: i32 [R], each request's length after this step.
@@ -111,7 +112,8 @@ def ragged_paged_attention(
         from jaxis.kernels.ragged_paged_attention import tpu
 
         return tpu.ragged_paged_attention(q, k, v, kv_cache, *operands, **options)
-    kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, block_tables, query_start_loc, request_distribution)
+    if k is not None and v is not None:
+        kv_cache = layout.write_kv_cache(kv_cache, k, v, positions, *operands[1:])
     if supports_triton():
         from jaxis.kernels.ragged_paged_attention import gpu
 

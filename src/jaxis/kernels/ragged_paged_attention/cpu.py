@@ -50,8 +50,8 @@ def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.shardi
 
 def ragged_paged_attention(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     kv_cache: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -69,6 +69,9 @@ def ragged_paged_attention(
     only the cache's layout differs.
     """
     head_dim = q.shape[-1]
+    if k is None or v is None:
+        # No rows: the kernel writes nothing.
+        k = v = jnp.zeros((0, kv_cache.shape[1], head_dim), jnp.float32)
     entry_bytes = head_dim * kv_cache.dtype.itemsize + (SCALE_BYTES if kv_cache.dtype == jnp.int8 else 0)
     block_size = kv_cache.shape[2] * kv_cache.dtype.itemsize // (2 * entry_bytes)
     kv_cache, out = native.call(

@@ -40,8 +40,8 @@ ItemLists = tuple[jax.Array, jax.Array, jax.Array]
 
 def ragged_paged_attention(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     kv_cache: jax.Array,
     seq_lens: jax.Array,
     block_tables: jax.Array,
@@ -62,7 +62,8 @@ def ragged_paged_attention(
     page = PageLayout.of_heads(1, head_dim, kv_cache.dtype).of_cache(kv_cache.shape)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, len(page.key_scales) * LANES - head_dim)))
     step = FlatBatch(seq_lens, block_tables, query_start_loc, request_distribution)
-    kv_cache, out = write_and_attend(padded, (k, v), kv_cache, step, sinks, page, Scoring(scale, span, soft_cap))
+    parts = None if k is None or v is None else (k, v)
+    kv_cache, out = write_and_attend(padded, parts, kv_cache, step, sinks, page, Scoring(scale, span, soft_cap))
     return kv_cache, out[..., page.value_lane : page.value_lane + head_dim]
 
 
@@ -84,7 +85,7 @@ class FlatBatch(NamedTuple):
 
 def write_and_attend(
     q: jax.Array,
-    parts: tuple[jax.Array, jax.Array],
+    parts: tuple[jax.Array, jax.Array] | None,
     kv_cache: jax.Array,
     step: FlatBatch,
     sinks: jax.Array | None,
@@ -95,7 +96,8 @@ def write_and_attend(
 
     Args:
       q: [T, H, W], padded as the key planes are.
-      parts: The entries' two parts (keys and values, or latents and rope keys), each [T, K, d].
+      parts: The entries' two parts (keys and values, or latents and rope keys), each [T, K, d]; None if the cache has
+        them already.
       kv_cache: [num_blocks, K, N, 128].
       step: The flat batch.
       sinks: [H] or None.
@@ -138,14 +140,16 @@ def write_and_attend(
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         index, num_decodes = request, valid[0].astype(jnp.int32)
     last_page = jnp.maximum(step.seq_lens[index] - 1, 0) // page.block_size
-    entries = NewEntries.of(
-        (parts[0][: index.shape[0]], parts[1][: index.shape[0]]),
-        step.block_tables[index, last_page],
-        page,
-        kv_cache.dtype,
-    )
+    entries = None
+    if parts is not None:
+        entries = NewEntries.of(
+            (parts[0][: index.shape[0]], parts[1][: index.shape[0]]),
+            step.block_tables[index, last_page],
+            page,
+            kv_cache.dtype,
+        )
     items = (num_decodes, index, jnp.arange(index.shape[0], dtype=jnp.int32))
-    if num_tokens > 1:
+    if parts is not None and num_tokens > 1:
         kv_cache = write_pages(kv_cache, parts, page, *step[:3], (num_decodes, num_requests))
     kv_cache, out = attend(q[: index.shape[0]], kv_cache, items, 1, entries)
     if num_tokens > 1:

@@ -86,12 +86,12 @@ def experts(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stac
       x: [T, E].
       expert_ids: i32 [T, k].
       expert_weights: float32 [T, k].
-      stacks: The experts; either all three weights are packed and the kernel supports the unit, or none is packed.
+      stacks: The experts; either all weights are packed and the kernel supports the unit, or none is packed.
 
     Returns:
       [T, E] in x's type.
     """
-    return operations_of(stacks.gate).experts(x, expert_ids, expert_weights, stacks)
+    return operations_of(stacks.up).experts(x, expert_ids, expert_weights, stacks)
 
 
 def dequantize(weight: Weight, dtype: DTypeLike = jnp.float32) -> jax.Array:

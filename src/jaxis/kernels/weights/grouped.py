@@ -80,7 +80,8 @@ def _experts_by_groups(
 
     if stacks.scales_input:
         rows = rows * expert_weights.reshape(-1)[order, None].astype(rows.dtype)
-    hidden = stacks.gated_unit(project(stacks.gate, stacks.gate_bias, rows), project(stacks.up, stacks.up_bias, rows))
+    gate = None if stacks.gate is None else project(stacks.gate, stacks.gate_bias, rows)
+    hidden = stacks.gated_unit(gate, project(stacks.up, stacks.up_bias, rows))
     outputs = project(stacks.down, stacks.down_bias, hidden)
     # Back to each token's slots, summed in their order regardless of what else is in the batch.
     outputs = jnp.zeros_like(outputs).at[order].set(outputs).reshape(num_tokens, k, -1).astype(jnp.float32)
@@ -98,11 +99,13 @@ def experts_packed(x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Arra
         inputs = (inputs[:, None] * expert_weights[:, :, None]).reshape(num_tokens * k, -1)
         expert_ids, expert_weights = expert_ids.reshape(-1, 1), jnp.ones((num_tokens * k, 1), jnp.float32)
     gate, up, down, unit = stacks.gate, stacks.up, stacks.down, stacks.gated_unit.kernel_arguments
+    biases = [stacks.gate_bias, stacks.up_bias, stacks.down_bias]
+    if gate is None:  # the kernel does not read it
+        gate, biases[0] = up, stacks.up_bias
     assert isinstance(gate, PackedWeight)
     assert isinstance(up, PackedWeight)
     assert isinstance(down, PackedWeight)
     assert unit is not None
-    biases = (stacks.gate_bias, stacks.up_bias, stacks.down_bias)
     y = packed_stacks.experts(
         inputs,
         expert_ids,

@@ -21,10 +21,15 @@ Weight: TypeAlias = (
 
 
 class GatedUnit(Protocol):
-    """How an expert combines its gate and up projections."""
+    """How an expert combines its gate and up projections, or what it does with the latter if it has no gate."""
 
-    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """gate, up [..., F] -> [..., F]."""
+    @property
+    def has_gate(self) -> bool:
+        """Whether the experts have a gate."""
+        ...
+
+    def __call__(self, gate: Any, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]; `gate` is None without one."""
         ...
 
     @property
@@ -38,7 +43,7 @@ class ExpertStacks:
     """The weights of X experts, and how their products are combined.
 
     Attributes:
-      gate: [X, F, E].
+      gate: [X, F, E]; None if the experts have no gate.
       up: [X, F, E].
       down: [X, E, F].
       gate_bias: [X, F]; None for no bias, here and below.
@@ -49,7 +54,7 @@ class ExpertStacks:
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
     """
 
-    gate: Weight
+    gate: Weight | None
     up: Weight
     down: Weight
     gate_bias: jax.Array | None
@@ -72,7 +77,7 @@ class Operations:
       lookup: (ids i32 [T], weight, dtype) -> rows [T, in]; ids out of range are clipped.
       dequantize: (weight, dtype) -> the weight as an array [..., out, in].
       pack: (weight of host arrays, dtype, allocate) -> the weight packed; None if the native kernels do not take it.
-      experts: `functions.experts`, chosen by the type of the gates' stack.
+      experts: `functions.experts`, chosen by the type of the `up` stack.
       round_input: (x, weight) -> x as the product rounds it first, in x's type.
       fused_matmul: (x, weights) -> the products in one kernel; None if these weights cannot be fused.
       gated_matmul: (x, gate, up, activation's kernel name) -> `activation(x gate^T) * (x up^T)`; None if not fusible.

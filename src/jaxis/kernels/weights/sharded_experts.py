@@ -41,8 +41,11 @@ def experts_on_shards(
     if down_axis is None:
         return None
     weights, biases = (stacks.gate, stacks.up, stacks.down), (stacks.gate_bias, stacks.up_bias, stacks.down_bias)
-    specs = [shard_specs(weight, axis, shards) for weight, axis in zip(weights, (-2, -2, down_axis), strict=True)]
-    if any(spec is None for spec in specs):
+    specs = [
+        None if weight is None else shard_specs(weight, axis, shards)
+        for weight, axis in zip(weights, (-2, -2, down_axis), strict=True)
+    ]
+    if any(spec is None and weight is not None for spec, weight in zip(specs, weights, strict=True)):
         return None
     is_sum = down_axis == -1
 
@@ -87,7 +90,11 @@ class _GatheredUnit:
 
     unit: GatedUnit
 
-    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+    @property
+    def has_gate(self) -> bool:
+        return self.unit.has_gate
+
+    def __call__(self, gate: Any, up: jax.Array) -> jax.Array:
         return _gathered(self.unit(gate, up))
 
     @property

@@ -1,0 +1,130 @@
+// Gates. Every element goes through the same vector operations, so that its bits do not depend on where it is.
+#include "gates.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "activations.h"
+#include "simd.h"
+#include "team.h"
+
+namespace jaxis::JAXIS_ISA {
+namespace {
+
+// log(1 + y) for y from 0 to 1, as 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = y / (2 + y), which is at most 1 / 3.
+JAXIS_INLINE F32x16 log1p_of_fraction(F32x16 y) {
+  const F32x16 s = y / (broadcast(2.0f) + y);
+  const F32x16 square = s * s;
+  F32x16 series = broadcast(1.0f / 17.0f);
+  for (int odd = 15; odd >= 1; odd -= 2) series = fma(series, square, broadcast(1.0f / static_cast<float>(odd)));
+  return broadcast(2.0f) * s * series;
+}
+
+JAXIS_INLINE F32x16 softplus_lanes(F32x16 x) {
+  const F32x16 magnitude = max(x, zero() - x);
+  return max(x, zero()) + log1p_of_fraction(exp(zero() - magnitude));
+}
+
+JAXIS_INLINE F32x16 apply_gate(Gate gate, F32x16 x) {
+  if (gate == Gate::kSilu) return apply_activation(Activation::kSilu, x);
+  if (gate == Gate::kSoftplus) return softplus_lanes(x);
+  return broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - x));
+}
+
+JAXIS_INLINE F32x16 load_some(const float* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(float));
+  return load(lanes);
+}
+
+JAXIS_INLINE void store_some(float* p, F32x16 x, int64_t count) {
+  if (count >= kLanes) return store(p, x);
+  float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
+}
+
+void softplus_row(const Softplus& a, int64_t row) {
+  const float* x = a.x + row * a.size;
+  float* out = a.out + row * a.size;
+  for (int64_t i = 0; i < a.size; i += kLanes) {
+    const int64_t count = a.size - i;
+    store_some(out + i, softplus_lanes(load_some(x + i, count) + load_some(a.bias + i, count)), count);
+  }
+}
+
+void gated_row(const Gated& a, int64_t row) {
+  const float* logits = a.logits + row * a.size;
+  const float* x = a.x + row * a.size * a.shared_by;
+  float* out = a.out + row * a.size * a.shared_by;
+  for (int64_t i = 0; i < a.size; i += kLanes) {
+    const int64_t count = a.size - i;
+    const F32x16 factors = apply_gate(a.gate, load_some(logits + i, count));
+    if (a.shared_by == 1) {
+      store_some(out + i, load_some(x + i, count) * factors, count);
+      continue;
+    }
+    float lanes[kLanes];
+    store(lanes, factors);
+    for (int64_t lane = 0; lane < kLanes && lane < count; ++lane) {
+      const F32x16 factor = broadcast(lanes[lane]);
+      for (int64_t j = (i + lane) * a.shared_by, end = j + a.shared_by; j < end; j += kLanes) {
+        store_some(out + j, load_some(x + j, end - j) * factor, end - j);
+      }
+    }
+  }
+}
+
+void softmax_row(const Softmax& a, int64_t row) {
+  const float* x = a.x + row * a.size;
+  float* out = a.out + row * a.size;
+  float largest = x[0];
+  for (int64_t i = 1; i < a.size; ++i) largest = x[i] > largest ? x[i] : largest;
+  const F32x16 largests = broadcast(largest);
+  F32x16 sums = zero();
+  float lanes[kLanes];
+  for (int64_t i = 0; i < a.size; i += kLanes) {
+    const int64_t count = a.size - i;
+    F32x16 powers = exp(load_some(x + i, count) - largests);
+    if (count < kLanes) {
+      // The lanes past the row's end count for nothing.
+      store(lanes, powers);
+      for (int64_t lane = count; lane < kLanes; ++lane) lanes[lane] = 0.0f;
+      powers = load(lanes);
+    }
+    sums = sums + powers;
+    store_some(out + i, powers, count);
+  }
+  const F32x16 total = broadcast(reduce_add(sums));
+  for (int64_t i = 0; i < a.size; i += kLanes) {
+    const int64_t count = a.size - i;
+    store_some(out + i, load_some(out + i, count) / total, count);
+  }
+}
+
+// A thread is worth waking for some thousand elements.
+template <typename OfRow>
+void for_each_gated_row(int64_t rows, int64_t size, const Pool& pool, OfRow&& of_row) {
+  const int64_t rows_per_task = 1 + 4096 / (size + 1);
+  parallel_for(pool, (rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
+    const int64_t end = (task + 1) * rows_per_task < rows ? (task + 1) * rows_per_task : rows;
+    for (int64_t row = task * rows_per_task; row < end; ++row) of_row(row);
+  });
+}
+
+}  // namespace
+
+void softplus(const Softplus& a, const Pool& pool) {
+  for_each_gated_row(a.rows, a.size, pool, [&](int64_t row) { softplus_row(a, row); });
+}
+
+void softmax(const Softmax& a, const Pool& pool) {
+  for_each_gated_row(a.rows, a.size, pool, [&](int64_t row) { softmax_row(a, row); });
+}
+
+void gated(const Gated& a, const Pool& pool) {
+  for_each_gated_row(a.rows, a.size * a.shared_by, pool, [&](int64_t row) { gated_row(a, row); });
+}
+
+}  // namespace jaxis::JAXIS_ISA

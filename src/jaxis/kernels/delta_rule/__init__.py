@@ -1,0 +1,87 @@
+"""The gated delta rule (arXiv:2412.06464), and Kimi Delta Attention, its form with a decay a channel (2510.26692)."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from jaxis.kernels.delta_rule import chunked, cpu, reference
+from jaxis.kernels.model_axis import num_shards, repeat_groups, split_over_model
+from jaxis.kernels.platform import target_platform
+from jaxis.kernels.state_slots import StateSlots
+
+__all__ = ["gated_delta_rule"]
+
+
+def gated_delta_rule(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    state: jax.Array | None,
+    slots: StateSlots | None,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    *,
+    l2_norm_epsilon: float | None,
+    scale: float,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Token by token, for each value head: `S = decay * S; S += k^T (beta * (v - k S)); out = q S`, in float32.
+
+    Args:
+      q: [T, Hk, dk], a flat batch; request r's tokens are rows query_start_loc[r] to [r + 1], and later rows are
+        padding.
+      k: [T, Hk, dk].
+      v: [T, Hv, dv]; Hv / Hk consecutive value heads share a key head.
+      log_decay: float32 [T, Hv], the decay's logarithm, at most 0; [T, Hv, dk] for a decay of each row of S.
+      beta: float32 [T, Hv].
+      state: float32 [num_slots, Hv, dk, dv]. Donate it, and it is updated in place. None: the requests are whole
+        sequences, and the function is differentiable.
+      slots: What the requests read and write; None without a state.
+      query_start_loc: i32 [R + 1].
+      num_requests: i32 [], how many of the R requests are not padding.
+      l2_norm_epsilon: Divides each head's q and k by `sqrt(sum(x ** 2) + epsilon)` first; None: does not.
+      scale: Multiplies q, after that.
+
+    Returns:
+      The updated state (None without one), and [T, Hv, dv] in v's type, zeros for padding.
+
+    Raises:
+      ValueError: The arguments do not fit together.
+    """
+    if v.shape[1] % k.shape[1]:
+        raise ValueError(f"{k.shape[1]} key heads do not divide {v.shape[1]} value heads")
+    if (state is None) != (slots is None):
+        raise ValueError("a state and its slots are given together")
+    kernel = functools.partial(_gated_delta_rule, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
+    shards = num_shards(v.shape[1])
+    if shards > 1:
+        q, k = repeat_groups(q, shards), repeat_groups(k, shards)
+    operands = (q, k, v, log_decay, beta, state, slots, query_start_loc, num_requests)
+    if shards == 1:
+        return kernel(*operands)
+    return split_over_model(kernel, operands, (1, 1, 1, 1, 1, 1, None, None, None), (1, 1))
+
+
+def _gated_delta_rule(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    state: jax.Array | None,
+    slots: StateSlots | None,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    *,
+    l2_norm_epsilon: float | None,
+    scale: float,
+) -> tuple[jax.Array | None, jax.Array]:
+    """The recurrence on one device."""
+    operands = (q, k, v, log_decay, beta, state, slots, query_start_loc, num_requests)
+    if cpu.supports(state):
+        return cpu.gated_delta_rule(*operands, l2_norm_epsilon=l2_norm_epsilon, scale=scale)
+    chosen = reference if target_platform() == "cpu" else chunked
+    return chosen.gated_delta_rule(*operands, l2_norm_epsilon=l2_norm_epsilon, scale=scale)

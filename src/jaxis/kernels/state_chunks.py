@@ -1,0 +1,160 @@
+"""A recurrence over the tokens of a flat batch, chunk by chunk: for devices that multiply matrices fast.
+
+Requests with one token in the step, decodes, take that step together. The tokens of the others go in chunks, one after
+the other; a loop whose length is data serves every mix of requests. Chunks begin at a request's first token of the step
+and where its state is kept, so numbers depend on how a request is split into steps, by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.kernels.state_slots import StateSlots, load_slots, store_slots
+
+
+class TokenChunk(NamedTuple):
+    """Some of a request's tokens, i32 [] or bool [] each."""
+
+    request: jax.Array
+    row: jax.Array  # its first
+    num_tokens: jax.Array
+    is_first: jax.Array  # whether the request begins here,
+    is_last: jax.Array  # whether it ends here,
+    is_kept: jax.Array  # and whether the state after it is kept
+
+
+class TokenChunks(NamedTuple):
+    """The chunks of a step. Each request has two parts, before and after the token whose state is kept."""
+
+    starts: jax.Array  # i32 [2 R], each part's first row
+    sizes: jax.Array  # i32 [2 R], its tokens
+    ends: jax.Array  # i32 [2 R], how many chunks there are up to its end
+    chunk_size: int
+
+    @classmethod
+    def of(
+        cls, slots: StateSlots | None, query_start_loc: jax.Array, num_requests: jax.Array, chunk_size: int
+    ) -> TokenChunks:
+        """The chunks of the requests with several tokens."""
+        starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
+        lengths = jnp.where(lengths == 1, 0, lengths)
+        before = lengths if slots is None else jnp.where(_is_kept(slots, lengths), slots.keep_after, lengths)
+        sizes = jnp.stack([before, lengths - before], axis=1).reshape(-1)
+        starts = jnp.stack([starts, starts + before], axis=1).reshape(-1)
+        return cls(starts, sizes, jnp.cumsum(-(-sizes // chunk_size)), chunk_size)
+
+    def at(self, index: jax.Array) -> TokenChunk:
+        """The chunk of this number, i32 []; behind the last, one without tokens."""
+        part = jnp.minimum(jnp.sum(self.ends <= index), self.ends.shape[0] - 1)
+        first = jnp.where(part == 0, 0, self.ends[part - 1])
+        done = (index - first) * self.chunk_size
+        num_tokens = jnp.clip(self.sizes[part] - done, 0, self.chunk_size)
+        ends_part = num_tokens == self.sizes[part] - done
+        is_second = part % 2 == 1
+        return TokenChunk(
+            request=part // 2,
+            row=self.starts[part] + done,
+            num_tokens=num_tokens,
+            is_first=~is_second & (done == 0),
+            is_last=ends_part & (is_second | (self.sizes[jnp.minimum(part + 1, self.sizes.shape[0] - 1)] == 0)),
+            is_kept=ends_part & ~is_second,
+        )
+
+
+def run_chunks(
+    chunk_step: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]],
+    token_step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    state: jax.Array | None,
+    shape: tuple[int, ...],
+    slots: StateSlots | None,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    inputs: Any,
+    out_shape: tuple[int, ...],
+    *,
+    chunk_size: int,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Runs a recurrence from each request's state.
+
+    Args:
+      chunk_step: From a state, the inputs [C, ...] of a chunk, and how many of its tokens are not padding, to the state
+        after the chunk and its outputs [C, *out_shape]. What the inputs of padding are must not matter.
+      token_step: From a state and one token's inputs to the state after the token and its output.
+      state: [num_slots, *shape]; None: requests begin with zeros, and their states are dropped.
+      shape: Of one state.
+      slots: What the requests read and write; None without a state.
+      query_start_loc: i32 [R + 1].
+      num_requests: i32 [].
+      inputs: A pytree of arrays [T, ...].
+      out_shape: Of one token's output.
+      chunk_size: C.
+
+    Returns:
+      The updated state (None without one), and the outputs [T, *out_shape], zeros for padding.
+    """
+    num_tokens = jax.tree.leaves(inputs)[0].shape[0]
+    chunks = TokenChunks.of(slots, query_start_loc, num_requests, chunk_size)
+    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, chunk_size), *[(0, 0)] * (x.ndim - 1)]), inputs)
+
+    def body(index: jax.Array, carry: tuple[jax.Array, jax.Array | None, jax.Array]) -> tuple[Any, ...]:
+        running, state, out = carry
+        chunk = chunks.at(index)
+        read = jnp.int32(-1) if slots is None else slots.read[chunk.request]
+        first = jnp.zeros(shape, jnp.float32) if state is None else load_slots(state, read).astype(jnp.float32)
+        rows = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, chunk.row, chunk_size), padded)
+        running, rows_out = chunk_step(jnp.where(chunk.is_first, first, running), rows, chunk.num_tokens)
+        if state is not None and slots is not None:
+            state = store_slots(state, jnp.where(chunk.is_last, slots.write[chunk.request], -1), running)
+            state = store_slots(state, jnp.where(chunk.is_kept, slots.keep[chunk.request], -1), running)
+        # Rows behind the chunk are those of later chunks, which overwrite them; a chunk of none is behind all rows.
+        row = jnp.where(chunk.num_tokens > 0, chunk.row, num_tokens)
+        return running, state, jax.lax.dynamic_update_slice_in_dim(out, rows_out, row, 0)
+
+    out = jnp.zeros((num_tokens + chunk_size, *out_shape), jnp.float32)
+    # Without a state the length is a constant, so that the loop can be differentiated: each request has at most one
+    # chunk that is not full.
+    most = -(-num_tokens // chunk_size) + query_start_loc.shape[0] - 1
+    count = most if state is None else chunks.ends[-1]
+    _, state, out = jax.lax.fori_loop(0, count, body, (jnp.zeros(shape, jnp.float32), state, out))
+    state, singles = _single_tokens(token_step, state, shape, slots, query_start_loc, num_requests, inputs)
+    request, valid = request_of_token(query_start_loc, num_requests, num_tokens)
+    is_single = (_num_tokens(query_start_loc, num_requests) == 1)[request]
+    wide = (slice(None), *[None] * len(out_shape))
+    return state, jnp.where(valid[wide], jnp.where(is_single[wide], singles[request], out[:num_tokens]), 0)
+
+
+def _single_tokens(
+    token_step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    state: jax.Array | None,
+    shape: tuple[int, ...],
+    slots: StateSlots | None,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+    inputs: Any,
+) -> tuple[jax.Array | None, jax.Array]:
+    """The updated state, and outputs [R, ...], of which those of requests with one token are meaningful."""
+    starts, lengths = query_start_loc[:-1], _num_tokens(query_start_loc, num_requests)
+    rows = jax.tree.map(lambda x: x[jnp.minimum(starts, x.shape[0] - 1)], inputs)
+    if state is None or slots is None:
+        return None, jax.vmap(token_step)(jnp.zeros((starts.shape[0], *shape), jnp.float32), rows)[1]
+    is_single = lengths == 1
+    before = load_slots(state, jnp.where(is_single, slots.read, -1)).astype(jnp.float32)
+    after, out = jax.vmap(token_step)(before, rows)
+    state = store_slots(state, jnp.where(is_single, slots.write, -1), after)
+    return store_slots(state, jnp.where(is_single & _is_kept(slots, lengths), slots.keep, -1), after), out
+
+
+def _num_tokens(query_start_loc: jax.Array, num_requests: jax.Array) -> jax.Array:
+    """The tokens of each request in the step, i32 [R]; 0 of padding."""
+    is_request = jnp.arange(query_start_loc.shape[0] - 1) < num_requests
+    return jnp.where(is_request, query_start_loc[1:] - query_start_loc[:-1], 0)
+
+
+def _is_kept(slots: StateSlots, lengths: jax.Array) -> jax.Array:
+    """Whether each request keeps a state, bool [R]."""
+    return (slots.keep >= 0) & (slots.keep_after >= 1) & (slots.keep_after <= lengths)
