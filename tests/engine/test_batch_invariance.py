@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from tests.support.tiny_checkpoints import GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
+from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
 
 pytestmark = [
     pytest.mark.production_xla,
@@ -113,14 +113,20 @@ def main(num_processors, model, quantization):
             manager = engine.scheduler.block_manager
             num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
             num_blocks |= {FULL_CONTEXT: 16}
-            engine.scheduler.block_manager = BlockManager(num_blocks, 16, enable_prefix_caching=False)
+            num_slots = engine.runner.num_state_slots
+            engine.scheduler.block_manager = BlockManager(num_blocks, 16, False, num_slots)
             num_before = engine.num_preemptions
             runs["preempted"] = recorder.run(PROMPTS)
             assert engine.num_preemptions > num_before
     print(json.dumps(runs))
 
 
-SIZES = {"deepseek_v3": LATENT_SIZES, "gpt_oss": GPT_OSS_SIZES, "llama4": LLAMA_4_SIZES}
+SIZES = {
+    "qwen3_5_text": DELTA_NET_SIZES,
+    "deepseek_v3": LATENT_SIZES,
+    "gpt_oss": GPT_OSS_SIZES,
+    "llama4": LLAMA_4_SIZES,
+}
 # Model, how it is quantized, and on how many processors.
 CASES = {
     "plain": (None, None, NUM_PROCESSORS),
@@ -128,6 +134,7 @@ CASES = {
     "int4": (None, "int4", NUM_PROCESSORS),
     "deepseek_v3": ("deepseek_v3", None, NUM_PROCESSORS[-1:]),
     "gpt_oss": ("gpt_oss", None, NUM_PROCESSORS[-1:]),
+    "qwen3_5": ("qwen3_5_text", None, NUM_PROCESSORS[-1:]),
     "llama4": ("llama4", None, NUM_PROCESSORS[-1:]),
 }
 

@@ -1,5 +1,6 @@
 """With native kernels, what families have besides Llama's layer does not depend on a request's company either: packed
-projections, layer norms, caps and factors on the logits. In a process of its own, with XLA's usual optimizations."""
+projections, layer norms, caps and factors on the logits, caches that layers share, recurrent states, experts without a
+gate. In a process of its own, with XLA's usual optimizations."""
 
 import json
 import os
@@ -15,7 +16,11 @@ pytestmark = [
     pytest.mark.skipif(not native.usable(), reason="needs the native kernels"),
 ]
 
-NAMES = ("Gemma 3", "Command R+, norms on heads", "Phi-4")
+NAMES = (
+    *("Gemma 3", "Command R+, norms on heads", "Phi-4"),
+    "Gemma 4, shared keys and values, embeddings of layers",
+    *("Falcon-H1", "Nemotron 3"),
+)
 
 
 def main() -> None:

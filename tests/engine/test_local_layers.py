@@ -1,4 +1,4 @@
-"""Models whose layers keep windows, chunks or latents give the same answers whatever the blocks went through."""
+"""Models whose layers keep windows, chunks, latents or states give the same answers whatever those went through."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from tests.support.leak_check import no_blocks_leaked
-from tests.support.tiny_checkpoints import LATENT_SIZES, write_checkpoint
+from tests.support.tiny_checkpoints import DELTA_NET_SIZES, LATENT_SIZES, write_checkpoint
 
 NUM_TOKENS = 30
 PROMPTS = [
@@ -48,6 +48,7 @@ SPANS = {
     "local layers": [FULL_CONTEXT, AttentionSpan(None, 40), AttentionSpan(20)],
     "mistral": [AttentionSpan(20)],
     "deepseek_v3": [FULL_CONTEXT],
+    "qwen3_5_text": [FULL_CONTEXT],
 }
 
 
@@ -61,6 +62,8 @@ def served(request, start_llm, tmp_path_factory):
         overrides = {"architectures": ["LocalLayersForCausalLM"], "attention_bias": None, "mlp_bias": None}
     elif request.param == "deepseek_v3":
         write_checkpoint(folder, "deepseek_v3", **LATENT_SIZES)
+    elif request.param == "qwen3_5_text":
+        write_checkpoint(folder, "qwen3_5_text", **DELTA_NET_SIZES)
     elif request.param == "mistral":
         write_checkpoint(folder, "mistral", sliding_window=20)
     else:
@@ -140,7 +143,8 @@ def test_preempted(served, enable_prefix_caching):
     engine = llm.engine
     engine.reset()
     scarce = {span: 15 if span == FULL_CONTEXT else 24 for span in engine.scheduler.block_manager.spans}
-    engine.scheduler.block_manager = BlockManager(scarce, 16, enable_prefix_caching)
+    num_slots = None if engine.runner.num_state_slots is None else 5
+    engine.scheduler.block_manager = BlockManager(scarce, 16, enable_prefix_caching, num_slots)
     num_before = engine.num_preemptions
     assert answers(llm)[0] == expected
     assert engine.num_preemptions > num_before or FULL_CONTEXT not in scarce

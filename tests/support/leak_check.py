@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_blocks_leaked(llm):
-    """After the block, no request is left and every KV cache block is free again."""
+    """After the block, no request is left and every KV cache block, and slot of a state, is free again."""
     yield llm
     engine = llm.engine
     assert not engine.has_unfinished
     assert not engine.scheduler.has_unfinished
     assert engine.scheduler.block_manager.num_free_blocks == engine.scheduler.block_manager.num_blocks
+    states = engine.scheduler.block_manager.states
+    assert states is None or states.num_free_slots == states.pool.num_blocks

@@ -1,8 +1,8 @@
 """An engine whose device is a dictionary: the oracle of the scheduler's tests.
 
 The simulated KV cache holds, in each slot of each group of layers, the salt and the whole token history that the slot's
-keys and values depend on. So every read can be compared with the sequence's true history, which the device knows ahead
-of the scheduler. What a token sees is worked out here by brute force.
+keys and values depend on; so does each slot of recurrent states. So every read can be compared with the sequence's true
+history, which the device knows ahead of the scheduler. What a token sees is worked out here by brute force.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
 
 VOCABULARY_SIZE = 24
@@ -66,11 +66,12 @@ class SimulatedEngine:
         max_num_batched_tokens: int = 16,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
+        num_state_slots: int | None = None,
         run_ahead: int = 0,
     ) -> None:
         if isinstance(num_blocks, int):
             num_blocks = {FULL_CONTEXT: num_blocks}
-        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching)
+        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching, num_state_slots)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=max_num_seqs,
@@ -79,6 +80,7 @@ class SimulatedEngine:
         )
         self.run_ahead = run_ahead
         self.memory: dict[tuple[int, int, int], tuple[str | None, tuple[int, ...]]] = {}
+        self.states: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.histories: dict[Sequence, list[int]] = {}
         self.in_flight: deque[tuple[SchedulerOutput, list[int]]] = deque()
         self.unfinished: list[Sequence] = []
@@ -157,6 +159,8 @@ class SimulatedEngine:
         assert not self.scheduler.has_unfinished
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.block_manager.num_free_blocks == self.block_manager.num_blocks
+        if self.block_manager.states is not None:
+            assert self.block_manager.states.num_free_slots == self.block_manager.states.pool.num_blocks
         for sequence in self.histories:
             assert sequence.num_inflight_tokens == 0
             expected, finish_reason, stop_reason = generate(
@@ -188,6 +192,7 @@ class SimulatedEngine:
                     assert pool._ref_counts[slot[1]] == 1, "a shared block is written to"
                     self.memory[slot] = self._content(entry.sequence, position)
                 self.computed[entry.sequence].add(position)
+        self._compute_states(output)
         tokens = []
         for entry in output.scheduled:
             self._check_reads(entry.sequence, entry.start, entry.start + entry.num_tokens)
@@ -197,6 +202,32 @@ class SimulatedEngine:
                 history.append(tokens[-1])
                 assert len(history) <= entry.sequence.max_total_tokens
         self.in_flight.append((output, tokens))
+
+    def _compute_states(self, output: SchedulerOutput) -> None:
+        """Reads and writes the states. The sequences of a step run in no particular order."""
+        if self.block_manager.states is None:
+            assert all(entry.state is None for entry in output.scheduled)
+            return
+        read, written = Counter(), {}
+        for entry in output.scheduled:
+            state, sequence = entry.state, entry.sequence
+            if entry.start == 0:
+                assert state.read == NO_SLOT
+            else:
+                assert self.states[state.read] == self._content(sequence, entry.start - 1), "another's state is read"
+            read[state.read] += state.read != state.write
+            targets = {state.write: entry.start + entry.num_tokens}
+            if state.keep != NO_SLOT:
+                assert 1 <= state.keep_after <= entry.num_tokens
+                assert state.keep != state.write
+                targets[state.keep] = entry.start + state.keep_after
+                assert targets[state.keep] % self.block_manager.block_size == 0
+            for slot, length in targets.items():
+                assert 0 <= slot < self.block_manager.states.pool.num_blocks
+                assert slot not in written, "two sequences write to a slot"
+                written[slot] = self._content(sequence, length - 1)
+        assert not any(read[slot] for slot in written), "a state is overwritten in the step that reads it"
+        self.states |= written
 
     def _slot(self, sequence: Sequence, group: int, position: int) -> tuple[int, int, int]:
         index, offset = divmod(position, self.block_manager.block_size)
@@ -239,13 +270,16 @@ class SimulatedEngine:
             assert sequence.num_inflight_tokens >= 0
             if sequence.status is not SequenceStatus.RUNNING:
                 assert not sequence.block_tables
+                assert sequence.state is None
             if not sequence.status.finished:
                 assert sequence.num_tokens_with_inflight == len(history)
                 self._check_seen_by_next(sequence)
         for group in range(len(manager.pools)):
             self._check_pool(group)
+        self._check_states()
         assert manager.num_free_blocks == sum(pool.num_free_blocks for pool in manager.pools)
-        assert manager.usage == max(1 - pool.num_free_blocks / pool.num_blocks for pool in manager.pools)
+        pools = [*manager.pools, *([] if manager.states is None else [manager.states.pool])]
+        assert manager.usage == max(1 - pool.num_free_blocks / pool.num_blocks for pool in pools)
 
     def _check_seen_by_next(self, sequence: Sequence) -> None:
         """All that the next token to be computed will see of those before it is there."""
@@ -285,6 +319,29 @@ class SimulatedEngine:
         for block_id, digest in registered.items():
             salt, history = self.memory[group, block_id, manager.block_size - 1]
             assert digest == chained_digest(salt, history, manager.block_size)
+
+    def _check_states(self) -> None:
+        """Every slot is held by whom it should be, and holds what it should."""
+        states = self.block_manager.states
+        if states is None:
+            return
+        held = Counter(states._to_give_back)
+        for sequence in self.histories:
+            state = sequence.state
+            if state is None:
+                continue
+            if sequence.num_computed_tokens:
+                assert self.states[state.read] == self._content(sequence, sequence.num_computed_tokens - 1)
+            held.update({state.read, state.write} - {NO_SLOT})
+            held.update(slot for _, slot in state.unregistered)
+        for slot in range(states.pool.num_blocks):
+            assert states.pool._ref_counts[slot] == held[slot]
+            assert (slot in states.pool._free) == (held[slot] == 0)
+            digest = states.pool._digest_of_block[slot]
+            if digest is not None:
+                assert self.block_manager.enable_prefix_caching
+                assert states.pool.find(digest) == slot
+                assert digest == chained_digest(*self.states[slot], self.block_manager.block_size)
 
     def _holders(self) -> Iterator[tuple[Sequence, list[int]]]:
         return ((sequence, history) for sequence, history in self.histories.items() if sequence.block_tables)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 
-from jaxis.layers.module import named_parameters
+from jaxis.config.expert_counts import experts_per_token, num_experts
+from jaxis.layers.kv_cache_spec import HasCache
+from jaxis.layers.module import named_modules, named_parameters
 from jaxis.models.model_loader import construct_model
 from jaxis.models.registry import model_class_of
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 EXPERTS = ".experts."
-# The names for the number of experts in config.json.
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ class DecodeCost:
       kv_bytes_per_token: Keys and values of one token of one request, in all layers.
       expert_bytes: Bytes of all experts; a step reads those that its tokens are routed to.
       expert_share: The share of a layer's experts that one token is routed to.
+      state_bytes: Recurrent states of one request, in all layers; a step reads and writes them.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     expert_bytes: int = 0
     expert_share: float = 0.0
+    state_bytes: int = 0
 
     def step_weight_bytes(self, batch_size: int) -> int:
         """Bytes of weights that a step of `batch_size` requests reads.
@@ -55,8 +57,9 @@ class DecodeCost:
         return self.weight_bytes + round(self.expert_bytes * share_hit)
 
     def step_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes that a step of `batch_size` requests reads, each attending to `context_len` tokens."""
-        return self.step_weight_bytes(batch_size) + batch_size * context_len * self.kv_bytes_per_token
+        """Bytes that a step of `batch_size` requests moves, each attending to `context_len` tokens."""
+        per_request = context_len * self.kv_bytes_per_token + 2 * self.state_bytes
+        return self.step_weight_bytes(batch_size) + batch_size * per_request
 
     def held_bytes(self, num_tokens: int) -> int:
         """Bytes of memory for the weights and a context of this many tokens."""
@@ -89,7 +92,8 @@ def decode_cost(engine: LLMEngine) -> DecodeCost:
     bytes_per_block = sum(engine.runner.kv_bytes_per_block.values())
     block_size = engine.vllm_config.cache_config.block_size
     share = expert_share(engine.vllm_config.model_config.hf_config.get_text_config())
-    return decode_cost_of(engine.runner.bytes_by_weight(), bytes_per_block // block_size, share)
+    cost = decode_cost_of(engine.runner.bytes_by_weight(), bytes_per_block // block_size, share)
+    return dataclasses.replace(cost, state_bytes=engine.runner.bytes_per_state_slot)
 
 
 def decode_cost_of(
@@ -103,8 +107,8 @@ def decode_cost_of(
 
 def expert_share(config: Mapping[str, Any] | HFConfig) -> float:
     """The share of a layer's experts that a token is routed to, from config.json; 0 without experts."""
-    num_experts = next((config[key] for key in _NUM_EXPERTS if config.get(key)), None)
-    return 0.0 if num_experts is None else config["num_experts_per_tok"] / num_experts
+    count = num_experts(config)
+    return experts_per_token(config) / count if count else 0.0
 
 
 def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
@@ -116,6 +120,9 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
     share = expert_share(text_config)
+    # A model of one's own may have attention of its own, in every layer.
+    num_attending = sum(isinstance(module, HasCache) for _, module in named_modules(model))
+    num_attending = num_attending or text_config["num_hidden_layers"]
     return PrefillCost(
         layer_params=sum(
             round(math.prod(shape) * (share if EXPERTS in name else 1))
@@ -123,7 +130,7 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
             if len(shape) > 1 and EMBEDDING not in name and HEAD not in name
         ),
         head_params=text_config["vocab_size"] * text_config["hidden_size"],
-        attention_flops_per_key=2 * _numbers_per_key(text_config) * text_config["num_hidden_layers"],
+        attention_flops_per_key=2 * _numbers_per_key(text_config) * num_attending,
     )
 
 

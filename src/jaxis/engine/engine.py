@@ -232,8 +232,11 @@ class LLMEngine:
         chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
         for start in range(0, len(token_ids), chunk):
             sequence.num_computed_tokens = start
-            entry = ScheduledSequence(sequence, start, min(chunk, len(token_ids) - start), samples=False)
-            blocks.allocate(sequence, start + entry.num_tokens)
+            stop = min(start + chunk, len(token_ids))
+            blocks.begin_step()
+            blocks.allocate(sequence, stop)
+            state = blocks.state_step(sequence, start, stop)
+            entry = ScheduledSequence(sequence, start, stop - start, samples=False, state=state)
             logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
         blocks.free(sequence)
         return np.concatenate(logits)
@@ -259,7 +262,9 @@ class LLMEngine:
         """Resets to no requests and an empty prefix cache."""
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
         self.scheduler = Scheduler(
-            BlockManager(self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(
+                self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching, self.runner.num_state_slots
+            ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=self.max_model_len,

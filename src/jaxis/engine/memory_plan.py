@@ -7,6 +7,7 @@ checkpoint's files. Nothing is narrowed in silence: a plan is also a line that s
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,10 @@ from jaxis.engine.execution.kv_cache import (
     free_host_bytes,
     kv_cache_specs,
     num_cache_blocks,
+    state_cache_specs,
 )
+from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, slot_bytes, useful_slots
+from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels import native
@@ -105,9 +109,11 @@ def plan_memory(
     model = construct_abstractly(config, check_config=False)
     num_devices = mesh.shape["model"]
     specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, config)]
+    state_bytes = slot_bytes(state_cache_specs(model), config.model_config.dtype)
     cache_type = config.cache_config.cache_dtype or config.model_config.dtype
     with jax.set_mesh(mesh):
-        cache = _Cache(config, block_bytes(specs, config.cache_config.block_size, cache_type, num_devices))
+        per_block = block_bytes(specs, config.cache_config.block_size, cache_type, num_devices)
+    cache = _Cache(config, per_block, state_bytes)
     wanted = config.model_config.max_model_len
     needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
     widths = [_Width(None, weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes)]
@@ -127,26 +133,36 @@ def plan_memory(
 
 @dataclass(frozen=True)
 class _Cache:
-    """The KV cache of a configuration, and the bytes of its blocks."""
+    """The caches of a configuration, and the bytes of a block and of a slot for states."""
 
     config: VllmConfig
     per_block: Mapping[AttentionSpan, int]
+    per_slot: int
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Bytes that were given for it, or else of room for so many tokens in every layer."""
+        """Bytes that were given for it, or else of room for so many tokens in every layer, and for their states."""
         num_blocks = -(-num_tokens // self.config.cache_config.block_size)
-        return self.config.cache_config.kv_cache_memory_bytes or num_blocks * sum(self.per_block.values())
+        paged, states = num_blocks * sum(self.per_block.values()), MIN_SLOTS * self.per_slot
+        # States get no more than their share.
+        needed = max(paged + states, math.ceil(states / STATE_SHARE)) if self.per_block else states
+        return self.config.cache_config.kv_cache_memory_bytes or needed
 
     def memory(self, *, at_least: int, left: int) -> int:
         """Bytes for one sequence of the whole context and for short ones of all that run, as far as `left` has them."""
         short = self.config.scheduler_config.max_num_seqs * CPU_TOKENS_PER_SEQ
         useful = self.bytes_for(max(self.config.model_config.max_model_len, short))
+        useful += self.per_slot * (useful_slots(self.config) - MIN_SLOTS)
         return max(at_least, min(useful, int(left * _CACHE_SHARE)))
 
     def context(self, memory: int, mesh: jax.sharding.Mesh) -> int:
         """The longest sequence that a cache of so many bytes holds."""
         cache_config = dataclasses.replace(self.config.cache_config, kv_cache_memory_bytes=memory)
-        return num_cache_blocks(dataclasses.replace(self.config, cache_config=cache_config), self.per_block, mesh)[1]
+        config = dataclasses.replace(self.config, cache_config=cache_config)
+        state_bytes = 0
+        if self.per_slot:
+            slots = num_state_slots(config, self.per_slot, memory, attends=bool(self.per_block))
+            state_bytes = slots * self.per_slot
+        return num_cache_blocks(config, self.per_block, mesh, state_bytes=state_bytes)[1]
 
 
 def _is_chosen(args: EngineArgs) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.state_slots import StateSlots
 
 
 @jax.tree_util.register_dataclass
@@ -29,6 +30,7 @@ class AttentionMetadata:
       spans: The attention spans that have tables: `block_tables` belong to the first. Empty: one table for every layer.
       other_block_tables: i32 [R, max_blocks] for each of the other spans. Entries of blocks that no token of the step
         sees are meaningless.
+      state_slots: Where the requests' recurrent states are; None without a cache, or if no layer has such a state.
     """
 
     input_positions: jax.Array
@@ -38,6 +40,7 @@ class AttentionMetadata:
     request_distribution: jax.Array
     spans: tuple[AttentionSpan, ...] = dataclasses.field(default=(), metadata={"static": True})
     other_block_tables: tuple[jax.Array, ...] = ()
+    state_slots: StateSlots | None = None
 
     def block_tables_for(self, span: AttentionSpan) -> jax.Array:
         """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.

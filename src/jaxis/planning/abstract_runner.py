@@ -55,7 +55,7 @@ class AbstractRunner:
         """
         self.model = abstract_model(vllm_config, mesh)
         caches = plan_kv_caches(self.model, vllm_config, mesh)
-        self.caches, self.max_model_len = caches.structs, caches.max_model_len
+        self.caches, self.max_model_len = jax.tree.leaves(caches.structs), caches.max_model_len
         with jax.set_mesh(mesh):
             arrays = ModelArrays(self.model, hidden_state_struct(vllm_config, mesh))
         self.weights: list[Any] = arrays.arrays
@@ -67,11 +67,17 @@ class AbstractRunner:
         self._programs = StepPrograms(
             arrays,
             mesh,
-            caches=self.caches,
+            caches=caches.structs,
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             vocab_size=self.vocab_size,
         )
-        self._shapes = StepShapes(vllm_config, caches.num_blocks, self.max_model_len, compiles_fast=False)
+        self._shapes = StepShapes(
+            vllm_config,
+            caches.num_blocks,
+            self.max_model_len,
+            has_states=caches.num_state_slots is not None,
+            compiles_fast=False,
+        )
 
     def forward(self, num_tokens: int) -> jax.stages.Lowered:
         """The model over a step of so many tokens."""

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.config import VllmConfig
+from jaxis.config.expert_counts import experts_per_token
 from jaxis.planning.abstract_runner import AbstractRunner, bytes_per_device, target_mesh
 from jaxis.planning.compiled_program import CompiledProgram, read_program
-
-# Names of the number of experts that a token goes to.
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,11 @@ class StepCompiler:
         self.runner = runner = AbstractRunner(vllm_config, target_mesh(devices))
         self.num_devices = len(devices)
         text_config = vllm_config.model_config.hf_config.get_text_config()
-        per_token = next((value for key in _EXPERTS_PER_TOKEN if (value := text_config.get(key))), 0)
         self.reads = WeightReads(
             layers=bytes_per_device(runner.layer_weights),
             experts=bytes_per_device(runner.expert_weights),
             num_experts=runner.expert_weights[0].shape[0] if runner.expert_weights else 0,
-            experts_per_token=per_token,
+            experts_per_token=experts_per_token(text_config),
             head=bytes_per_device(runner.head_weights),
         )
         self.cache_bytes = [bytes_per_device([cache]) for cache in runner.caches]

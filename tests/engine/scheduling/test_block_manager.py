@@ -37,11 +37,11 @@ def block_ids(sequence: Sequence) -> list[int]:
 
 
 def cached_block_ids(manager: BlockManager, prompt: list[int]) -> list[int]:
-    return list(manager.get_cached_prefix(make_sequence(prompt))[0].block_ids)
+    return list(manager.get_cached_prefix(make_sequence(prompt)).block_tables[0].block_ids)
 
 
 def count_cached_blocks(manager: BlockManager, prompt: list[int], cache_salt: str | None = None) -> int:
-    return manager.get_cached_prefix(make_sequence(prompt, cache_salt))[0].stop
+    return manager.get_cached_prefix(make_sequence(prompt, cache_salt)).num_blocks
 
 
 def test_allocation_takes_just_the_blocks_that_cover_the_tokens() -> None:
@@ -72,7 +72,7 @@ def test_cached_blocks_that_are_free_do_not_count_as_room_for_the_rest() -> None
     manager.free(compute(manager, make_sequence(list(range(8)))))
     sequence = make_sequence(list(range(16)))
     prefix = manager.get_cached_prefix(sequence)
-    assert prefix[0].stop == 2
+    assert prefix.num_blocks == 2
     assert not manager.admit(sequence, prefix, 16, 64)
     assert manager.num_free_blocks == 3
     assert count_cached_blocks(manager, list(range(16))) == 2
@@ -124,7 +124,7 @@ def test_a_request_for_prompt_logprobs_finds_nothing_but_is_found() -> None:
     manager = BlockManager({FULL_CONTEXT: 16}, block_size=4)
     prompt = list(range(9))
     compute(manager, make_sequence(prompt, prompt_logprobs=0))
-    assert manager.get_cached_prefix(make_sequence(prompt, prompt_logprobs=0)) == [BlockTable()]
+    assert manager.get_cached_prefix(make_sequence(prompt, prompt_logprobs=0)).block_tables == [BlockTable()]
     assert manager.prefix_cache_queries == 0
     assert count_cached_blocks(manager, prompt) == 2
 
@@ -282,24 +282,24 @@ class TestLocalLayers:
         sequence = compute(manager, make_sequence(list(range(16))))
         decode_to(manager, sequence, 20)
         known = [*range(16), *[7] * 4]
-        full, window = manager.get_cached_prefix(make_sequence([*known, 9]))
+        full, window = manager.get_cached_prefix(make_sequence([*known, 9])).block_tables
         assert (full.first, full.stop) == (0, 5)
         # The token at 20 sees 16 to 20; its block begins at 16.
         assert (window.first, window.stop) == (4, 5)
         # The block of 16 to 19 is gone from the window: the token at 16 sees 12 to 16, whose block is known.
         manager.pools[1].unregister(sequence.block_digests[4])
-        full, window = manager.get_cached_prefix(make_sequence([*known, 9]))
+        full, window = manager.get_cached_prefix(make_sequence([*known, 9])).block_tables
         assert (full.stop, window.first, window.stop) == (4, 3, 4)
         # A window further on does not help where full context ends earlier.
         manager.pools[0].unregister(sequence.block_digests[2])
-        assert [t.stop for t in manager.get_cached_prefix(make_sequence([*known, 9]))] == [2, 2]
+        assert [t.stop for t in manager.get_cached_prefix(make_sequence([*known, 9])).block_tables] == [2, 2]
 
     def test_windows_alone_find_a_prefix_whose_beginning_is_gone(self) -> None:
         manager = BlockManager({WINDOW: 16}, block_size=4)
         sequence = compute(manager, make_sequence(list(range(16))))
         for digest in sequence.block_digests[:3]:
             manager.pools[0].unregister(digest)
-        [window] = manager.get_cached_prefix(make_sequence(list(range(17))))
+        [window] = manager.get_cached_prefix(make_sequence(list(range(17)))).block_tables
         assert (window.first, window.stop) == (3, 4)
         follower = compute(manager, make_sequence(list(range(17))))
         assert follower.num_cached_tokens == 16
@@ -311,9 +311,9 @@ class TestLocalLayers:
         sequence = compute(manager, make_sequence(list(range(16))))
         for digest in sequence.block_digests:
             manager.pools[1].unregister(digest)
-        full, local = manager.get_cached_prefix(make_sequence(list(range(17))))
+        full, local = manager.get_cached_prefix(make_sequence(list(range(17)))).block_tables
         assert (full.stop, local.first, local.stop) == (4, 4, 4)
-        assert [t.stop for t in manager.get_cached_prefix(make_sequence(list(range(15))))] == [2, 2]
+        assert [t.stop for t in manager.get_cached_prefix(make_sequence(list(range(15)))).block_tables] == [2, 2]
 
     def test_two_local_groups_agree_on_a_prefix(self) -> None:
         """Each alone would end elsewhere: the longest prefix that both know is the fourth block's."""
@@ -324,7 +324,7 @@ class TestLocalLayers:
         manager.pools[2].unregister(digests[7])  # the window may end before block 7,
         manager.pools[1].unregister(digests[5])  # the wide one before 5 or after 7,
         manager.pools[2].unregister(digests[4])  # and so the window before 4.
-        assert [t.stop for t in manager.get_cached_prefix(make_sequence(list(range(33))))] == [4, 4, 4]
+        assert [t.stop for t in manager.get_cached_prefix(make_sequence(list(range(33)))).block_tables] == [4, 4, 4]
 
     def test_a_long_prompt_does_not_drive_out_the_windows_of_ended_requests(self) -> None:
         manager = BlockManager({FULL_CONTEXT: 100, WINDOW: 12}, block_size=4)

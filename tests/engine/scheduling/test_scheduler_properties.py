@@ -44,7 +44,8 @@ def full_context_first(num_blocks: dict[AttentionSpan, int]) -> dict[AttentionSp
 
 # Full context alone, and every mix of windows and chunks with and without it.
 num_blocks = st.one_of(
-    st.integers(3, 24), st.dictionaries(spans, st.integers(3, 24), min_size=1, max_size=3).map(full_context_first)
+    st.integers(3, 24),
+    st.dictionaries(spans, st.integers(3, 24), min_size=1, max_size=3).map(full_context_first),
 )
 
 
@@ -57,9 +58,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         spare_budget=st.integers(0, 12),
         enable_prefix_caching=st.booleans(),
+        num_state_slots=st.one_of(st.none(), st.integers(2, 12)),
+        attends=st.sampled_from([True, True, True, False]),
         run_ahead=st.integers(0, 2),
     )
-    def start(self, max_num_seqs: int, spare_budget: int, **arguments: object) -> None:
+    def start(
+        self, max_num_seqs: int, spare_budget: int, attends: bool, num_state_slots: int | None, **arguments: object
+    ) -> None:
+        if not attends:
+            arguments["num_blocks"], num_state_slots = {}, num_state_slots or 2
+        arguments["num_state_slots"] = num_state_slots
         self.engine = SimulatedEngine(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare_budget, max_model_len=48, **arguments
         )
@@ -123,23 +131,28 @@ class TestSchedulerLong(SchedulerMachine.TestCase):
     settings = settings(SchedulerMachine.TestCase.settings, max_examples=2000)
 
 
+# What layers attend to, and whether some have a state.
 MIXES = {
-    "full": (),
-    "full, window": (AttentionSpan(7),),
-    "full, window, chunk": (AttentionSpan(3), AttentionSpan(None, 5)),
+    "full": ((FULL_CONTEXT,), False),
+    "full, window": ((FULL_CONTEXT, AttentionSpan(7)), False),
+    "full, window, chunk": ((FULL_CONTEXT, AttentionSpan(3), AttentionSpan(None, 5)), False),
+    "full, state": ((FULL_CONTEXT,), True),
+    "full, window, state": ((FULL_CONTEXT, AttentionSpan(7)), True),
+    "state": ((), True),
 }
 
 
-@pytest.mark.parametrize("local_spans", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize(("spans", "has_states"), MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
 def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
-    run_ahead: int, local_spans: tuple[AttentionSpan, ...]
+    run_ahead: int, spans: tuple[AttentionSpan, ...], has_states: bool
 ) -> None:
     rng = random.Random(run_ahead)
     num_sequences = num_preemptions = num_hits = 0
     while num_sequences < 800:
         engine = SimulatedEngine(
-            num_blocks={span: rng.randint(6, 16) for span in (FULL_CONTEXT, *local_spans)},
+            num_blocks={span: rng.randint(6, 16) for span in spans},
+            num_state_slots=rng.randint(2, 12) if has_states else None,
             block_size=rng.choice([2, 4]),
             max_num_seqs=6,
             max_num_batched_tokens=rng.choice([6, 8, 20]),
@@ -166,5 +179,5 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_sequences += engine.num_sequences
         num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
         num_hits += engine.block_manager.prefix_cache_hits
-    assert num_preemptions > 80
+    assert num_preemptions > 80 or not spans
     assert num_hits > 80

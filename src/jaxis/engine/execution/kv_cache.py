@@ -1,4 +1,4 @@
-"""The paged KV cache: how large it may be, and the arrays themselves."""
+"""The caches of a model's layers, paged or a state: how large they may be, and the arrays themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,11 +15,13 @@ import psutil
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, state_structs
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
 from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
+from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
 from jaxis.parallel.mesh import logical_sharding
 
 if TYPE_CHECKING:
@@ -40,9 +42,18 @@ CPU_TOKENS_PER_SEQ = 512
 WINDOW_POOL_FACTOR = 2
 
 
-def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
-    """One spec per layer: from the attention layers, or from config.json if the model uses none of jaxis's."""
-    specs = [module.kv_cache_spec for _, module in named_modules(model) if isinstance(module, HasCache)]
+CacheStruct = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
+"""A layer's cache: one array of pages, or the arrays of a state."""
+
+
+def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
+    """One spec per layer that caches: from its module, or from config.json if the model uses none of jaxis's."""
+    specs: list[CacheSpec | StateCacheSpec] = []
+    for _, module in named_modules(model):
+        if isinstance(module, HasCache):
+            specs.append(module.kv_cache_spec)
+        elif isinstance(module, HasState):
+            specs.append(module.state_cache_spec)
     if specs:
         return specs
     config = vllm_config.model_config.hf_config.get_text_config()
@@ -53,6 +64,16 @@ def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]
         num_heads=num_heads,
     )
     return [spec] * config["num_hidden_layers"]
+
+
+def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
+    """The specs of the layers that cache something for each token."""
+    return [spec for spec in cache_specs(model, vllm_config) if not isinstance(spec, StateCacheSpec)]
+
+
+def state_cache_specs(model: JaxModule) -> list[StateCacheSpec]:
+    """The specs of the layers that keep a state for each sequence."""
+    return [module.state_cache_spec for _, module in named_modules(model) if isinstance(module, HasState)]
 
 
 def block_bytes(
@@ -104,6 +125,8 @@ def blocks_within(
     max_model_len = vllm_config.model_config.max_model_len
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    if not bytes_per_block:
+        return {}
     first, *others = bytes_per_block
     most = {
         span: WINDOW_POOL_FACTOR * span.max_held_blocks(max_num_seqs, max_model_len, block_size, max_step_tokens)
@@ -121,8 +144,18 @@ def blocks_within(
     return blocks_of(number)
 
 
+def cache_memory(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> int:
+    """Bytes of all caches: those that were given, or else those available."""
+    memory = vllm_config.cache_config.kv_cache_memory_bytes
+    return available_bytes(mesh) if memory is None else memory
+
+
 def num_cache_blocks(
-    vllm_config: VllmConfig, bytes_per_block: Mapping[AttentionSpan, int], mesh: jax.sharding.Mesh
+    vllm_config: VllmConfig,
+    bytes_per_block: Mapping[AttentionSpan, int],
+    mesh: jax.sharding.Mesh,
+    *,
+    state_bytes: int = 0,
 ) -> tuple[dict[AttentionSpan, int], int]:
     """Computes how many blocks to allocate.
 
@@ -133,6 +166,7 @@ def num_cache_blocks(
       vllm_config: Sizes, and the memory if it was given.
       bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
       mesh: Where the cache will be.
+      state_bytes: What recurrent states take of the memory.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
@@ -144,22 +178,21 @@ def num_cache_blocks(
     max_model_len = vllm_config.model_config.max_model_len
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    memory = vllm_config.cache_config.kv_cache_memory_bytes
+    memory = cache_memory(vllm_config, mesh) - state_bytes
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     # More blocks would never be used.
     useful_tokens = max_num_seqs * max_model_len
-    if memory is None:
-        memory = available_bytes(mesh)
-        if mesh.devices.flat[0].platform == "cpu":
-            useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
+    if on_cpu and vllm_config.cache_config.kv_cache_memory_bytes is None:
+        useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
     num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
     total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
-    if mesh.devices.flat[0].platform == "cpu" and total > (free := free_host_bytes()):
+    if on_cpu and total + state_bytes > (free := free_host_bytes()):
         # The operating system would grant this memory, and kill the process once it is used.
         raise EngineError(
-            f"the KV cache would take {total / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
+            f"the KV cache would take {(total + state_bytes) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
             "are free: give a smaller kv_cache_memory"
         )
-    if total <= 0:
+    if total <= 0 and bytes_per_block:
         one_block = sum(bytes_per_block.values())
         raise EngineError(
             f"the KV cache needs at least {one_block / 2**20:.1f} MiB for one block of {block_size} tokens, and "
@@ -177,15 +210,19 @@ class CachePlan:
     """The KV caches of a model on a mesh, before they are made.
 
     Attributes:
-      structs: Their shapes and shardings, one a layer.
+      structs: Their shapes and shardings, one for each layer that caches.
       bytes_per_block: Bytes of a block over all layers of a span, the span that keeps most first.
       num_blocks: Blocks of each layer of a span.
+      num_state_slots: Slots of the recurrent states; None if no layer has any.
+      bytes_per_slot: Bytes of a slot over all layers.
       max_model_len: The configured one, shortened if the caches cannot hold a sequence that long.
     """
 
-    structs: list[jax.ShapeDtypeStruct]
+    structs: list[CacheStruct]
     bytes_per_block: dict[AttentionSpan, int]
     num_blocks: dict[AttentionSpan, int]
+    num_state_slots: int | None
+    bytes_per_slot: int
     max_model_len: int
 
 
@@ -197,49 +234,60 @@ def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding
       EngineError: See `num_cache_blocks`.
     """
     cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
-    specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, vllm_config)]
-    dtype = cache_config.cache_dtype or vllm_config.model_config.dtype
+    specs = [
+        spec if isinstance(spec, StateCacheSpec) else spec.on_devices(num_devices)
+        for spec in cache_specs(model, vllm_config)
+    ]
+    activations = vllm_config.model_config.dtype
+    dtype = cache_config.cache_dtype or activations
     with jax.set_mesh(mesh):
-        per_block = block_bytes(specs, cache_config.block_size, dtype, num_devices)
-    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh)
-    structs = _kv_cache_structs(specs, num_blocks, cache_config.block_size, dtype, mesh)
-    return CachePlan(structs, per_block, num_blocks, max_model_len)
-
-
-def _kv_cache_structs(
-    specs: Sequence[CacheSpec],
-    num_blocks: Mapping[AttentionSpan, int],
-    block_size: int,
-    dtype: DTypeLike,
-    mesh: jax.sharding.Mesh,
-) -> list[jax.ShapeDtypeStruct]:
-    """The caches' shapes and shardings: one a layer, of its span's number of blocks, its heads spread over the mesh."""
-    structs = []
+        paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
+        per_block = block_bytes(paged, cache_config.block_size, dtype, num_devices)
+    per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations)
+    num_slots = None
+    if per_slot:
+        memory = cache_memory(vllm_config, mesh)
+        num_slots = num_state_slots(vllm_config, per_slot, memory, attends=bool(per_block))
+    state_bytes = per_slot * (num_slots or 0)
+    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes)
+    structs: list[CacheStruct] = []
     for spec in specs:
-        with jax.set_mesh(mesh):
-            shape = spec.shape(num_blocks[spec.span], block_size, dtype)
-            axes = spec.axes(shape, dtype)
-        structs.append(jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape)))
-    return structs
+        if isinstance(spec, StateCacheSpec):
+            assert num_slots is not None
+            structs.append(state_structs(spec, num_slots, activations, mesh))
+        else:
+            structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
+    return CachePlan(structs, per_block, num_blocks, num_slots, per_slot, max_model_len)
 
 
-def make_kv_caches(structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """The caches.
+def _kv_cache_struct(
+    spec: CacheSpec, num_blocks: int, block_size: int, dtype: DTypeLike, mesh: jax.sharding.Mesh
+) -> jax.ShapeDtypeStruct:
+    """A paged cache's shape and sharding, its heads spread over the mesh."""
+    with jax.set_mesh(mesh):
+        shape = spec.shape(num_blocks, block_size, dtype)
+        axes = spec.axes(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape))
+
+
+def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:
+    """The caches, in the form of their `structs`.
 
     Raises:
       EngineError: A device does not have enough memory.
     """
-    caches = []
-    for struct in structs:
+
+    def make(struct: jax.ShapeDtypeStruct) -> jax.Array:
         assert struct.sharding is not None
         try:
-            caches.append(make_kv_cache(struct.shape, struct.dtype, struct.sharding))
+            return make_kv_cache(struct.shape, struct.dtype, struct.sharding)
         except jax.errors.JaxRuntimeError as error:
-            size = human_bytes(sum(math.prod(struct.shape) * struct.dtype.itemsize for struct in structs))
+            size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(list(structs)))
             raise EngineError(
-                f"the device has no memory for a KV cache of {size}: give a smaller kv_cache_memory"
+                f"the device has no memory for a KV cache of {human_bytes(size)}: give a smaller kv_cache_memory"
             ) from error
-    return caches
+
+    return jax.tree.map(make, list(structs))
 
 
 def free_host_bytes() -> int:

@@ -22,8 +22,8 @@ class GenerativeModel(Protocol):
     """The methods that the engine calls on a model."""
 
     def __call__(
-        self, kv_caches: list[jax.Array] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata
-    ) -> tuple[list[jax.Array], jax.Array, Any]:
+        self, kv_caches: list[Any] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata
+    ) -> tuple[list[Any], jax.Array, Any]:
         """Returns the updated caches, hidden states [T, E], and any further outputs of the model."""
         ...
 

@@ -108,6 +108,8 @@ class Runner:
     Attributes:
       num_blocks: Blocks of the KV cache for the layers of each span, the span that keeps most first.
       kv_bytes_per_block: Bytes of one such block in all its layers, by span.
+      num_state_slots: Slots of the recurrent states; None if no layer has any.
+      bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
@@ -145,6 +147,7 @@ class Runner:
         plan = plan_kv_caches(model, vllm_config, mesh)
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
+        self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
         # Programs are traced on other threads, at times when there may be no caches.
         self._cache_structs = plan.structs
         self._caches = make_kv_caches(self._cache_structs)
@@ -156,7 +159,13 @@ class Runner:
         self._step_programs = StepPrograms(
             self._arrays, mesh, caches=self._cache_structs, max_num_seqs=self._max_num_seqs, vocab_size=self.vocab_size
         )
-        self._step_shapes = StepShapes(vllm_config, self.num_blocks, self.max_model_len, compiles_fast=self._is_native)
+        self._step_shapes = StepShapes(
+            vllm_config,
+            self.num_blocks,
+            self.max_model_len,
+            has_states=self.num_state_slots is not None,
+            compiles_fast=self._is_native,
+        )
         self._forget_last_tokens()
         self._ended_sampling = SequenceSampling(
             SamplingParams(temperature=0.0),

@@ -17,10 +17,14 @@ import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.scheduler import SchedulerOutput
-from jaxis.engine.scheduling.sequence import SequenceId
+from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
+from jaxis.engine.scheduling.state_slots import StateStep
+from jaxis.kernels.state_slots import StateSlots
 from jaxis.layers.attention_metadata import AttentionMetadata
 
 NOT_IN_FLIGHT = -1
+# The packed fields of a StateStep, and of the kernels' StateSlots.
+STATE_FIELDS = {name: f"state_{name}" for name in StateStep._fields}
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
@@ -35,6 +39,7 @@ class StepShape:
       max_blocks: Blocks of the longest possible sequence.
       block_size: B.
       spans: What the layers keep of a sequence, each with its own block table.
+      has_states: Whether there are layers with a recurrent state.
     """
 
     num_tokens: int
@@ -42,6 +47,7 @@ class StepShape:
     max_blocks: int
     block_size: int
     spans: tuple[AttentionSpan, ...]
+    has_states: bool = False
 
     def table_width(self, span: AttentionSpan) -> int:
         """Entries of a sequence's block table that are packed: as many as a step may read."""
@@ -62,6 +68,8 @@ class StepShape:
         for i, span in enumerate(self.spans):
             sizes[f"block_tables_{i}"] = self.num_seqs * self.table_width(span)
             sizes[f"first_blocks_{i}"] = self.num_seqs
+        if self.has_states:
+            sizes |= dict.fromkeys(STATE_FIELDS.values(), self.num_seqs)
         stops = itertools.accumulate(sizes.values())
         return {name: slice(stop - size, stop) for (name, size), stop in zip(sizes.items(), stops, strict=True)}
 
@@ -121,6 +129,10 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
         packed[begin : begin + len(field_values)] = field_values
     for i, span in enumerate(shape.spans):
         _pack_block_tables(output, shape, i, span, packed)
+    if shape.has_states:
+        for i, field in enumerate(STATE_FIELDS.values()):
+            slots = [entry.state[i] for entry in output.scheduled if entry.state is not None]
+            packed[shape.fields[field]] = slots + [NO_SLOT] * (shape.num_seqs - num_seqs)
     return packed
 
 
@@ -161,19 +173,22 @@ def unpack_step(packed: jax.Array, shape: StepShape, last_tokens: jax.Array) -> 
     fields = _split(packed, shape)
     # Only decodes wait for a token in flight, and they come first: sequence i's token is row i.
     rows = min(shape.num_seqs, shape.num_tokens)
-    block_tables, *others = (_block_tables(fields, shape, i) for i in range(len(shape.spans)))
+    tables = tuple(_block_tables(fields, shape, i) for i in range(len(shape.spans)))
     inflight_rows = fields["inflight_rows"][:rows]
     head = jnp.where(inflight_rows >= 0, last_tokens[inflight_rows], fields["input_ids"][:rows])
     return StepInputs(
         input_ids=jnp.concatenate([head, fields["input_ids"][rows:]]),
         attention_metadata=AttentionMetadata(
             input_positions=fields["positions"],
-            block_tables=block_tables,
+            block_tables=tables[0] if tables else None,
             seq_lens=fields["seq_lens"],
             query_start_loc=fields["query_start_loc"],
             request_distribution=fields["request_distribution"],
             spans=shape.spans,
-            other_block_tables=tuple(others),
+            other_block_tables=tables[1:],
+            state_slots=StateSlots(**{name: fields[field] for name, field in STATE_FIELDS.items()})
+            if shape.has_states
+            else None,
         ),
         logits_rows=fields["logits_rows"],
     )

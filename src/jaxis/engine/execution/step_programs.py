@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.compiler_options import compiler_options
+from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
@@ -88,7 +89,7 @@ class StepPrograms:
     Args:
       model: The model.
       mesh: Its devices.
-      caches: The KV caches' shapes and shardings.
+      caches: The shapes and shardings of the layers' caches.
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
     """
@@ -98,13 +99,14 @@ class StepPrograms:
         model: ModelArrays,
         mesh: jax.sharding.Mesh,
         *,
-        caches: Sequence[jax.ShapeDtypeStruct],
+        caches: Sequence[CacheStruct],
         max_num_seqs: int,
         vocab_size: int,
     ) -> None:
         self._model = model
         self._mesh = mesh
         self._caches = list(caches)
+        self._cache_shardings = jax.tree.map(lambda struct: struct.sharding, self._caches)
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -130,13 +132,13 @@ class StepPrograms:
 
     def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
         def forward(
-            arrays: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+            arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
+        ) -> tuple[list[Any], jax.Array, jax.Array]:
             step = unpack_step(packed, key.shape, last_tokens)
             caches, hidden, _ = self._model.merge(arrays)(caches, step.input_ids, step.attention_metadata)
             return caches, hidden, hidden[step.logits_rows]
 
-        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
+        shardings = (self._cache_shardings, self._replicated, self._replicated)
         last_tokens = self._int32(self._max_num_seqs)
         packed = self._int32(key.shape.packed_size)
         jitted = _jit(forward, donate_argnums=1, out_shardings=shardings)
@@ -144,8 +146,8 @@ class StepPrograms:
 
     def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
         def greedy_step(
-            arrays: list[jax.Array], caches: list[jax.Array], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[jax.Array], SamplerOutput, jax.Array]:
+            arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
+        ) -> tuple[list[Any], SamplerOutput, jax.Array]:
             step = unpack_step(packed, key.shape, last_tokens)
             model = self._model.merge(arrays)
             caches, hidden, _ = model(caches, step.input_ids, step.attention_metadata)
@@ -153,7 +155,7 @@ class StepPrograms:
             rows = materialize(hidden[step.logits_rows])
             return caches, *self._sample_greedily(model, rows)
 
-        shardings = ([cache.sharding for cache in self._caches], self._replicated, self._replicated)
+        shardings = (self._cache_shardings, self._replicated, self._replicated)
         last_tokens = self._int32(self._max_num_seqs)
         packed = self._int32(key.shape.packed_size)
         jitted = _jit(greedy_step, donate_argnums=1, out_shardings=shardings)

@@ -18,18 +18,26 @@ class StepShapes:
       vllm_config: The engine's limits.
       spans: What the layers keep of a sequence, the span that keeps most first.
       max_model_len: Most tokens of a sequence.
+      has_states: Whether there are layers with a recurrent state.
       compiles_fast: Whether programs compile fast enough to have more of them, as those do that only call native
         kernels.
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, spans: Iterable[AttentionSpan], max_model_len: int, *, compiles_fast: bool
+        self,
+        vllm_config: VllmConfig,
+        spans: Iterable[AttentionSpan],
+        max_model_len: int,
+        *,
+        has_states: bool = False,
+        compiles_fast: bool,
     ) -> None:
         self._block_size = vllm_config.cache_config.block_size
         self._max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self._max_blocks = -(-max_model_len // self._block_size)
         self._spans = tuple(spans)
+        self._has_states = has_states
         self._compiles_fast = compiles_fast
         self._shapes: dict[int, StepShape] = {}
 
@@ -38,7 +46,9 @@ class StepShapes:
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
         if padded not in self._shapes:
             num_seqs = min(padded, self._max_num_seqs)
-            self._shapes[padded] = StepShape(padded, num_seqs, self._max_blocks, self._block_size, self._spans)
+            self._shapes[padded] = StepShape(
+                padded, num_seqs, self._max_blocks, self._block_size, self._spans, self._has_states
+            )
         return self._shapes[padded]
 
     def padded(self, num_tokens: int) -> int:

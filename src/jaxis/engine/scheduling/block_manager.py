@@ -10,11 +10,30 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_pool import BlockPool
-from jaxis.engine.scheduling.sequence import BlockTable, Sequence
+from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
+from jaxis.engine.scheduling.state_slots import StateManager, StateStep
 from jaxis.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """The longest known prefix of a sequence's tokens.
+
+    Attributes:
+      num_blocks: Its blocks.
+      block_tables: What there is of it in each group; all end at the same block.
+      state_slot: The slot of the recurrent states after it; NO_SLOT if it is empty or the model has no such states.
+      state_cut: Where a step of the sequence is to end (see `SequenceState.cut`); 0: nowhere in particular.
+    """
+
+    num_blocks: int
+    block_tables: list[BlockTable]
+    state_slot: int = NO_SLOT
+    state_cut: int = 0
 
 
 class BlockManager:
@@ -22,6 +41,8 @@ class BlockManager:
 
     Layers with full context keep every block of a sequence. Layers with a window (or chunk) keep only the blocks that
     tokens still to be computed can see; the rest return to the pool when the sequence next needs new blocks.
+
+    Layers with a recurrent state have no blocks: `states` keeps account of their slots.
 
     A full block is named by SHA-256 over its parent's digest and its exact token ids; the first block's parent is
     derived from the sequence's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
@@ -31,28 +52,37 @@ class BlockManager:
       spans: Each group's, full context first if there is such a group.
       pools: Each group's blocks.
       block_size: Tokens in a block (B).
+      states: The slots of recurrent states; None if no layer has any.
       enable_prefix_caching: Whether blocks are registered and looked up.
       prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
       prefix_cache_hits: How many of those were found.
     """
 
     def __init__(
-        self, num_blocks: Mapping[AttentionSpan, int], block_size: int, enable_prefix_caching: bool = True
+        self,
+        num_blocks: Mapping[AttentionSpan, int],
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        num_state_slots: int | None = None,
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
         Args:
-          num_blocks: Blocks for the layers of each span. A full context must come first.
+          num_blocks: Blocks for the layers of each span. A full context must come first. Empty: no layer attends.
           block_size: B.
           enable_prefix_caching: Whether to keep and find known prefixes.
+          num_state_slots: Slots for recurrent states; None if no layer has any.
         """
-        if min(num_blocks.values()) < 1 or block_size < 1:
+        if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
             raise ConfigError(f"the KV cache needs num_blocks={sizes} and block_size={block_size} of at least 1")
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
         self.pools = tuple(BlockPool(number) for number in num_blocks.values())
+        self.states = None
+        if num_state_slots is not None:
+            self.states = StateManager(num_state_slots, block_size, enable_prefix_caching)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_cache_queries = 0
@@ -70,8 +100,8 @@ class BlockManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that sequences hold, 0 to 1, in the pool where it is the largest."""
-        return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self.pools)
+        """Share of the blocks, or slots, that sequences hold, 0 to 1, in the pool where it is the largest."""
+        return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self._all_pools())
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -93,25 +123,39 @@ class BlockManager:
                 return num_needed, pool.num_blocks
         return None
 
-    def get_cached_prefix(self, sequence: Sequence) -> list[BlockTable]:
-        """The longest known prefix of the sequence's tokens: a block table in each group, all ending at the same token.
+    def begin_step(self) -> None:
+        """To be called before each step is scheduled."""
+        if self.states is not None:
+            self.states.begin_step()
 
-        With full context, every block of the prefix is known; with a window, those that the first token after it sees.
+    def state_step(self, sequence: Sequence, start: int, stop: int) -> StateStep | None:
+        """Where the step that computes these tokens of a sequence finds and leaves its states; None if it has none."""
+        return None if self.states is None else self.states.step(sequence, start, stop)
+
+    def get_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
+        """The longest known prefix of the sequence's tokens.
+
+        With full context, every block of the prefix is known; with a window, those that the first token after it sees;
+        with recurrent states, those after its last block.
         At least one token is left to compute, for its logits: a sequence found whole recomputes its last block, in a
         block of its own. A sequence for prompt log-probabilities needs every position's logits and finds nothing.
         """
         if not self._uses_prefix_cache(sequence):
-            return [BlockTable() for _ in self.spans]
-        num_blocks = self._num_cached_blocks(sequence)
+            return CachedPrefix(0, [BlockTable() for _ in self.spans])
+        num_blocks, without_states = self._num_cached_blocks(sequence)
         digests = sequence.block_digests
         tables = []
         for span, pool in zip(self.spans, self.pools, strict=True):
             first = self._first_block(span, num_blocks * self.block_size)
             block_ids = array("i", (pool.known_block(digest) for digest in digests[first:num_blocks]))
             tables.append(BlockTable(block_ids, first))
-        return tables
+        if self.states is None:
+            return CachedPrefix(num_blocks, tables)
+        slot = self.states.pool.known_block(digests[num_blocks - 1]) if num_blocks else NO_SLOT
+        cut = without_states * self.block_size if without_states > num_blocks else 0
+        return CachedPrefix(num_blocks, tables, slot, cut)
 
-    def admit(self, sequence: Sequence, prefix: list[BlockTable], num_tokens: int, max_step_tokens: int) -> bool:
+    def admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int, max_step_tokens: int) -> bool:
         """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
 
         With full context that means blocks for all its tokens, not just the first step's: an admitted long prompt runs
@@ -120,16 +164,18 @@ class BlockManager:
 
         Args:
           sequence: The sequence.
-          prefix: What `get_cached_prefix` just returned; it leads the tables and counts as computed.
+          prefix: What `get_cached_prefix` just returned; it counts as computed.
           num_tokens: Tokens that will be computed after the first step, counted from position 0.
           max_step_tokens: Most tokens that any step computes.
 
         Returns:
           Whether there were enough blocks.
         """
-        num_cached_blocks = prefix[0].stop
         num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
-        for span, pool, table in zip(self.spans, self.pools, prefix, strict=True):
+        groups = list(zip(self.spans, self.pools, prefix.block_tables, strict=True))
+        if self.states is not None and not self.states.has_room(prefix.state_slot):
+            return False
+        for span, pool, table in groups:
             num_held = min(
                 num_needed_blocks - table.first,
                 span.max_held_blocks(1, sequence.num_tokens, self.block_size, max_step_tokens),
@@ -137,13 +183,15 @@ class BlockManager:
             num_new = num_held - len(table.block_ids)
             if num_new > pool.num_free_blocks - pool.num_free_among(table.block_ids):
                 return False
-        for span, pool, table in zip(self.spans, self.pools, prefix, strict=True):
+        for span, pool, table in groups:
             pool.hold(table.block_ids)
             stop = num_needed_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
             table.block_ids.extend(pool.take() for _ in range(stop - table.stop))
-        sequence.block_tables = prefix
-        sequence.num_registered_blocks = num_cached_blocks
-        sequence.num_computed_tokens = num_cached_blocks * self.block_size
+        if self.states is not None:
+            self.states.start(sequence, prefix.state_slot, prefix.state_cut)
+        sequence.block_tables = prefix.block_tables
+        sequence.num_registered_blocks = prefix.num_blocks
+        sequence.num_computed_tokens = prefix.num_blocks * self.block_size
         # A preempted sequence finds its own blocks again, which saves nothing worth reporting.
         if sequence.num_preemptions == 0 and self._uses_prefix_cache(sequence):
             sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -165,6 +213,10 @@ class BlockManager:
             return True  # nearly every decode
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.spans]
+        if self.states is not None and sequence.state is None:
+            if not self.states.has_room():
+                return False
+            self.states.start(sequence)
         self._give_back_unseen(sequence)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
@@ -174,7 +226,9 @@ class BlockManager:
         return True
 
     def free(self, sequence: Sequence) -> None:
-        """Gives the sequence's blocks back and marks none of its tokens as computed."""
+        """Gives the sequence's blocks and slots back and marks none of its tokens as computed."""
+        if self.states is not None:
+            self.states.free(sequence)
         for pool, table in zip(self.pools, sequence.block_tables, strict=False):  # no tables while it waits
             # Last block first: a prefix is useful without its tail, but a tail is useless without its prefix.
             pool.give_back(reversed(table.block_ids))
@@ -199,18 +253,23 @@ class BlockManager:
             # With a short window a block may have been freed before the values of its tokens were known.
             for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
+        if self.states is not None and sequence.state is not None:
+            self.states.register(sequence, digests)
         sequence.num_registered_blocks = num_full
 
     def forget_prefix(self, sequence: Sequence) -> None:
         """Unregisters every block that holds a prefix of the sequence's tokens: no other sequence will find them."""
-        for pool in self.pools:
+        for pool in self._all_pools():
             for digest in sequence.block_digests:
                 pool.unregister(digest)
 
     def reset_prefix_cache(self) -> None:
         """Unregisters every block: no sequence will find what was computed before."""
-        for pool in self.pools:
+        for pool in self._all_pools():
             pool.unregister_all()
+
+    def _all_pools(self) -> list[BlockPool]:
+        return [*self.pools, *([] if self.states is None else [self.states.pool])]
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
@@ -219,14 +278,30 @@ class BlockManager:
         """The first block that a token at `position` or later sees."""
         return span.first_visible(position) // self.block_size
 
-    def _num_cached_blocks(self, sequence: Sequence) -> int:
-        """Blocks of the longest known prefix, as in `get_cached_prefix`; computes their digests."""
+    def _num_cached_blocks(self, sequence: Sequence) -> tuple[int, int]:
+        """Blocks of the longest known prefix, as in `get_cached_prefix`; computes their digests.
+
+        Returns:
+          Their number, and what it would be if every state were kept.
+        """
         most = (sequence.num_tokens - 1) // self.block_size
         digests = self._digests(sequence, most)
         num_blocks, groups = most, list(zip(self.spans, self.pools, strict=True))
-        if self.spans[0] == FULL_CONTEXT:
+        if self.spans[:1] == (FULL_CONTEXT,):
             _, pool = groups.pop(0)
             num_blocks = next((i for i in range(most) if pool.find(digests[i]) is None), most)
+        num_blocks = self._common_end(groups, digests, num_blocks)
+        if self.states is None:
+            return num_blocks, num_blocks
+        without_states = num_blocks if self.spans else 0
+        while True:
+            kept = self.states.longest_kept(digests, num_blocks)
+            num_blocks = self._common_end(groups, digests, kept)
+            if num_blocks == kept:
+                return num_blocks, without_states
+
+    def _common_end(self, groups: list[tuple[AttentionSpan, BlockPool]], digests: list[bytes], num_blocks: int) -> int:
+        """The longest prefix of at most `num_blocks` blocks such that every pool has what the token after it sees."""
         while True:
             longest = num_blocks
             for span, pool in groups:

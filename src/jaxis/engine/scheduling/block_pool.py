@@ -106,7 +106,9 @@ class BlockPool:
         self._digest_of_block = [None] * self.num_blocks
 
     def unregister(self, digest: bytes) -> None:
-        """Makes the block of this digest, if there is one, unfindable."""
+        """Makes the block of this digest, if there is one, unfindable; if it is free, it is reused first."""
         block_id = self._block_of_digest.pop(digest, None)
         if block_id is not None:
             self._digest_of_block[block_id] = None
+            if block_id in self._free:
+                self._free.move_to_end(block_id, last=False)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import ConfigError, RequestError
 
@@ -34,12 +35,14 @@ class ScheduledSequence(NamedTuple):
       start: Position of the first token to compute.
       num_tokens: Tokens to compute, at least 1.
       samples: Whether the step computes the sequence's last token, and so samples the next one.
+      state: Where its recurrent states are; None if the model has none.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    state: StateStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,7 @@ class Scheduler:
         Returns:
           The step, or None when nothing can run: no sequence is left, or all wait for tokens in flight.
         """
+        self.block_manager.begin_step()
         decodes: list[ScheduledSequence] = []
         prefills: list[ScheduledSequence] = []
         num_preempted_before = len(self._preempted_ids)
@@ -187,7 +191,7 @@ class Scheduler:
                 break
             # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for decodes to end.
             if self.block_manager.allocate(sequence, _chunk_end(sequence, budget)):
-                budget -= _schedule_tokens(sequence, budget, prefills)
+                budget -= self._schedule_tokens(sequence, budget, prefills)
             else:
                 all_have_blocks = False
         # A step that preempts is short of blocks: those that it freed are for the running sequences.
@@ -239,7 +243,8 @@ class Scheduler:
                 prefilling.append(sequence)
             # Where no other token may be sampled, the sequence ends with the token in flight.
             elif stop < sequence.max_total_tokens and self._allocate_or_preempt(sequence):
-                decodes.append(ScheduledSequence(sequence, start, 1, True))
+                state = self.block_manager.state_step(sequence, start, stop)
+                decodes.append(ScheduledSequence(sequence, start, 1, True, state))
                 sequence.num_computed_tokens = stop
                 sequence.num_inflight_tokens += 1
         return prefilling
@@ -261,13 +266,23 @@ class Scheduler:
                 return
             blocks = self.block_manager
             prefix = blocks.get_cached_prefix(sequence)
-            num_tokens = min(sequence.num_tokens, prefix[0].stop * blocks.block_size + budget)
+            num_tokens = min(sequence.num_tokens, prefix.num_blocks * blocks.block_size + budget)
             if not blocks.admit(sequence, prefix, num_tokens, self.max_num_batched_tokens):
                 return
             self._waiting.pop()
             bisect.insort(self._running, sequence, key=attrgetter("service_order"))
             sequence.status = SequenceStatus.RUNNING
-            budget -= _schedule_tokens(sequence, budget, decodes if _is_decode(sequence) else prefills)
+            budget -= self._schedule_tokens(sequence, budget, decodes if _is_decode(sequence) else prefills)
+
+    def _schedule_tokens(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
+        """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
+        start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
+        samples = stop == sequence.num_tokens_with_inflight
+        state = self.block_manager.state_step(sequence, start, stop)
+        scheduled.append(ScheduledSequence(sequence, start, stop - start, samples, state))
+        sequence.num_computed_tokens = stop
+        sequence.num_inflight_tokens += samples
+        return stop - start
 
     def _preempt(self, sequence: Sequence) -> None:
         self.block_manager.free(sequence)
@@ -296,15 +311,8 @@ def _is_decode(sequence: Sequence) -> bool:
 
 def _chunk_end(sequence: Sequence, budget: int) -> int:
     """How many tokens are computed after a step that computes at most `budget` more."""
-    return min(sequence.num_tokens_with_inflight, sequence.num_computed_tokens + budget)
-
-
-def _schedule_tokens(sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
-    """Schedules as many of the sequence's tokens as the budget allows; returns how many."""
-    start, stop = sequence.num_computed_tokens, _chunk_end(sequence, budget)
-    num_tokens = stop - start
-    samples = stop == sequence.num_tokens_with_inflight
-    scheduled.append(ScheduledSequence(sequence, start, num_tokens, samples))
-    sequence.num_computed_tokens += num_tokens
-    sequence.num_inflight_tokens += samples
-    return num_tokens
+    start = sequence.num_computed_tokens
+    stop = min(sequence.num_tokens_with_inflight, start + budget)
+    if sequence.state is not None and start < sequence.state.cut < stop:
+        return sequence.state.cut
+    return stop

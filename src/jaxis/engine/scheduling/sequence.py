@@ -60,6 +60,29 @@ class BlockTable:
         return self.first + len(self.block_ids)
 
 
+NO_SLOT = -1
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """The slots in which a running sequence's recurrent states lie (see `StateManager`).
+
+    Attributes:
+      read: The slot with the states after `num_computed_tokens` tokens; NO_SLOT: none are computed.
+      write: The sequence's own slot.
+      cut: A step is to end at this position, for its state to be kept, since other prompts have the same tokens up to
+        there; 0: none.
+      unregistered: Kept states that cannot be found yet: (blocks before it, slot), oldest first.
+      newest_kept: Blocks before the newest kept state that can be found; 0: none.
+    """
+
+    read: int
+    write: int
+    cut: int = 0
+    unregistered: list[tuple[int, int]] = field(default_factory=list)
+    newest_kept: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence to generate. Two sequences are never equal, whatever they hold.
@@ -77,6 +100,7 @@ class Sequence:
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
       num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet.
       block_tables: One for each group of layers (see `BlockManager`); empty while the sequence holds no blocks.
+      state: Where its recurrent states lie; None while it holds no slot, or if the model has no such states.
       block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
       num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
@@ -99,6 +123,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0
     block_tables: list[BlockTable] = field(default_factory=list)
+    state: SequenceState | None = None
     block_digests: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_cached_tokens: int = 0

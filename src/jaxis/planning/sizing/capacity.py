@@ -38,13 +38,16 @@ def capacity(part: DeviceModel, vllm_config: VllmConfig, accelerator: Accelerato
     left = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - part.held_bytes
 
     def fits(num_requests: int, num_tokens: int) -> bool:
-        """Whether an engine with these limits has the blocks for as many requests as long as that."""
+        """Whether an engine with these limits has the blocks, and states, for as many requests as long as that."""
         config = dataclasses.replace(
             vllm_config,
             model_config=dataclasses.replace(vllm_config.model_config, max_model_len=num_tokens),
             scheduler_config=dataclasses.replace(vllm_config.scheduler_config, max_num_seqs=num_requests),
         )
-        blocks = blocks_within(config, part.bytes_per_block, left, num_requests * num_tokens)
+        memory = left - num_requests * part.state_bytes
+        if memory < 0:
+            return False
+        blocks = blocks_within(config, part.bytes_per_block, memory, num_requests * num_tokens)
         step = config.scheduler_config.max_num_batched_tokens
         return all(
             span.max_held_blocks(num_requests, num_tokens, part.block_size, step) <= there_are
@@ -56,7 +59,7 @@ def capacity(part: DeviceModel, vllm_config: VllmConfig, accelerator: Accelerato
     longest = _largest(lambda tokens: fits(1, tokens), vllm_config.model_config.max_model_len)
     if longest < context_len:
         return Capacity(left, longest, 0)
-    most = left // min(part.bytes_per_block.values())
+    most = left // min(part.bytes_per_block.values(), default=part.state_bytes)
     return Capacity(left, longest, _largest(lambda requests: fits(requests, context_len), most))
 
 

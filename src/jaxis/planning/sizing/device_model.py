@@ -18,6 +18,7 @@ from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import MESH_AXES, logical_sharding
 from jaxis.planning.accelerators import Accelerator
@@ -54,7 +55,8 @@ class DeviceModel:
       reads: Its weights as a step reads them.
       layer_flops: Operations of products for one token, of its share of the experts too.
       head_flops: The same of the head, for one token that is sampled from.
-      caches: One for each layer.
+      caches: One for each layer that attends.
+      state_bytes: Bytes of a request's recurrent states in all layers.
       block_size: Tokens of a block of the cache.
       hidden_bytes: Bytes of one token's hidden state.
       logits_bytes: Bytes of one token's logits.
@@ -68,6 +70,7 @@ class DeviceModel:
     layer_flops: float
     head_flops: float
     caches: tuple[LayerCache, ...]
+    state_bytes: int
     block_size: int
     hidden_bytes: int
     logits_bytes: int
@@ -91,7 +94,9 @@ class DeviceModel:
         return self._step(num_tokens, np.arange(num_tokens), 1)
 
     def _step(self, num_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
-        context_bytes, flops = 0.0, self.layer_flops * num_tokens + self.head_flops * num_sampled
+        # States are read and written whole.
+        context_bytes = 2.0 * self.state_bytes * num_sampled
+        flops = self.layer_flops * num_tokens + self.head_flops * num_sampled
         is_one_request = num_sampled == 1
         for cache, num_layers in Counter(self.caches).items():
             first = cache.span.first_visible(positions)
@@ -107,7 +112,7 @@ class DeviceModel:
 
 
 def device_model(
-    specs: Sequence[CacheSpec],
+    specs: Sequence[CacheSpec | StateCacheSpec],
     weights: Sequence[StoredWeight],
     vllm_config: VllmConfig,
     accelerator: Accelerator,
@@ -117,7 +122,7 @@ def device_model(
     """One device's part of a model.
 
     Args:
-      specs: The caches of its layers, as `kv_cache_specs` has them.
+      specs: The caches of its layers, as `cache_specs` has them.
       weights: Its weights, on each of so many devices.
       vllm_config: What it was constructed from.
       accelerator: The devices; some kernels want a cache of another shape than others.
@@ -129,7 +134,7 @@ def device_model(
     """
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads: int = config["num_attention_heads"]
-    specs_on_device = [spec.on_devices(num_devices) for spec in specs]
+    paged = [spec.on_devices(num_devices) for spec in specs if not isinstance(spec, StateCacheSpec)]
     check_heads(num_heads, num_heads, num_devices)
     mesh = abstract_mesh(accelerator, num_devices)
     share = expert_share(config)
@@ -147,7 +152,12 @@ def device_model(
                 _block_bytes(spec, vllm_config.cache_config.block_size, cache_dtype, mesh),
                 2 * (num_heads // num_devices) * _numbers_per_key(spec),
             )
-            for spec in specs_on_device
+            for spec in paged
+        ),
+        state_bytes=sum(
+            _state_bytes(spec, vllm_config.model_config.dtype, mesh)
+            for spec in specs
+            if isinstance(spec, StateCacheSpec)
         ),
         block_size=vllm_config.cache_config.block_size,
         hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
@@ -180,6 +190,15 @@ def _block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: Abstr
         shape = spec.shape(1, block_size, dtype)
         axes = spec.axes(shape, dtype)
     return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape)) * jnp.dtype(dtype).itemsize
+
+
+def _state_bytes(spec: StateCacheSpec, dtype: DTypeLike, mesh: AbstractMesh) -> int:
+    """Bytes of a request's state in a layer on one device."""
+    return sum(
+        math.prod(logical_sharding(mesh, array.axes, array.shape).shard_shape(array.shape))
+        * array.dtype_in(dtype).itemsize
+        for array in spec
+    )
 
 
 def _numbers_per_key(spec: CacheSpec) -> int:

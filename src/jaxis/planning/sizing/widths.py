@@ -14,11 +14,12 @@ from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.kv_cache import kv_cache_specs
+from jaxis.engine.execution.kv_cache import cache_specs
 from jaxis.engine.setup import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
@@ -45,9 +46,9 @@ class Width:
     _weights: dict[int, list[StoredWeight]] = field(default_factory=dict, init=False)
 
     @functools.cached_property
-    def cache_specs(self) -> list[CacheSpec]:
-        """The cache of each layer."""
-        return kv_cache_specs(self.model, self.vllm_config)
+    def cache_specs(self) -> list[CacheSpec | StateCacheSpec]:
+        """The cache of each layer that has one."""
+        return cache_specs(self.model, self.vllm_config)
 
     def weights_on(self, num_devices: int) -> list[StoredWeight]:
         """Its weights, on each of so many devices."""

@@ -1,0 +1,74 @@
+"""The recurrent states of running sequences and of kept prefixes: how many there is room for, and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxis.config import VllmConfig
+from jaxis.engine.scheduling.state_slots import MIN_SLOTS
+from jaxis.errors import EngineError
+from jaxis.host.byte_size import human_bytes
+from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.parallel.mesh import logical_sharding
+
+# Slots beyond one for each running sequence and one for what each just kept: the states of ended conversations.
+KEPT_SLOTS = 64
+# Of the caches' memory, what states may take beside layers with attention.
+STATE_SHARE = 0.5
+
+
+def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike) -> int:
+    """Bytes of a slot over all layers.
+
+    Args:
+      specs: One for each layer with a state.
+      dtype: Of the activations.
+    """
+    return sum(spec.slot_bytes(dtype) for spec in specs)
+
+
+def useful_slots(vllm_config: VllmConfig) -> int:
+    """More slots would not be used."""
+    num_seqs = vllm_config.scheduler_config.max_num_seqs
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return max(num_seqs, MIN_SLOTS)
+    return 2 * num_seqs + KEPT_SLOTS
+
+
+def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *, attends: bool) -> int:
+    """How many slots to allocate; where they are fewer than `max_num_seqs`, sequences wait for one.
+
+    Args:
+      vllm_config: Its sizes.
+      bytes_per_slot: Over all layers.
+      memory: Bytes of all caches together.
+      attends: Whether there are layers with attention, which need memory as well.
+
+    Raises:
+      EngineError: There is no room for a sequence.
+    """
+    room = int(memory * STATE_SHARE) if attends else memory
+    slots = min(useful_slots(vllm_config), room // bytes_per_slot)
+    if slots < MIN_SLOTS:
+        raise EngineError(
+            f"the recurrent state of a sequence takes {human_bytes(bytes_per_slot)}, and {human_bytes(room)} are "
+            f"available for the {MIN_SLOTS} that are needed at least: free memory, or give a larger kv_cache_memory"
+        )
+    return slots
+
+
+def state_structs(
+    spec: StateCacheSpec, num_slots: int, dtype: DTypeLike, mesh: jax.sharding.Mesh
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes and shardings of a layer's state, [num_slots, ...] each."""
+    return tuple(
+        jax.ShapeDtypeStruct(
+            (num_slots, *array.shape),
+            array.dtype_in(dtype),
+            sharding=logical_sharding(mesh, (None, *array.axes), (num_slots, *array.shape)),
+        )
+        for array in spec
+    )

@@ -1,0 +1,141 @@
+"""Which sequence's recurrent states lie in which slot, and which slots hold the states after a known prefix.
+
+Layers with a state (a gated delta rule, Mamba, a short convolution) keep a fixed number of bytes for a sequence,
+however long it is. A slot is room for the states of all these layers after one token of one sequence.
+
+A state is overwritten by every step, so a prefix is only found again where its state was kept: a step may copy the
+state after a full block into a second slot, which nobody writes to after that. Whoever finds it reads it there and
+writes to a slot of its own, so sharing needs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from typing import NamedTuple
+
+from jaxis.engine.scheduling.block_pool import BlockPool
+from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceState
+from jaxis.errors import ConfigError
+
+# One for a running sequence, and one for the prefix that it continues.
+MIN_SLOTS = 2
+# Of the states kept while a sequence is computed, one in so many tokens stays; in between, only the newest does.
+KEPT_STATE_INTERVAL = 1024
+
+
+class StateStep(NamedTuple):
+    """Where a step finds and leaves the states of one sequence.
+
+    Attributes:
+      read: The slot of the states before its first token of the step; NO_SLOT: the sequence begins.
+      write: The slot that gets the states after its last token.
+      keep: A second slot, which gets the states after a full block; NO_SLOT: none.
+      keep_after: How many of the sequence's tokens in the step come before that.
+    """
+
+    read: int
+    write: int
+    keep: int = NO_SLOT
+    keep_after: int = 0
+
+
+class StateManager:
+    """The slots, with prefix caching.
+
+    A kept state has the digest of the last block before it (see `BlockManager`), and is as free as a block of the
+    prefix cache: the next sequence that needs a slot may take the one that was unused for longest.
+
+    Attributes:
+      pool: The slots.
+    """
+
+    def __init__(self, num_slots: int, block_size: int, enable_prefix_caching: bool) -> None:
+        """Creates the slots; raises ConfigError if they are too few for a sequence.
+
+        Args:
+          num_slots: How many there are.
+          block_size: B; states are kept after multiples of it.
+          enable_prefix_caching: Whether to keep states.
+        """
+        if num_slots < MIN_SLOTS:
+            raise ConfigError(f"recurrent states need at least {MIN_SLOTS} slots, not {num_slots}")
+        self.pool = BlockPool(num_slots)
+        self._block_size = block_size
+        self._keeps_states = enable_prefix_caching
+        # Read or written by the step that is being scheduled, which nobody else in it may write to.
+        self._to_give_back: list[int] = []
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that no sequence holds, those of kept states included."""
+        return self.pool.num_free_blocks + len(self._to_give_back)
+
+    def begin_step(self) -> None:
+        """To be called before each step is scheduled."""
+        self.pool.give_back(self._to_give_back)
+        self._to_give_back.clear()
+
+    def longest_kept(self, digests: AbstractSequence[bytes], num_blocks: int) -> int:
+        """The number of blocks, at most `num_blocks`, of the longest prefix whose state is kept; 0 if none is."""
+        return next((n for n in range(num_blocks, 0, -1) if self.pool.find(digests[n - 1]) is not None), 0)
+
+    def has_room(self, kept: int = NO_SLOT) -> bool:
+        """Whether another sequence can start, from the states in slot `kept` if there is one."""
+        held = [] if kept == NO_SLOT else [kept]
+        return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1
+
+    def start(self, sequence: Sequence, kept: int = NO_SLOT, cut: int = 0) -> None:
+        """Gives a sequence a slot; see `SequenceState` for `cut`."""
+        if kept != NO_SLOT:
+            self.pool.hold([kept])
+        sequence.state = SequenceState(read=kept, write=self.pool.take(), cut=cut)
+
+    def step(self, sequence: Sequence, start: int, stop: int) -> StateStep:
+        """Where the step that computes the tokens `start` to `stop` of a sequence finds and leaves its states."""
+        state = _state_of(sequence)
+        read, keep, keep_after = state.read, NO_SLOT, 0
+        # A prompt that is asked for again computes its last token anew.
+        num_blocks = (stop - (stop == sequence.num_prompt_tokens)) // self._block_size
+        boundary = num_blocks * self._block_size
+        if self._keeps_states and boundary > start and self.pool.num_free_blocks:
+            keep, keep_after = self.pool.take(), boundary - start
+            state.unregistered.append((num_blocks, keep))
+        if read not in (NO_SLOT, state.write):
+            self._to_give_back.append(read)
+        state.read = state.write
+        return StateStep(read, state.write, keep, keep_after)
+
+    def register(self, sequence: Sequence, digests: AbstractSequence[bytes]) -> None:
+        """Makes the kept states after these blocks, all full of known tokens, findable.
+
+        Of a running sequence the newest stays, those that ended its prompt or where it was cut, and one in
+        KEPT_STATE_INTERVAL tokens.
+        """
+        state = _state_of(sequence)
+        while state.unregistered and state.unregistered[0][0] <= len(digests):
+            num_blocks, slot = state.unregistered.pop(0)
+            self.pool.register(digests[num_blocks - 1], slot)
+            self._to_give_back.append(slot)
+            if state.newest_kept and not self._stays(sequence, state.newest_kept, num_blocks):
+                self.pool.unregister(digests[state.newest_kept - 1])
+            state.newest_kept = num_blocks
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives the sequence's slots back."""
+        state, sequence.state = sequence.state, None
+        if state is None:
+            return
+        self.pool.give_back({state.read, state.write} - {NO_SLOT})
+        self.pool.give_back(slot for _, slot in state.unregistered)
+
+    def _stays(self, sequence: Sequence, num_blocks: int, next_kept: int) -> bool:
+        """Whether the state after so many blocks stays findable when a later one of the sequence is kept."""
+        position, next_position = num_blocks * self._block_size, next_kept * self._block_size
+        is_end = num_blocks == (sequence.num_prompt_tokens - 1) // self._block_size
+        is_cut = position == _state_of(sequence).cut
+        return is_end or is_cut or position // KEPT_STATE_INTERVAL != next_position // KEPT_STATE_INTERVAL
+
+
+def _state_of(sequence: Sequence) -> SequenceState:
+    assert sequence.state is not None, "the sequence holds no slot"
+    return sequence.state

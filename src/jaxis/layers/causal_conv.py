@@ -1,0 +1,60 @@
+"""A short convolution over the tokens of a sequence, each channel by itself."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from jaxis.kernels.causal_conv import causal_conv
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import StateArray
+
+
+class CausalConv(JaxModule):
+    """`y[t] = activation(sum_j weight[:, 0, j] * x[t - W + 1 + j] + bias)`; x is zero before a sequence begins.
+
+    Its state is the last W - 1 inputs.
+
+    Args:
+      scope: The layer's scope.
+      num_channels: C.
+      width: W.
+      use_bias: Whether there is a `bias` [C].
+      activation: "silu", or None for none.
+    """
+
+    def __init__(
+        self, scope: LayerScope, num_channels: int, width: int, *, use_bias: bool, activation: str | None
+    ) -> None:
+        self.num_channels, self.width, self.activation = num_channels, width, activation
+        init = nnx.initializers.lecun_normal()
+        self.weight = make_parameter(
+            scope.rngs, init, (num_channels, 1, width), scope.dtype, axes=("heads", None, None)
+        )
+        self.bias = None
+        if use_bias:
+            self.bias = make_parameter(
+                scope.rngs, nnx.initializers.zeros, (num_channels,), scope.dtype, axes=("heads",)
+            )
+
+    @property
+    def state_array(self) -> StateArray:
+        """The state that the engine allocates for the layer."""
+        return StateArray((self.width - 1, self.num_channels), (None, "heads"))
+
+    def __call__(
+        self, state: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """state [num_slots, W - 1, C] or None, x [T, C] -> the updated state, and [T, C]."""
+        return causal_conv(
+            x,
+            self.weight[...][:, 0],
+            None if self.bias is None else self.bias[...],
+            state,
+            metadata.state_slots if state is not None else None,
+            metadata.query_start_loc,
+            metadata.request_distribution[2],
+            activation=self.activation,
+        )

@@ -1,0 +1,128 @@
+"""Gated delta networks: linear attention whose state is corrected by what it predicts (arXiv:2412.06464)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.config.quantization import without_quantization
+from jaxis.kernels.delta_rule import gated_delta_rule
+from jaxis.kernels.gates import gated, softplus
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.causal_conv import CausalConv
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.linear import apply_together
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
+
+_L2_NORM_EPSILON = 1e-6
+
+State = tuple[jax.Array, jax.Array] | None
+"""The inputs of the convolution and the recurrent state; None without a cache."""
+
+
+class Projections(NamedTuple):
+    """What a gated delta network computes of each token.
+
+    Attributes:
+      qkv: [T, 2 Hk dk + Hv dv]: queries, keys and values, of each all heads, before the convolution.
+      z: [T, Hv dv], gates of the output.
+      b: [T, Hv], logits of the rates at which the state is corrected.
+      a: [T, Hv], of which the decays are made.
+    """
+
+    qkv: jax.Array
+    z: jax.Array
+    b: jax.Array
+    a: jax.Array
+
+
+class GatedDeltaNet(JaxModule):
+    """Convolution, gated delta rule, norm and gate, with the projections of Qwen3.5.
+
+    Sizes are config.json's: `linear_num_key_heads` Hk of `linear_key_head_dim` dk, `linear_num_value_heads` Hv of
+    `linear_value_head_dim` dv, `linear_conv_kernel_dim` W. Hv / Hk consecutive value heads share a key head.
+
+    A family whose checkpoints lay the projections out differently overrides `make_projections` and `project`.
+
+    Args:
+      scope: The layer's scope.
+    """
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        self.num_key_heads: int = config["linear_num_key_heads"]
+        self.num_value_heads: int = config["linear_num_value_heads"]
+        self.key_dim: int = config["linear_key_head_dim"]
+        self.value_dim: int = config["linear_value_head_dim"]
+        self.keys_size, self.values_size = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        self.make_projections(scope)
+        self.conv1d = CausalConv(
+            scope / "conv1d",
+            2 * self.keys_size + self.values_size,
+            config["linear_conv_kernel_dim"],
+            use_bias=False,
+            activation="silu",
+        )
+        # In float32 regardless of the model's type, as the decays' logarithms are.
+        shape, axes = (self.num_value_heads,), ("heads",)
+        self.A_log = make_parameter(scope.rngs, nnx.initializers.zeros, shape, jnp.float32, axes=axes)
+        self.dt_bias = make_parameter(scope.rngs, nnx.initializers.ones, shape, jnp.float32, axes=axes)
+        self.norm = rms_norm(scope / "norm", self.value_dim)
+        size_out = config["hidden_size"]
+        self.out_proj = linear(scope / "out_proj", self.values_size, size_out, axes=("embed", "heads"))
+
+    def make_projections(self, scope: LayerScope) -> None:
+        """Creates the layers that `project` applies."""
+        size_in: int = scope.config["hidden_size"]
+        heads = ("heads", "embed")
+        self.in_proj_qkv = linear(scope / "in_proj_qkv", size_in, 2 * self.keys_size + self.values_size, axes=heads)
+        self.in_proj_z = linear(scope / "in_proj_z", size_in, self.values_size, axes=heads)
+        self.in_proj_b = linear(never_quantized(scope / "in_proj_b"), size_in, self.num_value_heads, axes=heads)
+        self.in_proj_a = linear(never_quantized(scope / "in_proj_a"), size_in, self.num_value_heads, axes=heads)
+
+    def project(self, x: jax.Array) -> Projections:
+        """x [T, E] -> what is computed of each token."""
+        return Projections(*apply_together(x, self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a))
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        """The state that the engine allocates for this layer."""
+        shape = (self.num_value_heads, self.key_dim, self.value_dim)
+        recurrent = StateArray(shape, ("heads", None, None), jnp.float32)
+        return StateCacheSpec((self.conv1d.state_array, recurrent))
+
+    def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
+        """x [T, E] -> the updated state (None without one) and [T, E]."""
+        num_tokens = x.shape[0]
+        inputs, recurrent = (None, None) if kv_cache is None else kv_cache
+        qkv, z, b, a = self.project(x)
+        inputs, qkv = self.conv1d(inputs, qkv, metadata)
+        q, k, v = jnp.split(qkv, [self.keys_size, 2 * self.keys_size], axis=-1)
+        log_decay = -jnp.exp(self.A_log[...]) * softplus(a.astype(jnp.float32), self.dt_bias[...])
+        recurrent, out = gated_delta_rule(
+            q.reshape(num_tokens, self.num_key_heads, self.key_dim),
+            k.reshape(num_tokens, self.num_key_heads, self.key_dim),
+            v.reshape(num_tokens, self.num_value_heads, self.value_dim),
+            log_decay,
+            jax.nn.sigmoid(b.astype(jnp.float32)),
+            recurrent,
+            None if recurrent is None else metadata.state_slots,
+            metadata.query_start_loc,
+            metadata.request_distribution[2],
+            l2_norm_epsilon=_L2_NORM_EPSILON,
+            scale=self.key_dim**-0.5,
+        )
+        out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, "silu")
+        state = None if inputs is None or recurrent is None else (inputs, recurrent)
+        return state, self.out_proj(out)
+
+
+def never_quantized(scope: LayerScope) -> LayerScope:
+    """The scope of a layer of few outputs that decide much: its weight is not quantized, or dequantized on loading."""
+    return dataclasses.replace(scope, quant_config=without_quantization(scope.quant_config))
