@@ -45,7 +45,8 @@ def test_the_error_says_what_the_model_type_stands_for_and_how_to_choose():
     with pytest.raises(ConfigError) as error:
         model_class_of(config("LlamaForCausalLM", "mistral"))
     assert str(error.value) == (
-        "a/config.json has the architecture 'LlamaForCausalLM', whose model_type is 'llama', but model_type='mistral', "
+        "a/config.json has the architecture 'LlamaForCausalLM', whose model_type is 'llama' or 'internlm3' or "
+        "'iquestcoder', but model_type='mistral', "
         "which is MistralForCausalLM: correct the file, or give hf_overrides={'model_type': 'llama'} if the weights "
         "are of that type"
     )

@@ -61,3 +61,9 @@ def test_layer_types_that_are_no_list_are_refused(types):
     for read in (lambda: uniform_span(config, None), lambda: layer_type(config, 0, full_every=4)):
         with pytest.raises(ConfigError, match=r"layer_types=.*expected a list"):
             read()
+
+
+@pytest.mark.parametrize("pattern", ["LLLG", 0, True])
+def test_a_pattern_that_is_no_number_is_refused(pattern):
+    with pytest.raises(ConfigError, match=r"sliding_window_pattern=.* expected an integer of at least 1"):
+        layer_type(HFConfig({"sliding_window_pattern": pattern}), 0, full_every=4)

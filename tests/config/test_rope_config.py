@@ -59,6 +59,7 @@ CASES = {
         **BASE, "partial_rotary_factor": 0.25,
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
+    "proportional": {**BASE, "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.25}},
     "both styles": {
         **BASE,
         "rope_scaling": {"type": "linear", "factor": 2.0},
@@ -101,6 +102,7 @@ LAYER_TYPE_CASES = {
         {},
     ),
     "gemma 3, nothing said": (GEMMA_3, {"default_theta": 1e6, "default_local_theta": 1e4}),
+    "gemma 4, nothing said": (GEMMA_3 | {"model_type": "gemma4_text"}, {}),
     "transformers 5": (
         GEMMA_3
         | {
@@ -171,6 +173,22 @@ def test_missing_stretch_is_the_ratio_of_the_two_contexts():
         {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": scaling}
     )
     assert rope_config(config).factor == 32.0
+
+
+def test_multimodal_sections_of_positions_are_no_difference_to_text():
+    for scaling in (
+        {"type": "mrope", "mrope_section": [16, 24, 24]},
+        {"rope_type": "default", "type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    ):
+        config = HFConfig({**BASE, "rope_theta": 5e6, "rope_scaling": scaling})
+        assert rope_config(config) == rope_config(HFConfig({**BASE, "rope_theta": 5e6}))
+        assert [key for key in config.unread_keys() if "rope" in key] == []
+
+
+def test_a_layers_own_theta_stands_in_for_the_common_one():
+    assert rope_config(HFConfig({**BASE, "rope_theta": 5e6}), theta=1e4).theta == 1e4
+    with pytest.raises(ConfigError, match="rope_theta 0"):
+        rope_config(HFConfig(BASE), theta=0)
 
 
 def test_phi3_name_of_longrope():

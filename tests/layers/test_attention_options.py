@@ -20,8 +20,8 @@ from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
-from jaxis.models.llama4 import Llama4Attention
 from jaxis.parallel.mesh import make_mesh
 from tests.support.layer_scopes import scope_of
 
@@ -181,6 +181,9 @@ LAYER_OPTIONS = {
     "sinks": {"use_sinks": True},
     "scale": {"scale": 0.1},
     "norms": {"qk_norm": True},
+    "norms after the rope": {"qk_norm": True, "norm_after_rope": True},
+    "unweighted norms": {"qk_norm": lambda _, head_dim: rms_norm(scope_of(SIZES), head_dim, use_weight=False)},
+    "query scale": {"query_scale": QueryScale(0.5, 8, 63)},
     "norms over all heads": {"qk_norm": lambda heads, head_dim: rms_norm(scope_of(SIZES), heads * head_dim)},
     "no rope": {"use_rope": False},
     "biases": {"qkv_bias": True, "o_bias": True},
@@ -189,18 +192,55 @@ LAYER_OPTIONS = {
 
 
 @pytest.mark.parametrize("option", LAYER_OPTIONS)
-def test_a_layer_with_something_between_rope_and_scores_has_every_option_of_its_base_class(option):
-    """Llama 4's attention with nothing in between is the plain one; and each option makes a difference to both."""
-    nothing = {"l2_norm_epsilon": None, "temperatures": None}
+def test_each_option_of_a_layer_makes_a_difference(option):
     metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
     x = np.random.default_rng(2).standard_normal((sum(LENGTHS), 12)).astype(np.float32)
 
-    def outputs(make: type[GroupedQueryAttention], **options: Any) -> np.ndarray:
-        layer = make(scope_of(SIZES), **options)
+    def outputs(**options: Any) -> np.ndarray:
+        layer = GroupedQueryAttention(scope_of(SIZES), **options)
         for i, (_, param) in enumerate(layer.named_parameters()):
             param.set_value(np.random.default_rng(i).standard_normal(param.get_value().shape).astype(np.float32))
         return np.asarray(layer(None, jnp.asarray(x), metadata)[1])
 
-    plain = outputs(GroupedQueryAttention, **LAYER_OPTIONS[option])
-    np.testing.assert_array_equal(outputs(Llama4Attention, **LAYER_OPTIONS[option], **nothing), plain)
-    assert np.abs(outputs(Llama4Attention, **nothing) - plain).max() > 1e-3
+    assert np.abs(outputs() - outputs(**LAYER_OPTIONS[option])).max() > 1e-3
+
+
+def test_queries_are_scaled_by_the_logarithm_of_their_interval():
+    q, positions = np.ones((4, HEADS, HEAD_DIM), np.float32), np.array([0, 7, 8, 31])
+    np.testing.assert_allclose(
+        QueryScale(0.5, 8, 31)(jnp.asarray(q), jnp.asarray(positions))[:, 0, 0],
+        1 + 0.5 * np.log([1, 1, 2, 4]),
+        rtol=1e-6,
+    )
+    # Llama 4 counts positions from 1.
+    np.testing.assert_allclose(
+        QueryScale(0.5, 8, 31, offset=1)(jnp.asarray(q), jnp.asarray(positions))[:, 0, 0],
+        1 + 0.5 * np.log([1, 2, 2, 5]),
+        rtol=1e-6,
+    )
+
+
+def test_norms_after_the_rope_are_of_rotated_heads_under_the_checkpoints_names():
+    options = {"qk_norm": True, "qk_norm_names": ("query_layernorm", "key_layernorm")}
+    layer = GroupedQueryAttention(scope_of(SIZES), norm_after_rope=True, **options)
+    assert {"query_layernorm.weight", "key_layernorm.weight"} <= {name for name, _ in layer.named_parameters()}
+    plain = GroupedQueryAttention(scope_of(SIZES))
+    rng, weights = np.random.default_rng(0), {}
+    for name, parameter in layer.named_parameters():
+        weights[name] = rng.standard_normal(parameter.shape).astype(np.float32)
+        parameter.set_value(weights[name])
+    for name, parameter in plain.named_parameters():
+        parameter.set_value(weights[name])
+    metadata = AttentionMetadata.for_whole_sequences(LENGTHS)
+    x = rng.standard_normal((sum(LENGTHS), 12)).astype(np.float32)
+    q, k, v = (np.asarray(part).reshape(len(x), -1, HEAD_DIM) for part in plain._project(jnp.asarray(x)))
+    q, k = (
+        np.asarray(part) for part in apply_rope(plain.rope, jnp.asarray(q), jnp.asarray(k), metadata, is_paged=False)
+    )
+    q, k = (
+        part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * weights[f"{name}_layernorm.weight"]
+        for part, name in ((q, "query"), (k, "key"))
+    )
+    _, out = attention(None, jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), metadata, rope=None, scale=HEAD_DIM**-0.5)
+    expected_out = np.asarray(out).reshape(len(x), -1) @ weights["o_proj.weight"].T
+    np.testing.assert_allclose(layer(None, jnp.asarray(x), metadata)[1], expected_out, rtol=2e-5, atol=2e-4)

@@ -15,7 +15,7 @@ from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_parameters
 from jaxis.layers.partial_weight import PartialWeight, finish_experts, take_expert
 from jaxis.loading.headers import HeaderTensor, only_headers
-from jaxis.models.common.prediction_layers import without_prediction_layers
+from jaxis.models.common.prediction_layers import without_layers
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from tests.support.tiny_checkpoints import write_checkpoint
@@ -122,5 +122,5 @@ def test_headers_alone_fill_a_stack():
 def test_prediction_layers_are_left_out():
     """Of a model of 46 layers and one prediction layer; a layer more is the loader's to refuse."""
     names = ["model.layers.4.x", "model.layers.45.x", "model.layers.46.x", "model.layers.47.x", "model.layers.460.x"]
-    kept = without_prediction_layers(((name, np.zeros(1)) for name in names), 46, 1)
+    kept = without_layers(((name, np.zeros(1)) for name in names), "model", [46])
     assert [name for name, _ in kept] == [names[0], names[1], names[3], names[4]]

@@ -11,17 +11,22 @@ import transformers
 from flax import nnx
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.laguna import modeling_laguna
 from transformers.models.llama4 import modeling_llama4
+from transformers.models.mistral4 import modeling_mistral4
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.phimoe import modeling_phimoe
+from transformers.models.qwen2_moe import modeling_qwen2_moe
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.experts import JaxExperts, StackLayout
 from jaxis.layers.glu import GLU, ClampedGLU
 from jaxis.layers.mlp import GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
 from jaxis.layers.routing import JaxRouter, Routing, choose_experts
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from tests.support.layer_scopes import scope_of
@@ -74,7 +79,7 @@ BLOCKS = {
         modeling_glm4_moe.Glm4MoeMoE,
         transformers.Glm4MoeConfig(**HF_SIZES, **DEEPSEEK_SIZES, routed_scaling_factor=1.7),
         {"score_function": "sigmoid", "renormalize": True, "scaling_factor": 1.7, "float32_logits": True},
-        {"use_selection_bias": True, "shared_size": 2 * F},
+        {"selection_bias_name": ROUTER_BIAS, "shared_size": 2 * F},
     ),
     "DeepSeek V2": (
         modeling_deepseek_v2.DeepseekV2Moe,
@@ -98,7 +103,50 @@ BLOCKS = {
             **{"score_function": "sigmoid", "renormalize": True, "scaling_factor": 2.5, "float32_logits": True},
             **{"num_groups": 4, "num_allowed_groups": 2, "group_score": "top2_sum"},
         },
-        {"use_selection_bias": True, "shared_size": 2 * F},
+        {"selection_bias_name": ROUTER_BIAS, "shared_size": 2 * F},
+    ),
+    "Qwen2 MoE": (
+        modeling_qwen2_moe.Qwen2MoeSparseMoeBlock,
+        transformers.Qwen2MoeConfig(
+            **HF_SIZES, num_experts=X, moe_intermediate_size=F, shared_expert_intermediate_size=2 * F
+        ),
+        {},
+        {"shared_size": 2 * F, "shared_experts_name": "shared_expert", "shared_gate": "shared_expert_gate"},
+    ),
+    "ERNIE 4.5": (
+        modeling_ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock,
+        transformers.Ernie4_5_MoeConfig(
+            **{key: value for key, value in HF_SIZES.items() if key != "num_experts_per_tok"},
+            **{"moe_num_experts": X, "moe_intermediate_size": F, "moe_num_shared_experts": 2, "moe_k": 3},
+            # So large that some sums are below it.
+            moe_norm_min=0.4,
+        ),
+        {"renormalize": True, "minimum_sum": 0.4, "float32_logits": True},
+        {"selection_bias_name": "gate.moe_statics.e_score_correction_bias", "shared_size": 2 * F},
+    ),
+    "Phi-3.5-MoE": (
+        modeling_phimoe.PhimoeSparseMoeBlock,
+        transformers.PhimoeConfig(
+            **HF_SIZES | {"num_experts_per_tok": 2}, num_local_experts=X, intermediate_size=F, router_jitter_noise=0.3
+        ),
+        {"score_function": "sparsemixer", "sparsemixer_jitter": 0.3, "num_experts_per_token": 2},
+        {"router_name": "router"},
+    ),
+    "Laguna": (
+        modeling_laguna.LagunaSparseMoeBlock,
+        transformers.LagunaConfig(
+            **HF_SIZES | {"num_key_value_heads": 2},
+            **{"num_experts": X, "moe_intermediate_size": F, "shared_expert_intermediate_size": F},
+            **{"moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.7},
+        ),
+        {"score_function": "sigmoid", "renormalize": True, "scaling_factor": 2.5, "logit_soft_cap": 0.7},
+        {"selection_bias_name": ROUTER_BIAS, "shared_size": F},
+    ),
+    "Mistral 4": (
+        modeling_mistral4.Mistral4MoE,
+        transformers.Mistral4Config(**HF_SIZES, **DEEPSEEK_SIZES, n_group=4, topk_group=2),
+        {"renormalize": True, "num_groups": 4, "num_allowed_groups": 2, "group_score": "top2_sum"},
+        {"shared_size": 2 * F},
     ),
 }
 
@@ -209,7 +257,7 @@ def test_logits_whose_scores_round_to_one_are_still_told_apart():
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid"),
+        ({"score_function": "relu"}, "score_function='relu' is not supported; known: softmax, sigmoid, sparsemixer"),
         ({"group_score": "mean"}, "group_score='mean' is not supported"),
         ({"num_groups": 3}, "8 experts cannot be divided into 3 groups"),
         ({"num_groups": 2, "num_allowed_groups": 3}, "cannot come from 3 of 2 groups"),

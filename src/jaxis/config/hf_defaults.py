@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_GEMMA4_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
 # By `model_type`. Only keys that every model of the type needs: `transformers` is the reference for their values.
 CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # The `text_config` of multimodal checkpoints.
@@ -20,6 +25,10 @@ CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     },
+    "qwen3_vl_text": {"rope_theta": 500_000.0},
+    "qwen3_vl_moe_text": {"rope_theta": 500_000.0, "norm_topk_prob": True},
+    "gemma4_text": {"rope_parameters": _GEMMA4_ROPES},
+    "gemma4_unified_text": {"rope_parameters": _GEMMA4_ROPES, "hidden_size_per_layer_input": 0},
 }
 
 

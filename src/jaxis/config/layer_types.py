@@ -11,6 +11,8 @@ from jaxis.errors import ConfigError
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 CHUNKED_ATTENTION = "chunked_attention"
+LINEAR_ATTENTION = "linear_attention"
+CONVOLUTION = "conv"
 
 
 def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
@@ -23,13 +25,18 @@ def layer_type(config: HFConfig, layer_index: int, *, full_every: int) -> str:
         full_every - 1, 2 * full_every - 1, ... are full, the others have the window.
 
     Raises:
-      ConfigError: `layer_types` does not have a known type for the layer.
+      ConfigError: `layer_types` does not have a known type for the layer, or the pattern is not a number.
     """
     if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
             config.ignore(key, because="layer_types names each layer's type")
         return kind
     pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", full_every))
+    if type(pattern) is not int or pattern < 1:
+        raise ConfigError(
+            f"{config.source} has sliding_window_pattern={pattern!r}, expected an integer of at least 1: "
+            "correct the file"
+        )
     return SLIDING_ATTENTION if (layer_index + 1) % pattern else FULL_ATTENTION
 
 

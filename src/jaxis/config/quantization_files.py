@@ -36,32 +36,35 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return with_quantization(read_json_object(path, max_bytes=MAX_CONFIG_BYTES), Path(folder))
 
 
-def with_quantization(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_quantization(values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """A parsed config.json with `quantization_config`, if anything in the folder describes one.
 
     Args:
       values: config.json, parsed.
-      folder: Where it is.
+      folder: Where it is; None if there is nothing beside it.
 
     Raises:
       CheckpointError: A file beside it is not a JSON object.
       ConfigError: Two descriptions contradict each other.
     """
     found = dict(values)
+    config_path = Path(CONFIG) if folder is None else folder / CONFIG
     text_config = values.get("text_config")
     if isinstance(text_config, dict) and isinstance(inner := text_config.get(_KEY), dict):
         found["text_config"] = {key: value for key, value in text_config.items() if key != _KEY}
-        found = _with(found, inner, f"text_config of {folder / CONFIG}", folder)
+        found = _with(found, inner, f"text_config of {config_path}", config_path)
     if isinstance(older := found.get(_OLDER_KEY), dict):
         del found[_OLDER_KEY]
-        found = _with(found, {"quant_method": "compressed-tensors", **older}, _OLDER_KEY, folder)
+        found = _with(found, {"quant_method": "compressed-tensors", **older}, _OLDER_KEY, config_path)
+    if folder is None:
+        return found
     for name, read in QUANTIZATION_FILES.items():
         if (path := folder / name).exists() and (described := read(read_json_object(path), path)) is not None:
-            found = _with(found, described, str(path), folder)
+            found = _with(found, described, str(path), config_path)
     return found
 
 
-def _with(values: dict[str, Any], described: dict[str, Any], where: str, folder: Path) -> dict[str, Any]:
+def _with(values: dict[str, Any], described: dict[str, Any], where: str, config_path: Path) -> dict[str, Any]:
     """The config with this description; config.json's own goes first, if it has one."""
     own = values.get(_KEY)
     if not isinstance(own, dict):
@@ -69,7 +72,7 @@ def _with(values: dict[str, Any], described: dict[str, Any], where: str, folder:
     for key in _COMPARED:
         if key in own and key in described and own[key] != described[key]:
             raise ConfigError(
-                f"{folder / CONFIG} says {key}={own[key]!r} of the quantization, and {where} {key}={described[key]!r}: "
+                f"{config_path} says {key}={own[key]!r} of the quantization, and {where} {key}={described[key]!r}: "
                 "remove the wrong one"
             )
     if own.get("quant_method") is None and "quant_method" in described:

@@ -14,7 +14,9 @@ from typing import Any
 
 _DATA = Path(__file__).with_name("reference_keys.json")
 # Model types of checkpoints whose own code is that of another type.
-_SAME_CODE = {"kimi_k2": "deepseek_v3"}
+_SAME_CODE = {"kimi_k2": "deepseek_v3", "internlm3": "llama", "iquestcoder": "llama"}
+# What published checkpoints call an architecture -> what the reference calls it.
+_REFERENCE_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def reference_of(model_type: object) -> FamilyReference | None:
 @functools.cache
 def model_types_of(architecture: str) -> tuple[str, ...]:
     """The model types whose checkpoints have this name in `architectures`; none for one that is not built in."""
-    return tuple(name for name, reference in _references().items() if architecture in reference.architectures)
+    name = _REFERENCE_NAMES.get(architecture, architecture)
+    return tuple(model_type for model_type, reference in _references().items() if name in reference.architectures)
 
 
 @functools.cache

@@ -13,10 +13,13 @@ from typing import Any
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_ALIASES = {"su": "longrope"}  # its name in the first Phi-3 checkpoints
+_ALIASES = {
+    "su": "longrope",  # its name in the first Phi-3 checkpoints
+    "mrope": "default",  # of text; see `_Reader`
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,9 @@ class RopeConfig:
     Attributes:
       rope_type: One of ROPE_TYPES.
       theta: Base of the frequencies.
-      partial_rotary_factor: Share of the head dimension that is rotated.
+      partial_rotary_factor: Share of the head dimension that is rotated (proportional: by angles other than 0).
       max_position_embeddings: The context length that the config declares, in tokens.
-      factor: How much the context is stretched (linear, dynamic, llama3, yarn, longrope).
+      factor: How much the context is stretched (linear, dynamic, llama3, yarn, longrope, proportional).
       original_max_position_embeddings: Context length of pretraining, in tokens (llama3, yarn, longrope).
       attention_factor: Multiplies cosine and sine; None where the config leaves it to the rope type's own formula
         (yarn, longrope).
@@ -65,6 +68,7 @@ def rope_config(
     config: HFConfig,
     layer_type: str | None = None,
     *,
+    theta: float | None = None,
     default_theta: float = 10_000.0,
     default_local_theta: float | None = None,
     default_partial_rotary_factor: float = 1.0,
@@ -78,6 +82,7 @@ def rope_config(
       layer_type: "full_attention" or "sliding_attention", for families whose rope differs between them. Where
         config.json has one object for both (transformers 4), it is the full layers': sliding ones have the default rope
         with `rope_local_base_freq`.
+      theta: That of a layer whose family lists them one by one, instead of config.json's for all layers.
       default_theta: The family's theta where config.json names none.
       default_local_theta: The same for sliding layers; None is the theta of the full ones.
       default_partial_rotary_factor: The family's share where config.json names none.
@@ -86,16 +91,18 @@ def rope_config(
       ConfigError: If the rope type is unknown, a key it needs is missing, or a value is not the number it should be.
     """
     reader = _Reader(config, layer_type)
-    theta = config.get("rope_theta", default_theta)
+    common_theta = config.get("rope_theta", default_theta)
     if layer_type == "sliding_attention":
-        theta = config.get("rope_local_base_freq", default_local_theta or theta)
+        common_theta = config.get("rope_local_base_freq", default_local_theta or common_theta)
+    common_theta = reader.number("rope_theta", common_theta)
     partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
     rope_type = reader.rope_type()
     settings: dict[str, Any] = {
         "rope_type": rope_type,
-        "theta": reader.number("rope_theta", theta),
+        "theta": common_theta if theta is None else reader.positive("rope_theta", theta),
         "partial_rotary_factor": reader.number("partial_rotary_factor", partial_rotary_factor),
         "max_position_embeddings": config.get("max_position_embeddings"),
+        "factor": reader.optional("factor") if rope_type == "proportional" else None,
     }
     if rope_type in ("linear", "dynamic", "llama3"):
         settings["factor"] = reader.number("factor")
@@ -128,9 +135,55 @@ def rope_config(
         # Of the first implementation, which stretched the context of models that were not trained for it as it grew.
         reader.section.expect("finetuned", True)
     if rope_type == "longrope":
-        settings["short_factor"] = reader.numbers("short_factor")
-        settings["long_factor"] = reader.numbers("long_factor")
+        settings |= _longrope_settings(reader, settings["attention_factor"])
     return RopeConfig(**settings)
+
+
+def llama_4_scaling_beta(config: HFConfig) -> float | None:
+    """How fast queries grow with their position in families that took Llama 4's temperature; None if they do not.
+
+    Args:
+      config: Of the model; the setting is among those of the rope.
+
+    Raises:
+      ConfigError: If it is not a number above 0.
+    """
+    reader = _Reader(config, None)
+    reader.section.expect("max_position_embeddings", config.get("max_position_embeddings"))
+    return reader.optional("llama_4_scaling_beta")
+
+
+def rope_config_with_alpha(config: HFConfig, head_dim: int) -> RopeConfig:
+    """`rope_config` for Hunyuan, whose "dynamic" rope with an `alpha` has a base that is larger from the start on.
+
+    Args:
+      config: Of the model.
+      head_dim: D.
+
+    Raises:
+      ConfigError: See `rope_config`; or `alpha` is not a number above 0.
+    """
+    reader = _Reader(config, None)
+    if reader.rope_type() != "dynamic" or not reader.get("alpha"):
+        return rope_config(config)
+    for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        reader.section.ignore(key, because="alpha alone says how far the context is stretched")
+    theta = reader.number("rope_theta", config.get("rope_theta", 10_000.0))
+    return RopeConfig(
+        rope_type="default",
+        theta=theta * reader.number("alpha") ** (head_dim / (head_dim - 2)),
+        max_position_embeddings=config.get("max_position_embeddings"),
+    )
+
+
+def _longrope_settings(reader: _Reader, attention_factor: float | None) -> dict[str, Any]:
+    mscale = reader.optional("short_mscale")  # Phi-3.5-MoE has the attention factor under two other names
+    reader.section.expect("long_mscale", mscale)
+    return {
+        "short_factor": reader.numbers("short_factor"),
+        "long_factor": reader.numbers("long_factor"),
+        "attention_factor": attention_factor if mscale is None else mscale,
+    }
 
 
 class _Reader:
@@ -142,6 +195,8 @@ class _Reader:
         self.section = self._object(config, self.name)
         if layer_type is not None:
             self._choose(layer_type)
+        for key in ("mrope_section", "mrope_interleaved"):
+            self.section.ignore(key, because="all coordinates of a position are the same where there is only text")
 
     def _object(self, parent: HFConfig, key: str) -> HFConfig:
         section = parent.get(key)

@@ -22,7 +22,7 @@ _INTEGERS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), (1, _MAX_HEADS)),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "intermediate_size_mlp"), (0, _MAX_WIDTH)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), (0, 2**16)),
-    **dict.fromkeys(("max_position_embeddings", "sliding_window_pattern"), (1, 2**31 - 1)),
+    "max_position_embeddings": (1, 2**31 - 1),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), (0, 2**31 - 1)),
 }
 # Types of keys for which the reference assumes no value that would tell them.
@@ -37,6 +37,9 @@ _TYPES: Mapping[str, type] = {
     "layer_types": list,
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), str),
 }
+# Keys whose values have several types: who reads them says what they may be.
+_OF_SEVERAL_TYPES = ("sliding_window_pattern", "gating", "moe_topk")
+_OF_EACH_LAYER = ("moe_intermediate_size",)
 _NAMES: Mapping[type, str] = {
     bool: "true or false",
     float: "a number",
@@ -82,15 +85,20 @@ def _check(values: Mapping[str, Any], reference: FamilyReference | None, source:
 
 def _expectation(key: str, value: object, default: object) -> str | None:
     """What a value should have been; None if it may be what it is."""
+    if key in _OF_SEVERAL_TYPES:
+        return None
     if key in _INTEGERS:
         least, most = _INTEGERS[key]
-        if type(value) is int and least <= value <= most:
+        # Only where the reference has no number for all layers may each layer have its own.
+        numbers = value if isinstance(value, list) and default is None and key in _OF_EACH_LAYER else [value]
+        if all(type(number) is int and least <= number <= most for number in numbers):
             return None
         return f"an integer of at least {least}" + (f" and at most {most}" if type(value) is int else "")
     if key.endswith("_token_id"):
         ids = value if isinstance(value, list) else [value]
         return None if all(type(token_id) is int for token_id in ids) else "an integer or a list of integers"
-    kind = _TYPES.get(key) or _kind(default)
+    # "auto" stands for a number that follows from other keys, and which may be there instead.
+    kind = _TYPES.get(key) or (None if default == "auto" else _kind(default))
     if kind is None or (_kind(value) is kind and not _is_extreme(value)):
         return None
     return _NAMES[kind]

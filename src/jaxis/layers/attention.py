@@ -19,13 +19,14 @@ from jaxis.kernels.rms_norm import rms_norm
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
 
 
 def attention(
-    kv_cache: jax.Array | None,
+    kv_cache: KVCache,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     metadata: AttentionMetadata,
     *,
     rope: RotaryEmbedding | None,
@@ -34,14 +35,16 @@ def attention(
     span: AttentionSpan = FULL_CONTEXT,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array | None, jax.Array]:
+) -> tuple[KVCache, jax.Array]:
     """Applies rope, updates the cache and attends, for models with custom projections.
 
     Args:
-      kv_cache: The layer's cache; None means that the batch holds whole sequences, each from its first token.
+      kv_cache: The layer's cache, or that of the layer whose keys and values it shares; without one, the batch holds
+        whole sequences, each from its first token.
       q: [T, H, D], before norms and rope.
-      k: [T, K, D], before norms and rope.
-      v: [T, K, D].
+      k: [T, K, D], before norms and rope; None, with `v`, for a layer that attends to what another one has cached in
+        this step: it writes nothing.
+      v: [T, K, D] or None.
       metadata: The step's batch.
       rope: Rotates queries and keys; None for no rope. To compute something between rope and scores, call `apply_rope`
         first and pass `rope=None`.
@@ -52,12 +55,18 @@ def attention(
       sinks: [H], one extra score per head that has no value but takes part in the softmax.
 
     Returns:
-      The updated cache (None without one), and [T, H, D].
+      The updated cache (without one, what stands in its place), and [T, H, D].
     """
-    q, k = apply_rope(rope, q, k, metadata, norms=norms, is_paged=kv_cache is not None)
+    is_paged = is_cache(kv_cache)
+    if k is None:
+        # No heads of keys.
+        q, _ = apply_rope(rope, q, q[:, :0], metadata, norms=norms, is_paged=is_paged)
+    else:
+        q, k = apply_rope(rope, q, k, metadata, norms=norms, is_paged=is_paged)
     options = _Options(scale, span, soft_cap)
-    if kv_cache is None:
-        return None, _whole_sequence_attention(q, k, v, metadata, options, sinks)
+    if kv_cache is None or isinstance(kv_cache, UncachedKeysAndValues):
+        uncached, k, v = _of_whole_sequences(kv_cache, k, v)
+        return uncached, _whole_sequence_attention(q, k, v, metadata, options, sinks)
     return _sharded_paged_attention(kv_cache, q, k, v, metadata, options, sinks)
 
 
@@ -108,6 +117,17 @@ def _requests(metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
     )
 
 
+def _of_whole_sequences(
+    shared: UncachedKeysAndValues | None, k: jax.Array | None, v: jax.Array | None
+) -> tuple[UncachedKeysAndValues | None, jax.Array, jax.Array]:
+    """What a layer returns in the place of a cache, and the keys and values that it attends to: its own or shared."""
+    if k is not None and v is not None:
+        return None if shared is None else UncachedKeysAndValues(k, v), k, v
+    if shared is None or shared.keys is None or shared.values is None:
+        raise ValueError("a layer without keys and values needs those of another one")
+    return shared, shared.keys, shared.values
+
+
 def _whole_sequence_attention(
     q: jax.Array,
     k: jax.Array,
@@ -150,8 +170,8 @@ def _dense_attention(
 def _sharded_paged_attention(
     kv_cache: jax.Array,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     metadata: AttentionMetadata,
     options: _Options,
     sinks: jax.Array | None,
@@ -173,8 +193,8 @@ def _sharded_paged_attention(
     if mesh.empty or mesh.shape["model"] == 1:
         return kernel(q, k, v, kv_cache, *operands, sinks=sinks)
 
-    copies = num_cached_heads(kv_cache) // k.shape[1]
-    if copies > 1:
+    copies = 1 if k is None else num_cached_heads(kv_cache) // k.shape[1]
+    if k is not None and v is not None and copies > 1:
         k, v = jnp.repeat(k, copies, axis=1), jnp.repeat(v, copies, axis=1)
     heads = PartitionSpec(None, "model", None)
     head_axis = kv_head_axis(kv_cache.dtype) % kv_cache.ndim

@@ -70,11 +70,12 @@ class JaxEmbed(JaxModule):
 
 
 class JaxLmHead(JaxLinear):
-    """An output head that is not tied to the embeddings: `weight` [V, E], no bias.
+    """An output head that is not tied to the embeddings: `weight` [V, E].
 
     Args:
       features: E.
       vocab_size: V.
+      use_bias: Whether there is a `bias` [V].
       rngs, dtype, quant_config, prefix: See `JaxLinear`.
     """
 
@@ -84,6 +85,7 @@ class JaxLmHead(JaxLinear):
         vocab_size: int,
         rngs: nnx.Rngs,
         *,
+        use_bias: bool = False,
         dtype: DTypeLike = jnp.float32,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "lm_head",
@@ -92,7 +94,7 @@ class JaxLmHead(JaxLinear):
             features,
             vocab_size,
             rngs,
-            use_bias=False,
+            use_bias=use_bias,
             dtype=dtype,
             kernel_axes=("vocab", "embed"),
             quant_config=quant_config,
@@ -102,4 +104,5 @@ class JaxLmHead(JaxLinear):
     def __call__(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
         # Not rounded to the weights' type, in which the top tokens would often tie.
-        return self.product(hidden_states, preferred_element_type=jnp.float32)
+        logits = self.product(hidden_states, preferred_element_type=jnp.float32)
+        return logits if self.bias is None else logits + self.bias[...]

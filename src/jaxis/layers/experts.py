@@ -1,4 +1,4 @@
-"""The experts of a mixture: X gated feed-forward blocks whose weights are stacked."""
+"""The experts of a mixture: X feed-forward blocks, mostly gated, whose weights are stacked."""
 
 from __future__ import annotations
 
@@ -38,33 +38,34 @@ class StackLayout:
     """How a checkpoint lays out tensors that hold all experts (`gate_up_proj`, `down_proj`).
 
     Attributes:
-      transposed: Weights are [X, in, out], not [X, out, in]; scales of quantized weights are either way.
+      transposed: Weights are [X, in, out], not [X, out, in]; scales of quantized weights are either way. None: weights,
+        too, may be either way; those whose shape does not tell are [X, out, in], as in transformers.
       interleaved: The outputs of `gate_up_proj` alternate between gate and up, instead of all gates coming first.
     """
 
-    transposed: bool
+    transposed: bool | None
     interleaved: bool = False
 
 
 class JaxExperts(JaxModule):
     """`down_proj(unit(gate_proj(x), up_proj(x)))` of the experts each token goes to, weighted and summed.
 
-    Its parameters are stacks: `gate_proj` and `up_proj` [X, F, E], `down_proj` [X, E, F], and, with `use_bias`,
-    `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E].
+    Its parameters are stacks: `gate_proj`, unless the unit has no gate, and `up_proj` [X, F, E], `down_proj` [X, E, F],
+    and, with `use_bias`, `gate_proj_bias` and `up_proj_bias` [X, F] and `down_proj_bias` [X, E].
 
     Args:
       num_experts: X.
       hidden_size: E.
       intermediate_size: F of one expert.
       rngs: For the initial weights.
-      gated_unit: Combines gate and up into the input of `down_proj`.
+      gated_unit: Makes the input of `down_proj` of gate and up, or of the latter alone.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       use_bias: Whether the three projections have biases.
       stack_layout: The layout of tensors that hold all experts; None if each tensor holds one.
       dtype, quant_config, prefix: See `JaxLinear`.
     """
 
-    gate_proj: nnx.Param
+    gate_proj: nnx.Param | None = None
     up_proj: nnx.Param
     down_proj: nnx.Param
 
@@ -98,7 +99,7 @@ class JaxExperts(JaxModule):
                 shape = (num_experts, size)
                 return make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=("expert", axis))
 
-            self.gate_proj_bias = bias(intermediate_size, "mlp")
+            self.gate_proj_bias = bias(intermediate_size, "mlp") if gated_unit.has_gate else None
             self.up_proj_bias = bias(intermediate_size, "mlp")
             self.down_proj_bias = bias(hidden_size, "embed")
 
@@ -109,7 +110,13 @@ class JaxExperts(JaxModule):
         return [
             WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), ("expert", *axes), self.num_experts)
             for name, axes in STACK_AXES.items()
+            if name in self.stack_names
         ]
+
+    @property
+    def stack_names(self) -> list[str]:
+        """Those of STACK_AXES that these experts have."""
+        return [name for name in STACK_AXES if name != "gate_proj" or self.gated_unit.has_gate]
 
     @property
     def can_be_packed(self) -> bool:
@@ -120,7 +127,9 @@ class JaxExperts(JaxModule):
         """x [T, E], expert_ids i32 [T, k], expert_weights float32 [T, k] -> [T, E]."""
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         stacks = ExpertStacks(
-            *(param.get_value() for param in (self.gate_proj, self.up_proj, self.down_proj)),
+            None if self.gate_proj is None else self.gate_proj.get_value(),
+            self.up_proj.get_value(),
+            self.down_proj.get_value(),
             *(None if bias is None else bias[...] for bias in biases),
             num_experts=self.num_experts,
             gated_unit=self.gated_unit,
@@ -168,7 +177,7 @@ class JaxExperts(JaxModule):
         """Name of a stack in the file -> its parameter, and the tensor's name in the weights' format."""
         if isinstance(getattr(self, stack_name, None), nnx.Param):
             return stack_name, "weight"
-        for name in STACK_AXES:
+        for name in self.stack_names:
             tensor_name = stack_name.removeprefix(f"{name}_")
             loader = getattr(self, name).get_metadata().get("weight_loader")
             if tensor_name != stack_name and isinstance(loader, WeightLoader) and loader.takes(tensor_name):
@@ -203,7 +212,7 @@ class JaxExperts(JaxModule):
         assert self.stack_layout is not None
         for expert in range(self.num_experts):
             part = tensor[expert] if tensor.ndim > 1 else tensor[expert : expert + 1]
-            if self.stack_layout.transposed and self._is_transposed(projection, suffix, part):
+            if self.stack_layout.transposed is not False and self._is_transposed(projection, suffix, part):
                 part = part.T
             if projection == "gate_up_proj":
                 gate, up = self._gate_and_up(part, self.stack_layout)
@@ -214,7 +223,7 @@ class JaxExperts(JaxModule):
 
     def _is_transposed(self, projection: str, suffix: str, part: np.ndarray) -> bool:
         """Whether an expert's part of a tensor has its outputs along the second axis."""
-        if not suffix:
+        if not suffix and self.stack_layout is not None and self.stack_layout.transposed:
             return True
         sizes = {"gate_up_proj": 2 * self.intermediate_size, "down_proj": self.hidden_size}
         num_outputs = sizes.get(projection, self.intermediate_size)

@@ -1,4 +1,4 @@
-"""Gated linear units as data: how an expert combines its gate and up projections."""
+"""How an expert makes the input of its down projection, as data: gated linear units, and a plain activation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxis.kernels.activations import KERNEL_NAMES
+from jaxis.kernels.activations import KERNEL_NAMES, relu_squared
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class GLU:
     """
 
     activation: Callable[[jax.Array], jax.Array]
+
+    @property
+    def has_gate(self) -> bool:
+        """See `GatedUnit`."""
+        return True
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """gate, up [..., F] -> [..., F]."""
@@ -45,6 +50,11 @@ class ClampedGLU:
     limit: float
     alpha: float = 1.702
 
+    @property
+    def has_gate(self) -> bool:
+        """See `GatedUnit`."""
+        return True
+
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """gate, up [..., F] -> [..., F]."""
         gate = jnp.minimum(gate, self.limit)
@@ -55,3 +65,29 @@ class ClampedGLU:
     def kernel_arguments(self) -> Mapping[str, Any] | None:
         """See `GatedUnit`."""
         return {"activation": "clamped_swiglu", "alpha": self.alpha, "limit": self.limit}
+
+
+@dataclass(frozen=True)
+class Ungated:
+    """`activation(up)`, of experts that have no gate.
+
+    Attributes:
+      activation: One of `layers.mlp.ACTIVATIONS`.
+    """
+
+    activation: Callable[[jax.Array], jax.Array]
+
+    @property
+    def has_gate(self) -> bool:
+        """See `GatedUnit`."""
+        return False
+
+    def __call__(self, gate: None, up: jax.Array) -> jax.Array:
+        """up [..., F] -> [..., F]."""
+        del gate
+        return self.activation(up)
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """See `GatedUnit`."""
+        return {"activation": "relu2"} if self.activation is relu_squared else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,15 @@ from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.kv_cache_spec import KVCacheSpec
 from jaxis.layers.leaves import linear, rms_norm
-from jaxis.layers.linear import apply_together
-from jaxis.layers.module import JaxModule, calls_are_observed, make_parameter
-from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm
+from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, make_parameter
+from jaxis.layers.norm import JaxLayerNorm, JaxRmsNorm, UnweightedRmsNorm
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
 from jaxis.parallel.mesh import devices_of_layer
 
@@ -38,27 +41,43 @@ class GroupedQueryAttention(JaxModule):
 
     Args:
       scope: The layer's scope.
+      num_heads, num_kv_heads: H and K of a layer that differs from others; None means config.json's.
       head_dim: D, if config.json does not have it; None means E / H.
+      layer_head_dim: D of a layer that differs from others; None means config.json's.
       use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
       rope_settings: The layer's rope; None means the settings that config.json has for all layers.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
       scale: Multiplies the scores; None means D ** -0.5.
       qkv_bias, o_bias: Whether those projections have biases.
       packed_qkv: Whether the checkpoint has one `qkv_proj` [(H + 2 K) D, E] instead of three matrices.
-      qk_norm: Creates the norms of queries and keys, applied before the rope. True means an RMS norm over each head.
+      qk_norm: Creates the norms of queries and keys. True means an RMS norm over each head.
+      qk_norm_names: What the checkpoint calls them; the same name twice is one norm, for both.
+      norm_after_rope: Whether they are applied after the rope, not before it.
+      query_scale: Multiplies queries by factors that depend on their positions; None for none.
       span: The tokens that a token sees.
       soft_cap: Scores become `soft_cap * tanh(scores / soft_cap)`.
       use_sinks: Whether there is a parameter `sinks` [H], one extra score per head that has no value.
+      output_gate: Multiplies the output before `o_proj`; None for no gate.
+      o_proj_name: What the checkpoint calls `o_proj`.
+      values_are_keys: Whether there is no `v_proj`: values are `k_proj`'s output, as it is before norm and rope.
+      use_v_norm: Whether each head's values get an RMS norm, which has no weight.
 
     Raises:
       ConfigError: config.json's rope is not supported.
     """
 
+    q_norm = NamedByCheckpoint[HeadNorm | None]("q_norm_name")
+    k_norm = NamedByCheckpoint[HeadNorm | None]("k_norm_name")
+    o_proj = NamedByCheckpoint[JaxLinear]("_o_proj_name")
+
     def __init__(
         self,
         scope: LayerScope,
         *,
+        num_heads: int | None = None,
+        num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        layer_head_dim: int | None = None,
         use_rope: bool = True,
         rope_settings: RopeConfig | None = None,
         interleaved_rope: bool = False,
@@ -67,15 +86,23 @@ class GroupedQueryAttention(JaxModule):
         o_bias: bool = False,
         packed_qkv: bool = False,
         qk_norm: MakeHeadNorm | bool = False,
+        qk_norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+        norm_after_rope: bool = False,
+        query_scale: QueryScale | None = None,
         span: AttentionSpan = FULL_CONTEXT,
         soft_cap: float | None = None,
         use_sinks: bool = False,
+        output_gate: OutputGate | None = None,
+        o_proj_name: str = "o_proj",
+        values_are_keys: bool = False,
+        use_v_norm: bool = False,
     ) -> None:
         config = scope.config
         hidden_size: int = config["hidden_size"]
-        self.num_heads: int = config["num_attention_heads"]
-        self.num_kv_heads: int = config.get("num_key_value_heads", self.num_heads)
-        self.head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
+        self.num_heads: int = num_heads or config["num_attention_heads"]
+        self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads", self.num_heads)
+        common_head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
+        self.head_dim: int = layer_head_dim or common_head_dim
         self.rope = None
         if use_rope:
             self.rope = make_rotary_embedding(
@@ -91,22 +118,35 @@ class GroupedQueryAttention(JaxModule):
         if qk_norm:
             make_norm = (lambda _, head_dim: rms_norm(scope, head_dim)) if qk_norm is True else qk_norm
             q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.output_gate = output_gate
+        heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
+        q_size, kv_size = self._projection_sizes
         self.qkv_proj = None
         # Parts of a packed projection's output, each with queries, keys and values of its own.
         self.num_parts = 1
         if packed_qkv:
             qkv_size = q_size + 2 * kv_size
-            self.qkv_proj = linear(
-                scope / "qkv_proj", hidden_size, qkv_size, axes=("heads", "embed"), use_bias=qkv_bias
-            )
+            self.qkv_proj = linear(scope / "qkv_proj", hidden_size, qkv_size, axes=heads, use_bias=qkv_bias)
         else:
-            heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
             self.q_proj = linear(scope / "q_proj", hidden_size, q_size, axes=heads, use_bias=qkv_bias)
             self.k_proj = linear(scope / "k_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
-            self.v_proj = linear(scope / "v_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
-        self.o_proj = linear(scope / "o_proj", q_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
-        self.q_norm, self.k_norm = q_norm, k_norm
+            self.v_proj = None
+            if not values_are_keys:
+                self.v_proj = linear(scope / "v_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
+        if output_gate is not None and output_gate.name is not None:
+            gate_size = self.num_heads if output_gate.per_head else self.num_heads * self.head_dim
+            gate_proj = linear(scope / output_gate.name, hidden_size, gate_size, axes=heads)
+            setattr(self, output_gate.name, gate_proj)
+        o_size = self.num_heads * self.head_dim
+        self._o_proj_name = o_proj_name
+        o_proj = linear(scope / o_proj_name, o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
+        setattr(self, o_proj_name, o_proj)
+        self.q_norm_name, self.k_norm_name = qk_norm_names
+        setattr(self, self.q_norm_name, q_norm)
+        setattr(self, self.k_norm_name, k_norm)
+        self.v_norm = UnweightedRmsNorm(epsilon=config["rms_norm_eps"]) if use_v_norm else None
+        self.norm_after_rope = norm_after_rope
+        self.query_scale = query_scale
         self.sinks = None
         if use_sinks:
             zeros = nnx.initializers.zeros
@@ -130,8 +170,9 @@ class GroupedQueryAttention(JaxModule):
         head_dim, num_rows = self.head_dim, self.num_kv_heads * self.head_dim
         kv_rows = np.repeat(np.arange(num_rows).reshape(-1, head_dim), copies, axis=0)
         if self.qkv_proj is None:
-            is_same = copies == 1 or not (has_movable_rows(self.k_proj) and has_movable_rows(self.v_proj))
-            return [] if is_same else [RowOrder(each, kv_rows.ravel()) for each in (self.k_proj, self.v_proj)]
+            projections = [each for each in (self.k_proj, self.v_proj) if each is not None]
+            is_same = copies == 1 or not all(has_movable_rows(each) for each in projections)
+            return [] if is_same else [RowOrder(each, kv_rows.ravel()) for each in projections]
         if num_devices == 1 or not has_movable_rows(self.qkv_proj):
             return []
         q_size = self.num_heads * head_dim
@@ -150,24 +191,28 @@ class GroupedQueryAttention(JaxModule):
         if self.qkv_proj is not None:
             self.num_parts = num_devices
         copies = max(1, num_devices // self.num_kv_heads)
-        if self.k_norm is not None and self.k_norm.weight.shape != (self.head_dim,) and copies > 1:
-            _repeat_heads(self.k_norm.weight, self.head_dim, copies)
+        weight = None if self.k_norm is None else self.k_norm.weight
+        if weight is not None and weight.shape != (self.head_dim,) and copies > 1:
+            _repeat_heads(weight, self.head_dim, copies)
 
-    def __call__(
-        self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
-    ) -> tuple[jax.Array | None, jax.Array]:
-        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+    def __call__(self, kv_cache: KVCache, x: jax.Array, metadata: AttentionMetadata) -> tuple[KVCache, jax.Array]:
+        """x [T, E] -> the updated cache (without one, what stands in its place) and [T, E]."""
         num_tokens = x.shape[0]
-        q, k, v = self._project(x)
+        q, k, v, *gate = self._project(x)
         norms = self._norms_of_rope_kernel()
-        if norms is None and self.q_norm is not None and self.k_norm is not None:
-            q, k = _apply_norm(self.q_norm, q, self.head_dim), _apply_norm(self.k_norm, k, self.head_dim)
+        if norms is None and not self.norm_after_rope:
+            q, k = self._normed(q, k)
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         # As many heads as there are devices, if the model has fewer.
         k = k.reshape(num_tokens, -1, self.head_dim)
         v = v.reshape(num_tokens, -1, self.head_dim)
-        q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=kv_cache is not None)
-        q, k = self.after_rope(q, k, metadata)
+        if self.v_norm is not None:
+            v = self.v_norm(v)
+        q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_cache(kv_cache))
+        if self.norm_after_rope:
+            q, k = self._normed(q, k)
+        if self.query_scale is not None:
+            q = self.query_scale(q, metadata.input_positions)
         kv_cache, out = attention(
             kv_cache,
             q,
@@ -180,31 +225,57 @@ class GroupedQueryAttention(JaxModule):
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
+        if self.output_gate is not None:
+            out = self.output_gate(out, *gate)
         return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.head_dim))
 
-    def after_rope(self, q: jax.Array, k: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, jax.Array]:
-        """Changes queries [T, H, D] and keys [T, K, D] between rope and scores; families override this no-op."""
-        del metadata
-        return q, k
+    @property
+    def _projection_sizes(self) -> tuple[int, int]:
+        """Rows of `q_proj`, with those of a gate that is in it, and of each of `k_proj` and `v_proj`."""
+        q_size = self.num_heads * self.head_dim
+        has_gate = self.output_gate is not None and self.output_gate.is_in_queries
+        return 2 * q_size if has_gate else q_size, self.num_kv_heads * self.head_dim
 
-    def _project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], K with the copies that `after_loading` made."""
+    def _project(self, x: jax.Array) -> list[jax.Array]:
+        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], and the logits of the output's gate, if any.
+
+        K is with the copies that `after_loading` made.
+        """
+        num_tokens, gate = x.shape[0], self.output_gate
+        gate_proj = [] if gate is None or gate.name is None else [getattr(self, gate.name)]
         if self.qkv_proj is None:
-            return apply_together(x, self.q_proj, self.k_proj, self.v_proj)
-        parts = self.qkv_proj(x).reshape(x.shape[0], self.num_parts, -1)
-        q_size = self.num_heads * self.head_dim // self.num_parts
-        kv_size = (parts.shape[-1] - q_size) // 2
-        q, k, v = jnp.split(parts, [q_size, q_size + kv_size], axis=-1)
-        return [each.reshape(x.shape[0], -1) for each in (q, k, v)]
+            v_proj = [] if self.v_proj is None else [self.v_proj]
+            projected = apply_together(x, self.q_proj, self.k_proj, *v_proj, *gate_proj)
+            if self.v_proj is None:
+                projected.insert(2, projected[1])
+        else:
+            parts = self.qkv_proj(x).reshape(num_tokens, self.num_parts, -1)
+            q_size = self._projection_sizes[0] // self.num_parts
+            kv_size = (parts.shape[-1] - q_size) // 2
+            qkv = jnp.split(parts, [q_size, q_size + kv_size], axis=-1)
+            projected = [*(each.reshape(num_tokens, -1) for each in qkv), *(layer(x) for layer in gate_proj)]
+        if gate is None or not gate.is_in_queries:
+            return projected
+        q_and_gate, k, v = projected
+        q, logits = jnp.split(q_and_gate.reshape(num_tokens, self.num_heads, 2 * self.head_dim), 2, axis=-1)
+        return [q.reshape(num_tokens, -1), k, v, logits]
 
     def _norms_of_rope_kernel(self) -> HeadNorms | None:
         """The norms that `apply_rope` can fuse with the rope into one kernel; None if they are of another kind."""
         q_norm, k_norm = self.q_norm, self.k_norm
-        if calls_are_observed() or not isinstance(q_norm, JaxRmsNorm) or not isinstance(k_norm, JaxRmsNorm):
+        if self.norm_after_rope or calls_are_observed():
             return None
-        if not q_norm.weight.shape == k_norm.weight.shape == (self.head_dim,):
+        if not isinstance(q_norm, JaxRmsNorm) or not isinstance(k_norm, JaxRmsNorm):
+            return None
+        if not q_norm.num_features == k_norm.num_features == self.head_dim:
             return None
         return HeadNorms(q_norm.scale, k_norm.scale, q_norm.epsilon)
+
+    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys, [T, heads * D] or [T, heads, D], after their norms, if there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return _apply_norm(self.q_norm, q, self.head_dim), _apply_norm(self.k_norm, k, self.head_dim)
 
 
 def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
@@ -215,7 +286,7 @@ def _repeat_heads(param: nnx.Param, head_dim: int, copies: int) -> None:
 
 
 def _apply_norm(norm: HeadNorm, x: jax.Array, head_dim: int) -> jax.Array:
-    """x [T, heads * D] -> the same shape."""
-    if norm.weight.shape == x.shape[1:]:
-        return norm(x)
-    return norm(x.reshape(x.shape[0], -1, head_dim)).reshape(x.shape)
+    """x [T, heads * D] or [T, heads, D] -> the same shape."""
+    shape = (norm.num_features,) if isinstance(norm, JaxRmsNorm) else norm.weight.shape
+    over_all_heads = (x.shape[0], -1) if len(shape) == 1 and shape[0] != head_dim else (x.shape[0], -1, head_dim)
+    return norm(x.reshape(over_all_heads)).reshape(x.shape)

@@ -53,6 +53,16 @@ class HasCache(Protocol):
         ...
 
 
+@runtime_checkable
+class SharesCache(Protocol):
+    """A layer that attends to the cache of an earlier decoder layer and has none of its own."""
+
+    @property
+    def shares_cache_of(self) -> int:
+        """The index of that decoder layer, which has the same span, kv heads and head dimension."""
+        ...
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """Keys and values of K heads of D elements each.

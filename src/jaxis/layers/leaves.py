@@ -57,12 +57,18 @@ def embedding(scope: LayerScope, *, scale: float = 1.0) -> JaxEmbed:
     )
 
 
-def lm_head(scope: LayerScope) -> JaxLmHead:
-    """An output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`."""
+def lm_head(scope: LayerScope, *, use_bias: bool = False) -> JaxLmHead:
+    """An output head that is not tied to the embeddings, of config.json's `hidden_size` and `vocab_size`.
+
+    Args:
+      scope: The head's scope.
+      use_bias: See `JaxLmHead`.
+    """
     return JaxLmHead(
         scope.config["hidden_size"],
         scope.config["vocab_size"],
         scope.rngs,
+        use_bias=use_bias,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
         prefix=scope.prefix,
@@ -75,6 +81,7 @@ def rms_norm(
     *,
     epsilon: float | None = None,
     add_unit_offset: bool = False,
+    use_weight: bool = True,
 ) -> JaxRmsNorm:
     """An RMS norm.
 
@@ -83,6 +90,7 @@ def rms_norm(
       num_features: Size of the last axis; None means config.json's `hidden_size`.
       epsilon: None means config.json's `rms_norm_eps`.
       add_unit_offset: The checkpoint has `weight - 1` (Gemma).
+      use_weight: Whether there is a weight.
     """
     return JaxRmsNorm(
         scope.config["hidden_size"] if num_features is None else num_features,
@@ -90,6 +98,7 @@ def rms_norm(
         epsilon=scope.config["rms_norm_eps"] if epsilon is None else epsilon,
         dtype=scope.dtype,
         add_unit_offset=add_unit_offset,
+        use_weight=use_weight,
     )
 
 
@@ -110,23 +119,19 @@ def layer_norm(
     )
 
 
-def router(
-    scope: LayerScope, routing: Routing, *, use_bias: bool = False, use_selection_bias: bool = False
-) -> JaxRouter:
+def router(scope: LayerScope, routing: Routing, *, use_bias: bool = False) -> JaxRouter:
     """A router over config.json's `hidden_size`.
 
     Args:
       scope: The router's scope.
       routing: How its logits are interpreted.
       use_bias: See `JaxRouter`.
-      use_selection_bias: See `JaxRouter`.
     """
     return JaxRouter(
         scope.config["hidden_size"],
         routing,
         scope.rngs,
         use_bias=use_bias,
-        use_selection_bias=use_selection_bias,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
         prefix=scope.prefix,
@@ -139,6 +144,7 @@ def experts(
     intermediate_size: int,
     *,
     gated_unit: GatedUnit,
+    hidden_size: int | None = None,
     use_bias: bool = False,
     stack_layout: StackLayout | None = None,
 ) -> JaxExperts:
@@ -149,12 +155,13 @@ def experts(
       routing: Their router's.
       intermediate_size: F of one expert.
       gated_unit: See `JaxExperts`.
+      hidden_size: E; None means config.json's `hidden_size`.
       use_bias: See `JaxExperts`.
       stack_layout: See `JaxExperts`.
     """
     return JaxExperts(
         routing.num_experts,
-        scope.config["hidden_size"],
+        scope.config["hidden_size"] if hidden_size is None else hidden_size,
         intermediate_size,
         scope.rngs,
         gated_unit=gated_unit,

@@ -1,4 +1,4 @@
-"""The gated feed-forward block."""
+"""The feed-forward blocks: with a gate and without."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.errors import ConfigError
-from jaxis.kernels.activations import gelu_tanh
+from jaxis.kernels.activations import gelu_tanh, relu_squared
+from jaxis.kernels.materialize import materialize
 from jaxis.kernels.weights import gated_matmul
 from jaxis.layers.leaves import linear
-from jaxis.layers.linear import apply_together, can_be_fused
-from jaxis.layers.module import JaxModule
+from jaxis.layers.linear import JaxLinear, apply_together, can_be_fused
+from jaxis.layers.module import JaxModule, NamedByCheckpoint, get_child
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
+from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.parallel.mesh import devices_of_layer
 
@@ -38,6 +40,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": jax.nn.relu,
+    "relu2": relu_squared,
 }
 
 
@@ -60,11 +63,17 @@ class GatedMLP(JaxModule):
       intermediate_size: F; None means config.json's `intermediate_size`.
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
       use_bias: Whether the projections have biases.
-      packed_gate_up: Whether the checkpoint has one `gate_up_proj` [2 F, E], gates first, instead of two matrices.
+      projection_names: What the checkpoint calls `gate_proj`, `up_proj` and `down_proj`.
+      packed_gate_up: What the checkpoint calls one matrix [2 F, E] of both, gates first; None if it has two.
+      multipliers: Of the gate before its activation, and of the output.
 
     Raises:
       ConfigError: The activation is unknown.
     """
+
+    gate_proj = NamedByCheckpoint[JaxLinear]("_gate_name")
+    up_proj = NamedByCheckpoint[JaxLinear]("_up_name")
+    down_proj = NamedByCheckpoint[JaxLinear]("_down_name")
 
     def __init__(
         self,
@@ -73,40 +82,51 @@ class GatedMLP(JaxModule):
         intermediate_size: int | None = None,
         activation: str | None = None,
         use_bias: bool = False,
-        packed_gate_up: bool = False,
+        projection_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        packed_gate_up: str | None = None,
+        multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
         column, row = ("mlp", "embed"), ("embed", "mlp")
-        self.gate_up_proj = None
+        gate, up, down = self._gate_name, self._up_name, self._down_name = projection_names
+        self._packed_name = packed_gate_up
         # Parts of the packed projection's output, each with gates and as many ups.
         self.num_parts = 1
-        if packed_gate_up:
-            self.gate_up_proj = linear(scope / "gate_up_proj", size_in, 2 * size, axes=column, use_bias=use_bias)
+        if packed_gate_up is not None:
+            packed = linear(scope / packed_gate_up, size_in, 2 * size, axes=column, use_bias=use_bias)
+            setattr(self, packed_gate_up, packed)
         else:
-            self.gate_proj = linear(scope / "gate_proj", size_in, size, axes=column, use_bias=use_bias)
-            self.up_proj = linear(scope / "up_proj", size_in, size, axes=column, use_bias=use_bias)
-        self.down_proj = linear(scope / "down_proj", size, size_in, axes=row, use_bias=use_bias)
+            setattr(self, gate, linear(scope / gate, size_in, size, axes=column, use_bias=use_bias))
+            setattr(self, up, linear(scope / up, size_in, size, axes=column, use_bias=use_bias))
+        setattr(self, down, linear(scope / down, size, size_in, axes=row, use_bias=use_bias))
         self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
+        self.gate_multiplier, self.output_multiplier = multipliers
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
-        if self.gate_up_proj is not None:
-            packed = self.gate_up_proj(x)
-            parts = packed.reshape(*packed.shape[:-1], self.num_parts, -1)
-            gate, up = jnp.split(parts, 2, axis=-1)
-            return self.down_proj((self.activation(gate) * up).reshape(*x.shape[:-1], -1))
         gated = self._gated_in_one_kernel(x)
         if gated is None:
-            gate, up = apply_together(x, self.gate_proj, self.up_proj)
-            gated = self.activation(gate) * up
-        return self.down_proj(gated)
+            gate, up = self._gate_and_up(x)
+            # Rounded, so that no product is fused with what the activation begins with.
+            gate = gate if self.gate_multiplier == 1 else materialize(scaled(gate, self.gate_multiplier))
+            gated = (self.activation(gate) * up).reshape(*x.shape[:-1], -1)
+        return scaled(self.down_proj(gated), self.output_multiplier)
+
+    def _gate_and_up(self, x: jax.Array) -> list[jax.Array]:
+        """x [..., E] -> gate and up, [..., F], or [..., parts, F / parts]."""
+        if self._packed_name is None:
+            return apply_together(x, self.gate_proj, self.up_proj)
+        packed = get_child(self, self._packed_name)(x)
+        return jnp.split(packed.reshape(*packed.shape[:-1], self.num_parts, -1), 2, axis=-1)
 
     def after_loading(self) -> None:
         """Puts the rows of a packed projection in the order of the devices, each with its gates before its ups."""
         num_devices = devices_of_layer()
-        packed = self.gate_up_proj
-        if num_devices == 1 or packed is None or not has_movable_rows(packed):
+        if num_devices == 1 or self._packed_name is None:
+            return
+        packed = get_child(self, self._packed_name)
+        if not has_movable_rows(packed):
             return
         if packed.output_size % (2 * num_devices) == 0:
             rows = np.arange(packed.output_size).reshape(2, num_devices, -1).swapaxes(0, 1)
@@ -114,7 +134,47 @@ class GatedMLP(JaxModule):
             self.num_parts = num_devices
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
+        if self._packed_name is not None or self.gate_multiplier != 1:
+            return None
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):
             return None
         return gated_matmul(x, gate.weight.get_value(), up.weight.get_value(), self.activation)
+
+
+class UngatedMLP(JaxModule):
+    """`down(activation(up(x)))`.
+
+    Args:
+      scope: The layer's scope.
+      activation: A function, or a module with parameters, which the checkpoint calls `act_fn`.
+      intermediate_size: F; None means config.json's `intermediate_size`.
+      use_bias: Whether the projections have biases.
+      up_name, down_name: What the checkpoint calls them.
+    """
+
+    up = NamedByCheckpoint[JaxLinear]("_up_name")
+    down = NamedByCheckpoint[JaxLinear]("_down_name")
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        *,
+        activation: Callable[[jax.Array], jax.Array],
+        intermediate_size: int | None = None,
+        use_bias: bool = False,
+        up_name: str = "up_proj",
+        down_name: str = "down_proj",
+    ) -> None:
+        size_in: int = scope.config["hidden_size"]
+        size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
+        self._up_name, self._down_name = up_name, down_name
+        up = linear(scope / up_name, size_in, size, axes=("mlp", "embed"), use_bias=use_bias)
+        down = linear(scope / down_name, size, size_in, axes=("embed", "mlp"), use_bias=use_bias)
+        setattr(self, up_name, up)
+        self.act_fn = activation
+        setattr(self, down_name, down)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, E] -> [T, E]."""
+        return self.down(self.act_fn(self.up(x)))

@@ -31,6 +31,7 @@ class JaxRmsNorm(JaxModule):
       rngs: For the initial weight.
       dtype: Data type of the weight.
       add_unit_offset: The checkpoint has `weight - 1` (Gemma).
+      use_weight: Whether there is a `weight`; without one, features are only normalised.
     """
 
     def __init__(
@@ -41,15 +42,20 @@ class JaxRmsNorm(JaxModule):
         epsilon: float,
         dtype: DTypeLike = jnp.float32,
         add_unit_offset: bool = False,
+        use_weight: bool = True,
     ) -> None:
+        self.num_features = num_features
         self.epsilon = epsilon
         self.add_unit_offset = add_unit_offset
+        self.dtype = dtype
         init = nnx.initializers.zeros if add_unit_offset else nnx.initializers.ones
-        self.weight = make_parameter(rngs, init, (num_features,), dtype, axes=(None,))
+        self.weight = make_parameter(rngs, init, (num_features,), dtype, axes=(None,)) if use_weight else None
 
     @property
     def scale(self) -> jax.Array:
         """The factor that multiplies the normalised features: [num_features]."""
+        if self.weight is None:
+            return jnp.ones(self.num_features, self.dtype)
         weight = self.weight[...]
         # In float32, so that 1 + weight keeps its precision.
         return 1.0 + weight.astype(jnp.float32) if self.add_unit_offset else weight
@@ -57,6 +63,21 @@ class JaxRmsNorm(JaxModule):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., num_features] -> the same shape and type."""
         return rms_norm(x, self.scale, epsilon=self.epsilon)
+
+
+class UnweightedRmsNorm(JaxModule):
+    """A root-mean-square norm over the last axis, computed in float32, that has no parameters.
+
+    Args:
+      epsilon: Added to the mean square.
+    """
+
+    def __init__(self, *, epsilon: float) -> None:
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., N] -> the same shape and type."""
+        return rms_norm(x, jnp.ones(x.shape[-1], x.dtype), epsilon=self.epsilon)
 
 
 class JaxLayerNorm(JaxModule):
@@ -89,3 +110,30 @@ class JaxLayerNorm(JaxModule):
         """x [..., *shape] -> the same shape and type."""
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)
+
+
+class GroupedRmsNorm(JaxModule):
+    """Root-mean-square norm over each of several groups of consecutive features, computed in float32.
+
+    Args:
+      num_features: Size of the last axis.
+      num_groups: The groups, which divide it evenly.
+      rngs: For the initial weight.
+      epsilon: Added to the mean squares.
+      dtype: Data type of the weight.
+    """
+
+    def __init__(
+        self, num_features: int, num_groups: int, rngs: nnx.Rngs, *, epsilon: float, dtype: DTypeLike = jnp.float32
+    ) -> None:
+        self.num_groups, self.epsilon = num_groups, epsilon
+        self.weight = make_parameter(rngs, nnx.initializers.ones, (num_features,), dtype, axes=(None,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, num_features] -> the same shape and type."""
+        weight = self.weight[...]
+        if self.num_groups == 1:
+            return rms_norm(x, weight, epsilon=self.epsilon)
+        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        normalised = rms_norm(groups, jnp.ones(groups.shape[-1], weight.dtype), epsilon=self.epsilon)
+        return normalised.reshape(x.shape) * weight.astype(x.dtype)

@@ -156,10 +156,20 @@ def make_rotary_embedding(
         case "yarn":
             inv_freq = _yarn_inv_freq(config, powers)
             return RotaryEmbedding(inv_freq, _yarn_attention_factor(config), interleaved)
+        case "proportional":
+            return RotaryEmbedding(_proportional_inv_freq(config, head_dim), interleaved=interleaved)
         case "longrope":
             return _longrope(config, powers, max_model_len, interleaved)
         case _:
             return RotaryEmbedding(_floats(1.0 / powers), interleaved=interleaved)
+
+
+def _proportional_inv_freq(config: RopeConfig, head_dim: int) -> tuple[float, ...]:
+    """Frequencies of the whole head, of which those past the rotated share are 0 (Gemma 4)."""
+    num_rotated = int(config.partial_rotary_factor * head_dim // 2)
+    exponents = np.arange(0, 2 * num_rotated, 2, dtype=np.float32) / np.float32(head_dim)
+    rotated = 1.0 / np.power(np.float32(config.theta), exponents) / (config.factor or 1.0)
+    return _floats(np.pad(rotated, (0, head_dim // 2 - num_rotated)))
 
 
 def _llama3_inv_freq(config: RopeConfig, powers: np.ndarray) -> tuple[float, ...]:

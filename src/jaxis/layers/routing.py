@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
+from jaxis.kernels.gates import softmax
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter
+from jaxis.layers.weight_loader import default_weight_loader
 
-SCORE_FUNCTIONS = ("softmax", "sigmoid")
+SCORE_FUNCTIONS = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2_sum")
 
 
@@ -26,11 +29,19 @@ class Routing:
     are chosen, by score plus selection bias if there is one; their weights are their scores, without the bias. A
     softmax over only the chosen logits (GPT-OSS) equals `score_function="softmax"` with `renormalize`.
 
+    With "sparsemixer" (arXiv:2409.12136) experts are chosen one after the other, and the weight of each is a softmax
+    over those experts, of the ones not chosen before it, whose logits are near its own.
+
     Attributes:
       num_experts: X.
       num_experts_per_token: k.
-      score_function: "softmax" or "sigmoid".
+      score_function: "softmax", "sigmoid" or "sparsemixer".
+      sparsemixer_jitter: Logits are near the best one if their difference to it is at most twice this share of the
+        larger of their size and the best one.
+      logit_soft_cap: If set, logits become `logit_soft_cap * tanh(logits / logit_soft_cap)` first.
       renormalize: Whether a token's k weights are divided by their sum.
+      sum_epsilon: Added to that sum; it guards against sigmoids that are all 0.
+      minimum_sum: The least that they are divided by.
       scaling_factor: Multiplies the weights, last.
       num_groups: The number of equally sized groups of consecutive experts.
       num_allowed_groups: A token's experts come from this many of the best groups.
@@ -45,7 +56,11 @@ class Routing:
     num_experts: int
     num_experts_per_token: int
     score_function: str = "softmax"
+    sparsemixer_jitter: float = 0.0
+    logit_soft_cap: float | None = None
     renormalize: bool = False
+    sum_epsilon: float = 1e-20
+    minimum_sum: float = 0.0
     scaling_factor: float = 1.0
     num_groups: int = 1
     num_allowed_groups: int = 1
@@ -91,7 +106,11 @@ def choose_experts(
       expert_ids i32 [T, k] and expert_weights float32 [T, k].
     """
     logits = logits.astype(jnp.float32)
-    scores = jax.nn.softmax(logits, axis=-1) if routing.score_function == "softmax" else jax.nn.sigmoid(logits)
+    if routing.logit_soft_cap is not None:
+        logits = routing.logit_soft_cap * jnp.tanh(logits / routing.logit_soft_cap)
+    if routing.score_function == "sparsemixer":
+        return _sparsemixer(routing, logits)
+    scores = softmax(logits) if routing.score_function == "softmax" else jax.nn.sigmoid(logits)
     if selection_bias is not None:
         choice = scores + selection_bias
     elif routing.num_groups == 1:
@@ -104,9 +123,24 @@ def choose_experts(
     _, expert_ids = jax.lax.top_k(choice, routing.num_experts_per_token)
     weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
     if routing.renormalize:
-        # Guards against sigmoids that are all 0, as the reference does.
-        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+        total = weights.sum(-1, keepdims=True) + routing.sum_epsilon
+        weights = weights / (jnp.maximum(total, routing.minimum_sum) if routing.minimum_sum else total)
     return expert_ids, weights * routing.scaling_factor
+
+
+def _sparsemixer(routing: Routing, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `choose_experts`; logits are float32 [T, X]."""
+    expert_ids, weights = [], []
+    remaining = logits
+    for _ in range(routing.num_experts_per_token):
+        best = remaining.max(-1, keepdims=True)
+        is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > 2 * routing.sparsemixer_jitter
+        chosen = remaining.argmax(-1, keepdims=True)
+        scores = softmax(jnp.where(is_far, -jnp.inf, remaining))
+        expert_ids.append(chosen)
+        weights.append(jnp.take_along_axis(scores, chosen, axis=-1))
+        remaining = jnp.where(jnp.arange(routing.num_experts) == chosen, -jnp.inf, remaining)
+    return jnp.concatenate(expert_ids, -1).astype(jnp.int32), jnp.concatenate(weights, -1)
 
 
 def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
@@ -118,8 +152,24 @@ def _in_allowed_groups(routing: Routing, choice: jax.Array) -> jax.Array:
     return jnp.repeat(is_allowed, groups.shape[-1], axis=-1)
 
 
+def selection_bias(rngs: nnx.Rngs, routing: Routing) -> nnx.Param:
+    """A bias [X] added to scores for choosing only.
+
+    It is float32 regardless of the model's type: differences between biases are small compared with the scores.
+    """
+    shape = (routing.num_experts,)
+    return make_parameter(
+        rngs, nnx.initializers.zeros, shape, jnp.float32, axes=(None,), weight_loader=_load_selection_bias
+    )
+
+
+def _load_selection_bias(param: nnx.Param, tensor: np.ndarray, shard_id: str | int | None = None) -> None:
+    """A `weight_loader` that takes [X] and, as ERNIE has it, [1, X]."""
+    default_weight_loader(param, tensor.reshape(-1) if tensor.shape[:-1] == (1,) else tensor, shard_id)
+
+
 class JaxRouter(JaxLinear):
-    """Scores experts: `weight` [X, E] and biases where the family has them.
+    """Scores experts: `weight` [X, E] and, where the family has them, a `bias` [X] on the logits.
 
     The weight is never quantized in memory; from a checkpoint that quantizes it, it is dequantized.
 
@@ -128,7 +178,6 @@ class JaxRouter(JaxLinear):
       routing: How its logits are interpreted.
       rngs: For the initial weights.
       use_bias: Whether there is a `bias` [X] on the logits.
-      use_selection_bias: Whether there is an `e_score_correction_bias` [X], added for choosing only.
       dtype, quant_config, prefix: See `JaxLinear`.
     """
 
@@ -139,7 +188,6 @@ class JaxRouter(JaxLinear):
         rngs: nnx.Rngs,
         *,
         use_bias: bool = False,
-        use_selection_bias: bool = False,
         dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
@@ -155,18 +203,11 @@ class JaxRouter(JaxLinear):
             prefix=prefix,
         )
         self.routing = routing
-        self.e_score_correction_bias = None
-        if use_selection_bias:
-            # In float32 regardless of the model's type: differences between biases are small compared with the scores.
-            self.e_score_correction_bias = make_parameter(
-                rngs, nnx.initializers.zeros, (routing.num_experts,), jnp.float32, axes=(None,)
-            )
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [T, E] -> expert_ids i32 [T, k], best first, and expert_weights float32 [T, k]."""
+    def __call__(self, x: jax.Array, selection_bias: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """x [T, E], selection_bias float32 [X] -> expert_ids i32 [T, k], best first, and weights float32 [T, k]."""
         logits_type = jnp.float32 if self.routing.float32_logits else x.dtype
         logits = self.product(x, preferred_element_type=logits_type)
         if self.bias is not None:
             logits = logits + self.bias[...]
-        selection_bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
         return choose_experts(self.routing, logits, selection_bias)

@@ -156,7 +156,8 @@ class JaxAutoWeightsLoader:
                 continue
             for parts, full_name, tensor in group:
                 shard_id = parts[0] if key in self.fused_by_part and key not in children else None
-                target = self._fused_child(children, parts) if shard_id else child if len(parts) == 1 else None
+                is_whole_name = len(parts) == key.count(".") + 1
+                target = self._fused_child(children, parts) if shard_id else child if is_whole_name else None
                 if target is None and (made_of := _made_of(children, ".".join(parts))) is not None:
                     target, shard_id = children[made_of], ".".join(parts)
                 if not isinstance(target, nnx.Param):

@@ -6,9 +6,10 @@ It knows nothing about the layers. A family's file defines its layer and names i
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +19,34 @@ from flax import nnx
 from jaxis.errors import CheckpointError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerOutput
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.embed import JaxLmHead
+from jaxis.layers.kv_cache_spec import HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
-from jaxis.layers.module import JaxModule, calls_are_observed
+from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, named_modules, set_child
 from jaxis.layers.norm import Norm
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import HasState
+from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
-from jaxis.models.common.prediction_layers import without_prediction_layers
+from jaxis.models.common.prediction_layers import without_layers
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
     from jaxis.config.quantization import QuantizationConfig
 
-Caches = list[jax.Array] | None
+Caches = list[Any] | None
+"""One for each layer that caches, in their order: an array of pages, or the arrays of a state; None without."""
 
 
 class LayerClass(Protocol):
-    """Creates a decoder layer, which maps (kv_cache, x [T, E], metadata) to the updated cache and [T, E]."""
+    """Creates a decoder layer, which maps (kv_cache, x [T, E], metadata) to the updated cache and [T, E].
+
+    It also takes what the model's `DecoderModel.layer_inputs` has for it.
+    """
 
     def __call__(self, scope: LayerScope) -> JaxModule:
         """The layer at this scope."""
@@ -51,24 +60,33 @@ class DecoderOptions:
     Attributes:
       norm: The final norm; None means an RMS norm with config.json's `rms_norm_eps`.
       embed_scale: Multiplies the embeddings, after being rounded to their type.
+      embed_norm: Norms the embeddings; None for no norm.
       embedding_multiplier: Multiplies the first layer's input, including `inputs_embeds`.
       tied_by_default: Whether the head is tied to the embeddings if config.json does not say.
+      head_bias: Whether a head that is not tied has a bias.
       logits_multiplier: Multiplies the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
+      num_layers: The number of layers; None means config.json's `num_hidden_layers`.
       num_prediction_layers: Layers that follow the model's own in the checkpoint, and are not loaded.
+      prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens; they are
+        not loaded.
     """
 
     norm: Norm | None = None
     embed_scale: float = 1.0
+    embed_norm: Norm | None = None
     embedding_multiplier: float = 1.0
     tied_by_default: bool = False
+    head_bias: bool = False
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    num_layers: int | None = None
     num_prediction_layers: int = 0
+    prediction_modules: tuple[str, ...] = ()
 
 
 class DecoderModel(JaxModule):
-    """Token embeddings, `num_hidden_layers` layers, final norm.
+    """Token embeddings, layers, final norm.
 
     Args:
       scope: The model's scope.
@@ -76,6 +94,8 @@ class DecoderModel(JaxModule):
       options: Settings outside the layers.
 
     Attributes:
+      cache_entries: For each layer, the indices of its entries in `kv_caches`. Layers that share an earlier layer's
+        cache have that layer's; of the others, each has its own, in their order: one, several or none.
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
         decoding and for comparing with a reference); none by default. The number of layers means the states
         that leave the last one, before the final norm.
@@ -84,8 +104,11 @@ class DecoderModel(JaxModule):
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
         self.embedding_multiplier = options.embedding_multiplier
         self.embed_tokens = embedding(scope / "embed_tokens", scale=options.embed_scale)
-        self.layers = [layer_class(scope.layer(i)) for i in range(scope.config["num_hidden_layers"])]
+        self.embed_norm = options.embed_norm
+        num_layers = options.num_layers or scope.config["num_hidden_layers"]
+        self.layers = [layer_class(scope.layer(i)) for i in range(num_layers)]
         self.norm = options.norm or rms_norm(scope / "norm")
+        self.cache_entries = _cache_entries(self.layers)
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __call__(
@@ -98,36 +121,87 @@ class DecoderModel(JaxModule):
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """See `CausalLM.__call__`."""
+        embeddings = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if intermediate_tensors is not None:
             x = intermediate_tensors["hidden_states"]
         else:
-            x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-            x = scaled(x, self.embedding_multiplier)
-        new_caches: Caches = None if kv_caches is None else []
+            x = scaled(embeddings, self.embedding_multiplier)
+        layer_inputs = self.layer_inputs(input_ids, embeddings)
+        caches: list[LayerCache] = self._uncached() if kv_caches is None else list(kv_caches)
         aux_hidden_states = []
         for i, layer in enumerate(self.layers):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
                 run = layer if calls_are_observed() else functools.partial(_run_layer, *nnx.split(layer))
-                kv_cache, x = run(kv_caches and kv_caches[i], x, attention_metadata)
-            if new_caches is not None:
-                new_caches.append(kv_cache)
+                entries = self.cache_entries[i]
+                cache, x = run(_pick(caches, entries), x, attention_metadata, *layer_inputs[i])
+            for entry, updated in zip(entries, [cache] if len(entries) == 1 else cache or (), strict=True):
+                caches[entry] = updated
         if len(self.layers) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
-        return new_caches, self.norm(x), aux_hidden_states
+        return None if kv_caches is None else caches, self.norm(x), aux_hidden_states
+
+    def _embed(self, input_ids: jax.Array) -> jax.Array:
+        """input_ids [T] -> [T, E]."""
+        x = self.embed_tokens(input_ids)
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
+        """What each layer takes besides its cache, x and the metadata; families override this, which is nothing.
+
+        Args:
+          input_ids: i32 [T].
+          embeddings: [T, E], of these tokens.
+        """
+        del input_ids, embeddings
+        return [()] * len(self.layers)
+
+    def _uncached(self) -> list[LayerCache]:
+        """What stands in the place of each entry of `kv_caches` where whole sequences run without them."""
+        uses = Counter(entry for entries in self.cache_entries for entry in entries)
+        return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(len(uses))]
+
+
+def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[int, ...], ...]:
+    """See `DecoderModel`."""
+    numbers = [_num_caches(layer) for layer in layers]
+    if not any(numbers):
+        numbers = [1] * len(layers)  # modules that are not jaxis's: see `cache_specs`
+    entries: list[tuple[int, ...]] = []
+    stop = 0
+    for layer, number in zip(layers, numbers, strict=True):
+        owner = next((m.shares_cache_of for _, m in named_modules(layer) if isinstance(m, SharesCache)), None)
+        if owner is not None:
+            entries.append(entries[owner])
+            continue
+        entries.append(tuple(range(stop, stop + number)))
+        stop += number
+    return tuple(entries)
+
+
+def _num_caches(layer: JaxModule) -> int:
+    return sum(isinstance(module, HasCache | HasState) for _, module in named_modules(layer))
+
+
+def _pick(caches: Sequence[LayerCache], entries: Sequence[int]) -> LayerCache:
+    """A layer's cache; a tuple of them if it has several; None if it has none."""
+    if len(entries) == 1:
+        return caches[entries[0]]
+    return tuple(caches[entry] for entry in entries) or None
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
     graphdef: nnx.GraphDef,
     state: nnx.State,
-    kv_cache: jax.Array | None,
+    kv_cache: LayerCache,
     x: jax.Array,
     attention_metadata: AttentionMetadata,
+    *layer_inputs: jax.Array,
 ) -> LayerOutput:
     """Runs one layer; a separate function, so that equal layers are traced once (tracing is slower than loading)."""
-    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata)
+    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):
@@ -140,32 +214,41 @@ class CausalLM(JaxModule, LoadableWithIterator):
       vllm_config: The engine's configuration.
       rng: For the initial weights.
       quant_config: Decides how weights are stored and applied; None leaves them as they are.
-      prefix: The dotted name of this model if it is part of another.
+
+    Attributes:
+      layer_class: Creates each decoder layer.
+      model_class: The decoder below the head.
+      decoder_name, head_name: The checkpoint's names of the two parts, dotted if they are inside of others.
+      tensor_names: Pieces of the names of tensors that jaxis has elsewhere -> what they are replaced by.
+      decoder: The decoder below the head.
+      lm_head: The head; None if it is tied to the embeddings.
 
     Raises:
       ConfigError: config.json asks for something that the family does not support.
     """
 
     layer_class: ClassVar[LayerClass]
+    model_class: ClassVar[type[DecoderModel]] = DecoderModel
+    decoder_name: ClassVar[str] = "model"
+    head_name: ClassVar[str] = "lm_head"
+    tensor_names: ClassVar[Mapping[str, str]] = {}
+    decoder = NamedByCheckpoint[DecoderModel]("decoder_name")
+    lm_head = NamedByCheckpoint[JaxLmHead | None]("head_name")
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        rng: nnx.Rngs,
-        quant_config: QuantizationConfig | None = None,
-        *,
-        prefix: str = "",
-    ) -> None:
-        scope = LayerScope(vllm_config, rng, quant_config, prefix)
+    def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
+        scope = LayerScope(vllm_config, rng, quant_config)
         self.check_config(scope.config)
         options = self.options(scope)
         self.logits_multiplier = options.logits_multiplier
         self.logits_soft_cap = options.logits_soft_cap
         self.num_prediction_layers = options.num_prediction_layers
-        self.model = DecoderModel(scope / "model", type(self).layer_class, options)
-        self.lm_head = None
-        if not scope.config.get("tie_word_embeddings", options.tied_by_default):
-            self.lm_head = lm_head(scope / "lm_head")
+        self.prediction_modules = options.prediction_modules
+        decoder = self.model_class(scope / self.decoder_name, type(self).layer_class, options)
+        set_child(self, self.decoder_name, decoder)
+        is_tied = self.is_tied(scope.config, options.tied_by_default)
+        set_child(
+            self, self.head_name, None if is_tied else lm_head(scope / self.head_name, use_bias=options.head_bias)
+        )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -186,6 +269,10 @@ class CausalLM(JaxModule, LoadableWithIterator):
         del scope
         return DecoderOptions()
 
+    def is_tied(self, config: HFConfig, default: bool) -> bool:
+        """Whether the head is the embedding table, by config.json or else by the family's `default`."""
+        return config.get("tie_word_embeddings", default)
+
     def __call__(
         self,
         kv_caches: Caches,
@@ -198,7 +285,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """Runs a flat batch of T tokens.
 
         Args:
-          kv_caches: One paged cache per layer; None runs whole sequences without a cache.
+          kv_caches: One paged cache per layer that has one of its own; None runs whole sequences without a cache.
           input_ids: i32 [T].
           attention_metadata: Which tokens belong to which request, and where.
           inputs_embeds: [T, E], used instead of the embeddings of `input_ids`.
@@ -207,7 +294,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         Returns:
           The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states asked for.
         """
-        return self.model(
+        return self.decoder(
             kv_caches,
             input_ids,
             attention_metadata,
@@ -217,7 +304,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
-        head = self.model.embed_tokens.decode if self.lm_head is None else self.lm_head
+        head = self.decoder.embed_tokens.decode if self.lm_head is None else self.lm_head
         logits = head(hidden_states)
         if self.logits_multiplier == 1 and self.logits_soft_cap is None:
             return logits
@@ -227,7 +314,14 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        return super().load_weights(self.without_redundant_tensors(weights))
+        renamed = ((self._name_of(name), tensor) for name, tensor in weights)
+        return super().load_weights(self.without_redundant_tensors(renamed))
+
+    def _name_of(self, name_in_file: str) -> str:
+        for piece, replacement in self.tensor_names.items():
+            if piece in name_in_file:
+                return name_in_file.replace(piece, replacement)
+        return name_in_file
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.
@@ -237,24 +331,26 @@ class CausalLM(JaxModule, LoadableWithIterator):
         """
         embedding = None
         tied_head = None
-        for name, tensor in without_prediction_layers(weights, len(self.model.layers), self.num_prediction_layers):
+        head_name, embedding_name = f"{self.head_name}.weight", f"{self.decoder_name}.embed_tokens.weight"
+        first, last = len(self.decoder.layers), len(self.decoder.layers) + self.num_prediction_layers
+        for name, tensor in without_layers(weights, self.decoder_name, range(first, last)):
             # Old versions of the reference saved this buffer; here the rope is computed from the config.
-            if name.endswith(".rotary_emb.inv_freq"):
+            if name.endswith(".rotary_emb.inv_freq") or name.startswith(self.prediction_modules):
                 continue
-            if self.lm_head is None and name == "lm_head.weight":
+            if self.lm_head is None and name == head_name:
                 tied_head = tensor
                 continue
-            if self.lm_head is None and name.startswith("lm_head."):
+            if self.lm_head is None and name.startswith(f"{self.head_name}."):
                 raise CheckpointError(
                     f"the checkpoint has {name!r}, of a quantized head, but config.json has tie_word_embeddings=true; "
                     "set it to false to use the head of its own"
                 )
-            if self.lm_head is None and name == "model.embed_tokens.weight":
+            if self.lm_head is None and name == embedding_name:
                 embedding = tensor
             yield name, tensor
         if tied_head is not None and not _same_bytes(tied_head, embedding):
             raise CheckpointError(
-                "lm_head.weight differs from model.embed_tokens.weight, but config.json has tie_word_embeddings=true; "
+                f"{head_name} differs from {embedding_name}, but config.json has tie_word_embeddings=true; "
                 "set it to false to use the head of its own"
             )
 

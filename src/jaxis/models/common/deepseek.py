@@ -9,7 +9,7 @@ from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
+from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
@@ -68,7 +68,7 @@ def _sparse(scope: LayerScope, routing: Routing, *, use_selection_bias: bool, us
         scope,
         routing=routing,
         intermediate_size=expert_size,
-        use_selection_bias=use_selection_bias,
+        selection_bias_name=ROUTER_BIAS if use_selection_bias else None,
         shared_experts=GatedMLP(
             scope / "shared_experts", intermediate_size=num_shared * expert_size, use_bias=use_bias
         ),

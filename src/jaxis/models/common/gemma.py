@@ -17,18 +17,28 @@ def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm
     return rms_norm(scope, num_features, add_unit_offset=True)
 
 
-def gemma_mlp(scope: LayerScope) -> GatedMLP:
+def gemma_mlp(scope: LayerScope, intermediate_size: int | None = None) -> GatedMLP:
     """The feed-forward block; Gemma has its own config key for the activation.
 
     Args:
       scope: The block's scope.
+      intermediate_size: F; None means config.json's `intermediate_size`.
 
     Raises:
       ConfigError: `hidden_act`, which older software reads, names another activation.
     """
-    activation = scope.config.get("hidden_activation", "gelu_pytorch_tanh")
-    scope.config.expect("hidden_act", activation)
-    return GatedMLP(scope, activation=activation)
+    return GatedMLP(scope, intermediate_size=intermediate_size, activation=gemma_activation(scope.config))
+
+
+def gemma_activation(config: HFConfig) -> str:
+    """The name of the activation, for which Gemma has a config key of its own.
+
+    Raises:
+      ConfigError: `hidden_act`, which older software reads, names another activation.
+    """
+    activation: str = config.get("hidden_activation", "gelu_pytorch_tanh")
+    config.expect("hidden_act", activation)
+    return activation
 
 
 class GemmaCausalLM(CausalLM):

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 
-def without_prediction_layers(
-    weights: Iterable[tuple[str, np.ndarray]], num_layers: int, num_prediction_layers: int
+def without_layers(
+    weights: Iterable[tuple[str, np.ndarray]], decoder_name: str, indices: Iterable[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Drops the tensors of prediction layers.
+    """Drops the tensors of prediction layers, which are numbered from the model's own layers on.
 
     A prediction layer drafts tokens for speculative decoding; the model's own logits do not depend on it.
 
     Args:
       weights: (name, tensor) pairs.
-      num_layers: Number of the model's own layers; prediction layers are numbered from there on.
-      num_prediction_layers: Number of prediction layers, config.json's `num_nextn_predict_layers`.
+      decoder_name: The dotted name of the decoder that has the layers.
+      indices: The layers to drop.
     """
-    prefixes = tuple(f"model.layers.{num_layers + i}." for i in range(num_prediction_layers))
+    prefixes = tuple(f"{decoder_name}.layers.{i}." for i in indices)
     return ((name, tensor) for name, tensor in weights if not name.startswith(prefixes))

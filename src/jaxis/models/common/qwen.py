@@ -1,9 +1,13 @@
-"""Code shared by Qwen2 and Qwen3: which layers have a sliding window."""
+"""Code shared by Qwen2 and Qwen3: which layers have a sliding window, and which a mixture of experts."""
 
 from __future__ import annotations
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
 
@@ -30,3 +34,42 @@ def qwen_layer_span(scope: LayerScope) -> AttentionSpan:
     else:
         has_window = kind == SLIDING_ATTENTION
     return AttentionSpan(config.get("sliding_window", 4096)) if has_window else FULL_CONTEXT
+
+
+def qwen_feed_forward(
+    scope: LayerScope,
+    *,
+    renormalize: bool,
+    shared_size: int | None = None,
+    stack_layout: StackLayout | None = None,
+) -> FeedForward:
+    """A layer's dense block or mixture of experts, by `mlp_only_layers` and `decoder_sparse_step`.
+
+    Args:
+      scope: The decoder layer's scope.
+      renormalize: See `Routing`.
+      shared_size: F of a shared expert behind a gate; None for none.
+      stack_layout: See `JaxExperts`.
+    """
+    config = scope.config
+    routing = Routing(
+        # The second name is transformers 5's.
+        num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        renormalize=renormalize,
+    )
+    is_listed_as_dense = scope.layer_index in config.get("mlp_only_layers", [])
+    if is_listed_as_dense or (scope.layer_index + 1) % config.get("decoder_sparse_step", 1):
+        return GatedMLP(scope / "mlp")
+    shared = None
+    if shared_size is not None:
+        shared = GatedMLP(scope / "mlp" / "shared_expert", intermediate_size=shared_size)
+    return SparseMoE(
+        scope / "mlp",
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        stack_layout=stack_layout,
+        shared_experts=shared,
+        shared_experts_name="shared_expert",
+        shared_gate=None if shared is None else "shared_expert_gate",
+    )

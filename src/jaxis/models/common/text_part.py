@@ -4,72 +4,75 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import jax
 import numpy as np
 from flax import nnx
 
-from jaxis.config.architecture import check_model_type
 from jaxis.errors import ConfigError
-from jaxis.layers.module import JaxModule
-from jaxis.models.common.decoder import CausalLM, DecoderModel
-from jaxis.models.common.interfaces import LoadableWithIterator
+from jaxis.models.common.decoder import CausalLM
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.config.quantization import QuantizationConfig
 
 
-class TextPart(JaxModule, LoadableWithIterator):
-    """The `language_model` of a checkpoint; its other parts are not loaded, and prompts are text only.
+class TextPart(CausalLM):
+    """A text model that is one part of a checkpoint: the other parts are not loaded, and prompts are text only.
 
-    A family names its text model and the parts left out; any other tensor or config key is an error, as usual.
+    A family inherits this class and then its text model, whose config is `text_config` or, where a family's first
+    checkpoints have none, all of config.json. It names the parts left out; any other tensor or config key is an error,
+    as usual. Checkpoints name the text model in one of two ways. Here is the one of `language_model.model.*` with
+    `language_model.lm_head`; `InnerTextPart` is the other.
 
     Attributes:
-      language_model_class: The text model; its config is `text_config`.
+      text_model_types: The `model_type` that the text's config may have.
       other_parts: The checkpoint's modules that are not loaded.
       other_keys: Keys of config.json that concern those modules.
     """
 
-    language_model_class: ClassVar[type[CausalLM]]
+    decoder_name = "language_model.model"
+    head_name = "language_model.lm_head"
+    text_model_types: ClassVar[tuple[str, ...]]
     other_parts: ClassVar[tuple[str, ...]]
     other_keys: ClassVar[tuple[str, ...]]
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
-        model_config = vllm_config.model_config
-        config = model_config.hf_config
-        text_config = config["text_config"]
-        check_model_type(text_config, self.language_model_class.__name__)
+        config = vllm_config.model_config.hf_config
+        text_config = config.get_text_config()
+        model_type = text_config.get("model_type")
+        if model_type is not None and model_type not in self.text_model_types:
+            raise ConfigError(
+                f"the text's config in {config.source} has model_type={model_type!r}, expected "
+                f"{' or '.join(map(repr, self.text_model_types))}, the text of {type(self).__name__}: correct the file"
+            )
         for key in self.other_keys:
             config.ignore(key, because="it is about a part that is not loaded")
-        is_tied = text_config.get("tie_word_embeddings", False)
-        if config.get("tie_word_embeddings", is_tied) != is_tied:
+        self._is_tied_outside: bool | None = config.get("tie_word_embeddings")
+        model_config = dataclasses.replace(vllm_config.model_config, hf_config=text_config)
+        super().__init__(dataclasses.replace(vllm_config, model_config=model_config), rng, quant_config)
+
+    def is_tied(self, config: HFConfig, default: bool) -> bool:
+        """As config.json or its `text_config` says, which may not contradict each other."""
+        outside = self._is_tied_outside
+        is_tied = super().is_tied(config, default if outside is None else outside)
+        if outside not in (None, is_tied):
             raise ConfigError(
                 f"{config.source} and its text_config have different tie_word_embeddings: correct the file"
             )
-        text_model_config = dataclasses.replace(model_config, hf_config=text_config)
-        self.language_model = self.language_model_class(
-            dataclasses.replace(vllm_config, model_config=text_model_config),
-            rng,
-            quant_config,
-            prefix="language_model",
+        return is_tied
+
+    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
+        """See `CausalLM`; tensors of `other_parts` are dropped as well."""
+        prefixes = tuple(f"{part}." for part in self.other_parts)
+        return super().without_redundant_tensors(
+            (name, tensor) for name, tensor in weights if not name.startswith(prefixes)
         )
 
-    @property
-    def model(self) -> DecoderModel:
-        """The text decoder below the head."""
-        return self.language_model.model
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[jax.Array] | None, jax.Array, list[jax.Array]]:
-        """See `CausalLM.__call__`."""
-        return self.language_model(*args, **kwargs)
+class InnerTextPart(TextPart):
+    """A `TextPart` whose decoder is in the checkpoint's `model`, beside the other parts, and whose head is outside."""
 
-    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
-        """hidden_states [T, E] -> float32 logits [T, V]."""
-        return self.language_model.compute_logits(hidden_states)
-
-    def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        """Fills the text model; tensors of `other_parts` are skipped."""
-        prefixes = tuple(f"{part}." for part in self.other_parts)
-        return super().load_weights((name, tensor) for name, tensor in weights if not name.startswith(prefixes))
+    decoder_name = "model.language_model"
+    head_name = "lm_head"

@@ -84,7 +84,7 @@ FP8_BLOCKS = PublishedFormat(
     keys={
         **dict.fromkeys(("quant_method", "weight_block_size", *PATTERN_KEYS)),
         "activation_scheme": ("dynamic",),
-        "fmt": ("e4m3", None),
+        "fmt": ("e4m3", "float8_e4m3fn", None),
         # How the scales are stored, which their tensors show as well.
         "scale_fmt": ("float", "ue8m0", None),
         "modules_to_convert": (None, []),

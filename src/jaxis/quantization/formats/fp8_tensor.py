@@ -52,7 +52,7 @@ FP8_TENSOR = PublishedFormat(
         **dict.fromkeys(("quant_method", *PATTERN_KEYS)),
         "activation_scheme": ("dynamic", "static"),
         "weight_block_size": (None,),
-        "fmt": ("e4m3", None),
+        "fmt": ("e4m3", "float8_e4m3fn", None),
         "modules_to_convert": (None, []),
         "dequantize": (False,),
         # Of a quantized KV cache, whose scales are not used.

@@ -1,0 +1,45 @@
+"""Short convolutions in place of attention, as LFM2 has them in most of its layers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.causal_conv import CausalConv
+from jaxis.layers.leaves import linear
+from jaxis.layers.module import JaxModule
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.state_cache_spec import StateCacheSpec
+
+State = tuple[jax.Array] | None
+"""The inputs of the convolution; None without a cache."""
+
+
+class ShortConv(JaxModule):
+    """`out_proj(c * conv(b * v))`, where b, c and v are thirds of `in_proj(x)`.
+
+    Sizes are config.json's: `hidden_size` E, and `conv_L_cache`, the taps of the convolution.
+
+    Args:
+      scope: The layer's scope.
+      use_bias: Whether the projections and the convolution have biases.
+    """
+
+    def __init__(self, scope: LayerScope, *, use_bias: bool) -> None:
+        size: int = scope.config["hidden_size"]
+        width: int = scope.config.get("conv_L_cache", 3)
+        self.in_proj = linear(scope / "in_proj", size, 3 * size, axes=("heads", "embed"), use_bias=use_bias)
+        self.conv = CausalConv(scope / "conv", size, width, use_bias=use_bias, activation=None)
+        self.out_proj = linear(scope / "out_proj", size, size, axes=("embed", "heads"), use_bias=use_bias)
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        """The state that the engine allocates for this layer."""
+        return StateCacheSpec((self.conv.state_array,))
+
+    def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
+        """x [T, E] -> the updated state (None without one) and [T, E]."""
+        b, c, v = jnp.split(self.in_proj(x), 3, axis=-1)
+        inputs, mixed = self.conv(None if kv_cache is None else kv_cache[0], b * v, metadata)
+        return None if inputs is None else (inputs,), self.out_proj(c * mixed)

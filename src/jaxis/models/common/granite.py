@@ -1,0 +1,76 @@
+"""Code shared by Granite's families: multipliers on embeddings, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class GraniteBaseDecoderLayer(PreNormDecoderLayer):
+    """The Llama layer with multipliers on scores and residuals.
+
+    Args:
+      scope: The layer's scope.
+      mlp: The feed-forward block.
+      attention: Further arguments of `GroupedQueryAttention`.
+    """
+
+    def __init__(self, scope: LayerScope, mlp: FeedForward, **attention: Any) -> None:
+        super().__init__(
+            scope,
+            self_attn=granite_attention(scope / "self_attn", **attention),
+            mlp=mlp,
+            residual_multiplier=scope.config.get("residual_multiplier", 1.0),
+        )
+
+
+def granite_attention(scope: LayerScope, **arguments: Any) -> GroupedQueryAttention:
+    """Attention whose scores have a multiplier of their own, with further arguments of `GroupedQueryAttention`."""
+    use_bias, scale = scope.config.get("attention_bias", False), scope.config.get("attention_multiplier", 1.0)
+    return GroupedQueryAttention(scope, scale=scale, qkv_bias=use_bias, o_bias=use_bias, **arguments)
+
+
+def granite_moe(scope: LayerScope) -> SparseMoE:
+    """A mixture of experts, each projection of which is one tensor; see GRANITE_EXPERT_NAMES."""
+    config = scope.config
+    routing = Routing(
+        num_experts=config["num_local_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        renormalize=True,
+    )
+    return SparseMoE(
+        scope,
+        routing=routing,
+        intermediate_size=config["intermediate_size"],
+        stack_layout=StackLayout(transposed=False),
+        router_name="router.layer",
+    )
+
+
+GRANITE_EXPERT_NAMES = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+}
+"""What the checkpoint calls the experts' tensors -> their names here."""
+
+
+class GraniteCausalLM(CausalLM):
+    """Base of models with multipliers on embeddings and logits; each sets its layer class."""
+
+    tied_by_default: ClassVar[bool] = False
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(
+            tied_by_default=cls.tied_by_default,
+            embedding_multiplier=scope.config.get("embedding_multiplier", 1.0),
+            logits_multiplier=1.0 / scope.config.get("logits_scaling", 1.0),
+        )

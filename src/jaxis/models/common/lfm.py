@@ -1,0 +1,86 @@
+"""Code shared by LFM2's families: layers of short convolutions, and some of attention between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import CONVOLUTION, FULL_ATTENTION, listed_layer_type
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.norm import JaxRmsNorm
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.short_conv import ShortConv
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class LfmDecoderLayer(PreNormDecoderLayer):
+    """A decoder layer of either kind.
+
+    Args:
+      scope: The layer's scope.
+      mlp: Its feed-forward block.
+    """
+
+    input_norm_name, feed_forward_norm_name = "operator_norm", "ffn_norm"
+    feed_forward_name = "feed_forward"
+
+    def __init__(self, scope: LayerScope, mlp: FeedForward) -> None:
+        config = scope.config
+        kind = listed_layer_type(config, scope.layer_index, CONVOLUTION, FULL_ATTENTION)
+        if kind is None:
+            has_attention = scope.layer_index in config.get("full_attn_idxs", range(config["num_hidden_layers"]))
+            kind = FULL_ATTENTION if has_attention else CONVOLUTION
+        if kind == CONVOLUTION:
+            name, mixer = "conv", ShortConv(scope / "conv", use_bias=config.get("conv_bias", False))
+        else:
+            name, mixer = "self_attn", _attention(scope / "self_attn")
+        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
+
+
+def _norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm:
+    return rms_norm(scope, num_features, epsilon=scope.config.get("norm_eps", 1e-5))
+
+
+def _attention(scope: LayerScope) -> GroupedQueryAttention:
+    return GroupedQueryAttention(
+        scope,
+        rope_settings=rope_config(scope.config, default_theta=1_000_000.0),
+        qk_norm=lambda _, head_dim: _norm(scope, head_dim),
+        qk_norm_names=("q_layernorm", "k_layernorm"),
+        o_proj_name="out_proj",
+    )
+
+
+lfm_mlp = partial(GatedMLP, activation="silu", projection_names=("w1", "w3", "w2"))
+"""Creates a dense feed-forward block."""
+
+
+class LfmCausalLM(CausalLM):
+    """The model around such layers."""
+
+    tensor_names: ClassVar = {".embedding_norm.": ".norm."}
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        # Keys of the makers' own code, which the reference does not read.
+        for key in ("block_dim", "conv_dim", "conv_dim_out"):
+            config.expect(key, config["hidden_size"])
+        config.expect("block_norm_eps", config.get("norm_eps", 1e-5))
+        config.expect("block_use_swiglu", True)
+        config.expect("use_pos_enc", True)
+        config.expect("num_heads", config["num_attention_heads"])
+        if config.get("layer_types") is not None:
+            config.ignore("full_attn_idxs", because="layer_types names each layer's type")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=_norm(scope), tied_by_default=True)
+
+    def is_tied(self, config: HFConfig, default: bool) -> bool:
+        """As for every family; the files of LFM2 have another name of the key."""
+        return config.get("tie_embedding", super().is_tied(config, default))

@@ -1,0 +1,101 @@
+"""Code shared by families with Mamba2 layers: their keys of config.json."""
+
+from __future__ import annotations
+
+import math
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.errors import ConfigError
+from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
+from jaxis.layers.scope import LayerScope
+
+MAMBA_TENSOR_NAMES = {".embeddings.": ".embed_tokens.", ".norm_f.": ".norm."}
+"""What checkpoints of layers with one mixer call the decoder's tensors -> their names here."""
+
+
+def has_mamba(config: HFConfig, layer_index: int) -> bool:
+    """Whether a layer is one of Mamba2, not attention, by `layer_types`: all are without it.
+
+    Raises:
+      ConfigError: The list is too short, or has another type there.
+    """
+    kind = listed_layer_type(config, layer_index, LINEAR_ATTENTION, FULL_ATTENTION, "mamba", "attention")
+    return kind in (None, LINEAR_ATTENTION, "mamba")
+
+
+def mamba_of_prefixed_keys(
+    scope: LayerScope,
+    *,
+    inner_size: int | None = None,
+    out_bias: bool | None = None,
+    has_norm: bool = True,
+    multipliers: tuple[float, ...] | None = None,
+) -> Mamba2:
+    """The layer of a family whose keys begin with `mamba_`, as Bamba's, Granite's and Falcon's do.
+
+    Args:
+      scope: The layer's scope.
+      inner_size: The features of all heads; None means `mamba_expand` times `hidden_size`.
+      out_bias: Whether `out_proj` has a bias; None means what holds for `in_proj`.
+      has_norm: Whether there is a norm.
+      multipliers: See `Mamba2`.
+
+    Raises:
+      ConfigError: The sizes of the heads are not those of all together.
+    """
+    config = scope.config
+    num_heads: int = config.get("mamba_n_heads", 128)
+    expected = config.get("mamba_expand", 2) * config["hidden_size"] if inner_size is None else inner_size
+    head_dim = config.get("mamba_d_head", "auto")
+    head_dim = expected // num_heads if head_dim == "auto" else head_dim
+    if num_heads * head_dim != expected:
+        raise ConfigError(
+            f"{config.source} has mamba_n_heads={num_heads} and mamba_d_head={head_dim!r}, but Mamba2 layers of "
+            f"{expected} features: correct the file"
+        )
+    sizes = Mamba2Sizes(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        state_size=config.get("mamba_d_state", 256),
+        num_groups=config.get("mamba_n_groups", 1),
+        conv_width=config.get("mamba_d_conv", 4),
+    )
+    use_bias = config.get("mamba_proj_bias", False)
+    return Mamba2(
+        scope,
+        sizes,
+        conv_bias=config.get("mamba_conv_bias", True),
+        in_bias=use_bias,
+        out_bias=use_bias if out_bias is None else out_bias,
+        norm_epsilon=config["rms_norm_eps"] if has_norm else None,
+        multipliers=multipliers,
+    )
+
+
+def check_mamba_keys(config: HFConfig) -> None:
+    """Declares the keys that such families have in common.
+
+    Raises:
+      ConfigError: One has a value that is not supported.
+    """
+    # JSON has no infinity: it is written in three ways.
+    infinities = (math.inf, "Infinity", {"__float__": "Infinity"})
+    config.expect("time_step_limit", *([0.0, infinity] for infinity in infinities))
+    for key in ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"):
+        config.ignore(key, because="it says how training begins")
+    for key in ("chunk_size", "mamba_chunk_size"):
+        config.ignore(key, because="the result of the recurrence does not depend on how it is cut")
+    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
+        config.ignore(key, because="states are float32")
+    config.ignore("residual_in_fp32", because="residuals have the type of the activations")
+    config.ignore("rescale_prenorm_residual", because="it says how training begins")
+    config.ignore("use_mamba_kernels", because="kernels are chosen by the device")
+    config.ignore("num_logits_to_keep", because="the engine knows whose logits it needs")
+
+
+def ignore_rope(config: HFConfig) -> None:
+    """Declares the keys of the rope, and of the context length, which only a rope would depend on."""
+    keys = ("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
+    for key in keys:
+        config.ignore(key, because="no layer has a rope")

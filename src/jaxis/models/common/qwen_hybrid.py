@@ -1,0 +1,94 @@
+"""Code shared by Qwen3-Next and Qwen3.5: layers of linear attention, and every fourth of gated full attention."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.gated_delta_net import GatedDeltaNet
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+_norm = partial(rms_norm, add_unit_offset=True)
+
+
+class QwenHybridLayer(PreNormDecoderLayer):
+    """A decoder layer of either kind.
+
+    Args:
+      scope: The layer's scope.
+      mlp: Its feed-forward block.
+      delta_net: The class of its linear attention.
+    """
+
+    def __init__(self, scope: LayerScope, *, mlp: FeedForward, delta_net: type[GatedDeltaNet]) -> None:
+        config = scope.config
+        kind = listed_layer_type(config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
+        if kind is None:
+            is_full = (scope.layer_index + 1) % config.get("full_attention_interval", 4) == 0
+            kind = FULL_ATTENTION if is_full else LINEAR_ATTENTION
+        if kind == LINEAR_ATTENTION:
+            name, mixer = "linear_attn", delta_net(scope / "linear_attn")
+        else:
+            name, mixer = "self_attn", _attention(scope / "self_attn")
+        super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
+
+
+def _attention(scope: LayerScope) -> GroupedQueryAttention:
+    use_bias = scope.config.get("attention_bias", False)
+    return GroupedQueryAttention(
+        scope,
+        head_dim=256,
+        rope_settings=rope_config(scope.config, default_partial_rotary_factor=0.25),
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        qk_norm=lambda _, head_dim: _norm(scope, head_dim),
+        output_gate=OutputGate(),
+    )
+
+
+class QwenHybridCausalLM(CausalLM):
+    """The model around such layers."""
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("attn_output_gate", True)
+        config.expect("output_gate_type", "swish", "silu")
+        config.ignore("mamba_ssm_dtype", because="states are float32")
+        config.ignore("full_attention_interval", because="layer_types names each layer's type")
+        for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
+            config.ignore(key, because="layers that draft tokens are not loaded")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",))
+
+
+def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:
+    """A mixture of experts with a shared one behind a gate of its own."""
+    config, mlp = scope.config, scope / "mlp"
+    routing = Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        renormalize=renormalize,
+    )
+    shared_size = config["shared_expert_intermediate_size"]
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        stack_layout=stack_layout,
+        shared_experts=GatedMLP(mlp / "shared_expert", intermediate_size=shared_size),
+        shared_experts_name="shared_expert",
+        shared_gate="shared_expert_gate",
+    )

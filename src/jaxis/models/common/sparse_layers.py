@@ -1,0 +1,61 @@
+"""Code shared by families in which some feed-forward blocks are mixtures of experts and others are dense."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+
+
+def is_sparse_layer(scope: LayerScope, *, default_first_sparse: int) -> bool:
+    """Whether the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
+
+    Args:
+      scope: The decoder layer's scope.
+      default_first_sparse: The first sparse layer of a config.json that has neither key.
+
+    Raises:
+      ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
+    """
+    config, kinds = scope.config, scope.config.get("mlp_layer_types")
+    if kinds is None:
+        return scope.layer_index >= config.get("first_k_dense_replace", default_first_sparse)
+    config.ignore("first_k_dense_replace", because="mlp_layer_types names each layer's kind")
+    if len(kinds) != config["num_hidden_layers"] or not {"dense", "sparse"}.issuperset(kinds):
+        raise ConfigError(f"mlp_layer_types={kinds!r} in {config.source} must say 'dense' or 'sparse' of each layer")
+    return kinds[scope.layer_index] == "sparse"
+
+
+def ignore_sizes_of_other_layers(config: HFConfig) -> None:
+    """Declares keys that only dense or only sparse layers read, since a model may lack one of the two."""
+    config.ignore("intermediate_size", because="sparse layers do not have it")
+    for key in ("moe_intermediate_size", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"):
+        config.ignore(key, because="dense layers do not have it")
+
+
+def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:
+    """DeepSeek V3's routing, with its names of the groups, in which the reference multiplies in float32.
+
+    Args:
+      config: Of the model.
+      num_experts: X.
+      renormalize: See `Routing`.
+      scaling_factor: See `Routing`.
+
+    Raises:
+      ConfigError: config.json asks for another method.
+    """
+    config.expect("scoring_func", "sigmoid", "noaux_tc")
+    config.expect("topk_method", "noaux_tc")
+    return Routing(
+        num_experts=num_experts,
+        num_experts_per_token=config["num_experts_per_tok"],
+        score_function="sigmoid",
+        renormalize=renormalize,
+        scaling_factor=scaling_factor,
+        num_groups=config.get("n_group", 1),
+        num_allowed_groups=config.get("topk_group", 1),
+        group_score="top2_sum",
+        float32_logits=True,
+    )
