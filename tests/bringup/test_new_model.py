@@ -23,7 +23,13 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))
 """
-FAMILIES = sorted({path.partition(":")[0].rpartition(".")[2] for path in built_in_models().values()})
+FAMILIES = sorted(
+    {
+        path.partition(":")[0].rpartition(".")[2]
+        for architecture, path in built_in_models().items()
+        if architecture.endswith("ForCausalLM")
+    }
+)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.module import named_modules
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.text_part import TextPart
+from jaxis.models.common.text_part import InnerTextPart, TextPart
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.models.registry import built_in_models, get_model_class, register_model
 from tests.support.places import TESTS
@@ -24,18 +24,23 @@ def text_config_of(architecture: str) -> dict:
     """A published config.json of the architecture with few layers, or tiny one where there is no such file."""
     for path in sorted(FOLDER.glob("*.json")):
         values = json.loads(path.read_text())
-        if values["architectures"] == [architecture]:
-            values |= {"num_hidden_layers": NUM_LAYERS, "quantization_config": None}
-            if "layer_types" in values:
-                values["layer_types"] = values["layer_types"][:NUM_LAYERS]
-            return values
+        published = values["architectures"][0]
+        if published == architecture.replace("ForCausalLM", "ForConditionalGeneration") and "text_config" in values:
+            values, published = values["text_config"] | {"architectures": [architecture]}, architecture
+        if published.lower() == architecture.lower():  # a reference may spell a name differently
+            of_layers = {
+                key: value[:NUM_LAYERS]
+                for key, value in values.items()
+                if isinstance(value, list | str) and len(value) == values["num_hidden_layers"]
+            }
+            return values | of_layers | {"num_hidden_layers": NUM_LAYERS, "quantization_config": None}
     sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     return {"architectures": [architecture], "num_hidden_layers": NUM_LAYERS, "rms_norm_eps": 1e-6, **sizes}
 
 
 TEXT_MODELS = sorted(name for name in built_in_models() if name.endswith("ForCausalLM"))
 # Whose required keys only their makers' config classes fill in; their layers are those of families that are here.
-WITHOUT_CONFIG = {"Glm4MoeLiteForCausalLM", "Llama4ForCausalLM"}
+WITHOUT_CONFIG = {"BambaForCausalLM", "Mamba2ForCausalLM", "Glm4MoeLiteForCausalLM", "Llama4ForCausalLM"}
 
 
 class AskedForMethods:
@@ -52,24 +57,27 @@ class AskedForMethods:
         pass
 
 
+@pytest.mark.parametrize("naming", [TextPart, InnerTextPart])
 @pytest.mark.parametrize("architecture", [name for name in TEXT_MODELS if name not in WITHOUT_CONFIG])
-def test_a_family_is_held_by_a_text_part_under_its_modules_names(architecture):
+def test_a_family_is_held_by_a_text_part_under_its_modules_names(architecture, naming):
     family = get_model_class([architecture])
     assert issubclass(family, CausalLM)
 
-    class Holder(TextPart):
-        language_model_class = family
+    class Holder(naming, family):
         other_parts = ()
         other_keys = ()
 
+    values = text_config_of(architecture)
+    Holder.text_model_types = (values.get("model_type"),)
     register_model("HolderForTests", Holder)
-    config = HFConfig({"architectures": ["HolderForTests"], "text_config": text_config_of(architecture)})
+    config = HFConfig({"architectures": ["HolderForTests"], "text_config": values})
     asked = AskedForMethods()
     model = construct_abstractly(VllmConfig(ModelConfig("held", config), quant_config=asked))
     modules = {name for name, module in named_modules(model) if hasattr(module, "quant_method")}
     assert len(asked.prefixes) == len(set(asked.prefixes))
     assert set(asked.prefixes) == modules
-    assert all(name.startswith("language_model.") for name in modules)
+    outside = {name for name in modules if not name.startswith(f"{naming.decoder_name}.")}
+    assert outside <= {naming.head_name}
 
 
 @pytest.mark.parametrize("architecture", TEXT_MODELS)

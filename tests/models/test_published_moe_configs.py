@@ -40,7 +40,7 @@ def test_published_configs_make_models_with_as_many_parameters_as_the_reference(
 
 def test_maverick_alternates_dense_and_sparse_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_4_MAVERICK))
-    layers = model_of(tmp_path).model.layers
+    layers = model_of(tmp_path).decoder.layers
     assert [hasattr(layer.feed_forward, "experts") for layer in layers] == [False, True] * 24
     assert [layer.self_attn.rope is None for layer in layers] == [False, False, False, True] * 12
     assert [layer.self_attn.span.attention_chunk_size for layer in layers] == [8192, 8192, 8192, None] * 12

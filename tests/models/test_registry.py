@@ -10,7 +10,7 @@ from jaxis.errors import ConfigError
 from jaxis.models import registry
 from jaxis.models.llama import LlamaForCausalLM
 from jaxis.models.mistral import MistralForCausalLM
-from jaxis.models.registry import get_model_class, register_model, supported_architectures
+from jaxis.models.registry import built_in_models, get_model_class, register_model, supported_architectures
 from tests.support.places import REPOSITORY
 
 EXTERNAL_MODEL = REPOSITORY / "examples" / "external_model"
@@ -22,8 +22,15 @@ def no_registrations(monkeypatch):
 
 
 def test_every_built_in_architecture_has_its_class():
-    for architecture in supported_architectures():
+    for architecture in built_in_models():
         assert get_model_class([architecture]).__name__ == architecture
+
+
+def test_another_name_of_an_architecture_is_the_same_class():
+    for other, name in registry._OTHER_NAMES.items():
+        assert get_model_class([other]) is get_model_class([name])
+        assert other in supported_architectures()
+        assert other not in built_in_models()
 
 
 def test_the_first_known_name_decides():

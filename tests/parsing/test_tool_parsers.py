@@ -103,7 +103,7 @@ def test_what_the_template_writes_is_read_back_at_any_cut(name):
     ][: form.num_calls]
 
 
-@pytest.mark.parametrize("name", ["HERMES", "LLAMA", "GPT_OSS", "GLM", "QWEN3_CODER"])
+@pytest.mark.parametrize("name", ["HERMES", "LLAMA", "GPT_OSS", "GEMMA4", "GLM", "QWEN3_CODER"])
 def test_arguments_are_passed_on_as_they_come(name):
     form = FORMATS[name.lower()]
     text = rendered_turn(form, num_calls=1)
@@ -187,6 +187,15 @@ ODD = [
     ("gpt_oss", "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>", "", [NOW]),
     ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>now()", None, []),
     ("gpt_oss", "<|channel|>ana", None, []),
+    ("gemma4", "<|tool_call>call:now{}", "", [NOW]),
+    ("gemma4", "<|tool_call>call:now{}<tool_call|>\n<|tool_call>call:now{}<tool_call|><turn|>", "", [NOW, NOW]),
+    ("gemma4", '<|tool_call>call:now{a:<|"|>b', "", [("now", '{"a": "b', "unfinished")]),
+    ("gemma4", '<|tool_call>call: now {"a": [None, "b"]}', "", [("now", '{"a": [null, "b"]}', "complete")]),
+    ("gemma4", "a <|tool_call>b", None, []),
+    ("gemma4", "<|tool_call>call:now{a:007}<tool_call|>", None, []),
+    ("gemma4", "<|tool_call>call:now{a:1,}<tool_call|>", None, []),
+    ("gemma4", "<|tool_call>call:now{:1}<tool_call|>", None, []),
+    ("gemma4", "<|tool_call>call:now" + "{a:" * 102, None, []),
     ("glm", "a <tool_call> b", None, []),
     ("glm", "<tool_call>now</tool_call><|observation|>", "", [NOW]),
     ("glm", "<tool_call>now\n<arg_key>a</arg_key> b", None, []),
@@ -231,6 +240,9 @@ REASONING = [
     ("hermes", "", "<think></think>" + CALL, "", ""),
     ("hermes", "", "<think>Shall I " + CALL + "?</think>No.", "Shall I " + CALL + "?", "No."),
     ("kimi", "", "<think>Hm.<|im_end|>", "Hm.", ""),
+    ("gemma4", "", "<|channel>thought\nHm. <b>\n<channel|>Yes.<turn|>", "Hm. <b>", "Yes."),
+    ("gemma4", "<|channel>thought\n", "Hm.<channel|>Yes.", "Hm.", "Yes."),
+    ("gemma4", "<|channel>thought\n<channel|>", "Yes.<turn|>", "", "Yes."),
     ("mistral_new", "", "[THINK]Hm.[/THINK]Yes.</s>", "Hm.", "Yes."),
     (
         "granite",

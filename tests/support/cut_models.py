@@ -1,4 +1,4 @@
-"""Published models cut to two layers, one of each kind where a family has two: real layers, compiled quickly."""
+"""Published models cut to a few layers, one of each kind where a family has two: real layers, compiled quickly."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ _IN_CODE = {"llama-3.2-1b": LLAMA_3_2, "mistral-7b": MISTRAL, "qwen3-0.6b": QWEN
 # What makes the second layer differ from the first, or both from what most layers are.
 _CHANGES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": {"sliding_window_pattern": 2},
+    # Two layers with keys and values of their own, and two that attend to those.
+    "gemma-4-e2b": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma-4-26b-a4b": {"layer_types": ["sliding_attention", "full_attention"]},
     "command-r7b": {"sliding_window_pattern": 2},
     "olmo-3-7b": {"layer_types": ["sliding_attention", "full_attention"]},
     "gpt-oss-20b": {"layer_types": ["sliding_attention", "full_attention"]},

@@ -126,7 +126,7 @@ def scaling_factor_forgotten(layer):
 
 def shared_experts_forgotten(layer):
     def call(self, x):
-        return self.experts(x, *self.gate(x))
+        return self.experts(x, *self.gate(x, self.gate.e_score_correction_bias[...]))
 
     become(layer.mlp, type(layer.mlp), __call__=call)
 
@@ -155,7 +155,7 @@ def chunk_one_too_long(layer):
 
 
 def temperature_forgotten(layer):
-    change(layer.self_attn, "temperatures", None)
+    change(layer.self_attn, "query_scale", None)
 
 
 def scale_without_that_of_the_context_extension(layer):

@@ -80,6 +80,13 @@ _GLM_MOE = {
     **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.6},
     **_rope(theta=1_000_000.0, partial_rotary_factor=0.5),
 }
+# Common names of a mixture of experts, and sizes that no other part of the model has.
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
+_GEMMA4 = {
+    **{"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 11},
+    **{"final_logit_softcapping": 3.0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2},
+}
 _LLAMA4 = {
     **{"num_local_experts": 4, "intermediate_size_mlp": 80, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
     **{"attention_chunk_size": 32, "floor_scale": 16, "attn_scale": 0.3, "head_dim": 24},
@@ -100,6 +107,28 @@ _LATENT = {
     "v_head_dim": 20,
     # Not that of the latents' norms.
     "rms_norm_eps": 1e-3,
+}
+_SHARED_EXPERT = {
+    **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+    "shared_expert_intermediate_size": 48,
+}
+# Key and value heads of different sizes, and three value heads to a key head.
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    # Of a nearly silent head, the norm would amplify the rounding of the reference, which sums by chunks.
+    "rms_norm_eps": 1e-3,
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **_rope(theta=1_000_000.0, partial_rotary_factor=0.25),
+}
+# Head and state sizes that differ, groups of several heads, a norm over each of them.
+_MAMBA = {
+    **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24},
+    **{"mamba_proj_bias": True},
 }
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
@@ -140,6 +169,22 @@ FAMILIES = (
     Family("Qwen3, biases, yarn rope", "Qwen3Config", {"head_dim": 8, "attention_bias": True, **_YARN}),
     Family("Mistral, window", "MistralConfig", {"sliding_window": 13}),
     Family("Mistral", "MistralConfig", {"sliding_window": None, "head_dim": 24, **_rope(theta=1_000_000.0)}),
+    Family(
+        "Ministral 3",
+        "Ministral3Config",
+        {
+            "head_dim": 24,
+            **_rope(
+                "yarn",
+                1_000_000.0,
+                factor=16.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        },
+    ),
     Family("OLMo 2", "Olmo2Config", {"attention_bias": True, **_rope(theta=500_000.0)}),
     Family(
         "OLMo 3, yarn on full layers",
@@ -161,6 +206,26 @@ FAMILIES = (
             **{"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 11},
             **{"sliding_window_pattern": 3, "attention_bias": True, "final_logit_softcapping": 5.0},
             **_rope_by_layer_type({"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0}),
+        },
+    ),
+    Family(
+        "Gemma 4, shared keys and values, embeddings of layers",
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            **{"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+            **{"vocab_size_per_layer_input": 131, "num_key_value_heads": 1},
+        },
+    ),
+    Family(
+        "Gemma 4, experts, values that are keys",
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+            **{"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40},
+            **{"attention_bias": True, "num_hidden_layers": 3},
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
     Family("Phi-3, longrope", "Phi3Config", {"sliding_window": 40, **_longrope(pairs=8)}),
@@ -234,6 +299,9 @@ FAMILIES = (
         "Glm4MoeConfig",
         {**_GLM_MOE, "num_hidden_layers": 3, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2},
     ),
+    Family("Qwen3.5", "Qwen3_5TextConfig", {**_DELTA_NET, "attention_bias": True}),
+    Family("Qwen3.5 MoE", "Qwen3_5MoeTextConfig", {**_DELTA_NET, **_SHARED_EXPERT, "linear_conv_kernel_dim": 3}),
+    Family("Qwen3-Next", "Qwen3NextConfig", {**_DELTA_NET, **_SHARED_EXPERT, "mlp_only_layers": [1]}),
     Family(
         "DeepSeek V2 Lite",
         "DeepseekV2Config",
@@ -299,6 +367,211 @@ FAMILIES = (
             **_rope(theta=1_000_000.0),
         },
     ),
+    Family(
+        "MiniMax M2",
+        "MiniMaxM2Config",
+        {**_LOCAL_EXPERTS, "head_dim": 32, **_rope(theta=5_000_000.0, partial_rotary_factor=0.5)},
+    ),
+    Family(
+        "Qwen2 MoE",
+        "Qwen2MoeConfig",
+        {**_EXPERTS, "num_hidden_layers": 3, "mlp_only_layers": [1], "shared_expert_intermediate_size": 48},
+    ),
+    Family(
+        "OLMoE",
+        "OlmoeConfig",
+        {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    Family(
+        "dots.llm1",
+        "Dots1Config",
+        {
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
+            **{"num_hidden_layers": 3, "first_k_dense_replace": 1, "routed_scaling_factor": 1.6, **_GROUPS},
+            **{"norm_topk_prob": True, "sliding_window": 19, "max_window_layers": 2},
+        },
+    ),
+    Family(
+        "ERNIE 4.5 MoE",
+        "Ernie4_5_MoeConfig",
+        {
+            **{"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_num_shared_experts": 2},
+            **{"num_hidden_layers": 4, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+            **_rope(theta=500_000.0),
+        },
+    ),
+    Family(
+        "Granite MoE",
+        "GraniteMoeConfig",
+        {
+            **_LOCAL_EXPERTS,
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "attention_bias": True, "tie_word_embeddings": True},
+        },
+    ),
+    Family(
+        "Phi-3.5-MoE",
+        "PhimoeConfig",
+        {
+            **{"num_local_experts": 8, "intermediate_size": 40, "attention_bias": True, "lm_head_bias": True},
+            # Far above the published 0.01: many experts are near each other.
+            **{"router_jitter_noise": 0.3},
+            **_longrope(pairs=8, short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=1024),
+        },
+    ),
+    Family(
+        "K-EXAONE",
+        "ExaoneMoeConfig",
+        {
+            **{**_EXPERTS, **_GROUPS, "num_shared_experts": 2, "num_hidden_layers": 3, "head_dim": 24},
+            **{"sliding_window": 11, "sliding_window_pattern": 2},
+        },
+    ),
+    Family(
+        "Trinity",
+        "AfmoeConfig",
+        {
+            **{**_EXPERTS, "num_shared_experts": 2, "num_hidden_layers": 3, "head_dim": 24, "route_scale": 1.7},
+            **{"sliding_window": 11, "global_attn_every_n_layers": 2, "mup_enabled": True},
+        },
+    ),
+    Family(
+        "Laguna",
+        "LagunaConfig",
+        {
+            **{**_EXPERTS, "shared_expert_intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 16},
+            **{"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 11},
+            **{"num_attention_heads_per_layer": [4, 6, 4], "moe_routed_scaling_factor": 1.7},
+            "moe_router_logit_softcapping": 0.8,
+            "rope_parameters": {
+                "full_attention": {**_YARN["rope_parameters"], "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    Family(
+        "Mellum 2",
+        "MellumConfig",
+        {
+            **{**_EXPERTS, "num_hidden_layers": 3, "head_dim": 24, "sliding_window": 11},
+            **{"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            **{"mlp_layer_types": ["sparse", "dense", "sparse"]},
+            "rope_parameters": {
+                "full_attention": _YARN["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    Family(
+        "Hunyuan A13B",
+        "HunYuanMoEV1Config",
+        {
+            **{"num_experts": 8, "moe_topk": [3, 2], "intermediate_size": 40, "head_dim": 24},
+            **{"attention_bias": True, "tie_word_embeddings": True, **_rope("dynamic", factor=1.0, alpha=50.0)},
+        },
+    ),
+    Family("Hy3", "HYV3Config", {**_EXPERTS, "num_shared_experts": 2, "head_dim": 24}),
+    Family(
+        "SmolLM3",
+        "SmolLM3Config",
+        {
+            **{"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1], "attention_bias": True, "mlp_bias": True},
+            **{"tie_word_embeddings": True, **_rope(theta=5_000_000.0)},
+        },
+    ),
+    Family(
+        "Seed-OSS",
+        "SeedOssConfig",
+        {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True, **_rope(theta=10_000_000.0)},
+    ),
+    Family("EXAONE 4", "Exaone4Config", {"num_hidden_layers": 4, "sliding_window": 11, **_LLAMA31}),
+    Family("EXAONE 4, no windows", "Exaone4Config", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    Family(
+        "LFM2",
+        "Lfm2Config",
+        {
+            **{"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+            **{"norm_eps": 1e-3, "block_multiple_of": 24, **_rope(theta=1_000_000.0)},
+        },
+    ),
+    Family(
+        "LFM2 MoE",
+        "Lfm2MoeConfig",
+        {
+            **_EXPERTS,
+            **{"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+            **{"conv_L_cache": 4, "routed_scaling_factor": 1.6, **_rope(theta=1_000_000.0)},
+        },
+    ),
+    Family(
+        "Nemotron 3",
+        "NemotronHConfig",
+        {
+            **{"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"], "head_dim": 32},
+            **{"mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, **_GROUPS},
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "moe_latent_size": 32},
+            **{"moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.6},
+        },
+    ),
+    Family(
+        "Granite 4",
+        "GraniteMoeHybridConfig",
+        {
+            **{**_MAMBA, **_LOCAL_EXPERTS, "shared_intermediate_size": 48, "mamba_n_groups": 1},
+            **{"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "tie_word_embeddings": True, "position_embedding_type": "nope"},
+        },
+    ),
+    Family(
+        "Granite 4, dense, attention alone",
+        "GraniteMoeHybridConfig",
+        {
+            **{"num_local_experts": 0, "shared_intermediate_size": 48, "layer_types": ["attention"] * 2},
+            **{"position_embedding_type": "rope", "residual_multiplier": 0.22, "mamba_n_heads": 8},
+            **{"attention_multiplier": 0.2},
+        },
+    ),
+    Family(
+        "Falcon-H1",
+        "FalconH1Config",
+        {
+            **{**_MAMBA, "mamba_d_ssm": 128, "mamba_n_groups": 2, "head_dim": 32, "key_multiplier": 0.4},
+            **{"ssm_multipliers": [0.35, 0.25, 0.3, 0.5, 0.7], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6},
+            **{"attention_in_multiplier": 1.1, "attention_out_multiplier": 0.94, "mlp_multipliers": [0.88, 0.59]},
+            **{"embedding_multiplier": 5.7, "lm_head_multiplier": 0.04, "projectors_bias": False},
+            **_rope(theta=1e11),
+        },
+    ),
+    Family(
+        "Bamba",
+        "BambaConfig",
+        {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_groups": 2, "attention_bias": True},
+    ),
+    Family(
+        "Mamba2",
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2, "conv_kernel": 3, "use_bias": True},
+    ),
+    Family("ERNIE 4.5", "Ernie4_5Config", {"head_dim": 24, "use_bias": True, **_rope(theta=500_000.0)}),
+    Family(
+        "Hunyuan",
+        "HunYuanDenseV1Config",
+        {
+            **{"head_dim": 24, "attention_bias": True, "tie_word_embeddings": True},
+            **_rope("dynamic", alpha=1000.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    Family("Apertus", "ApertusConfig", {"attention_bias": True, **_LLAMA31}),
+    Family(
+        "Granite SWA",
+        "GraniteSWAConfig",
+        {
+            **{"num_hidden_layers": 4, "sliding_window": 11, "layer_rope_theta": [10_000.0, 0, 500_000.0, 10_000.0]},
+            **{"attention_multiplier": 0.2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "attention_bias": True, "mlp_bias": True},
+        },
+    ),
 )
 
 
@@ -314,8 +587,10 @@ def reference_model(family: Family) -> transformers.PreTrainedModel:
             center = 1.0 if "norm" in name else 0.0
             parameter.copy_(center + 0.2 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1.0 + 0.2 * torch.randn_like(buffer))
     return model
 
 
@@ -349,9 +624,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 @lru_cache(8 * NUM_KEPT)
 def reference_run(family: Family, length: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """transformers' logits [T, V] and hidden states (entering each layer, and after the final norm), each [T, E]."""
+    model, input_ids = reference_model(family), torch.tensor([prompt(length)])
     with torch.no_grad():
-        result = reference_model(family)(torch.tensor([prompt(length)]), output_hidden_states=True, use_cache=False)
-    return result.logits[0].numpy(), [states[0].numpy() for states in result.hidden_states]
+        result = model(input_ids, output_hidden_states=True, use_cache=False)
+        hidden_states = result.hidden_states
+        if family.config_class == "Mamba2Config":  # which lists what leaves each layer
+            hidden_states = (model.get_input_embeddings()(input_ids), *hidden_states[:-2], hidden_states[-1])
+    return result.logits[0].numpy(), [states[0].numpy() for states in hidden_states]
 
 
 def bfloat16_reference_logits(family: Family, length: int) -> np.ndarray:
@@ -371,9 +650,9 @@ def whole_run(
 
 def run_model(model: nnx.Module, lengths: tuple[int, ...]) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
     """`whole_run` of a model that has been loaded."""
-    model.model.aux_hidden_state_layers = tuple(range(len(model.model.layers)))
+    model.decoder.aux_hidden_state_layers = tuple(range(len(model.decoder.layers)))
     graph, state = nnx.split(model)
-    model.model.aux_hidden_state_layers = ()
+    model.decoder.aux_hidden_state_layers = ()
 
     @jax.jit
     def forward(state: nnx.State, input_ids: jax.Array, metadata: AttentionMetadata) -> tuple[jax.Array, list]:

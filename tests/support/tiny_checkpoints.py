@@ -29,6 +29,7 @@ CONFIG_CLASSES = {
     "llama4": "Llama4TextConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_5_text": "Qwen3_5TextConfig",
     "qwen3_moe": "Qwen3MoeConfig",
     "mistral": "MistralConfig",
 }
@@ -66,6 +67,16 @@ LATENT_SIZES = {
 }
 
 
+# Of families with linear attention: layers of either kind, and heads of different sizes and numbers.
+DELTA_NET_SIZES = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 64,  # a quarter of which is turned
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 # Sizes of mixtures of experts with layers of every kind.
 GPT_OSS_SIZES = {
     "num_hidden_layers": 4,

@@ -107,6 +107,22 @@ GLM = Format(
     "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}\n</tool_call>{% endfor %}" + _END,
     "glm45",
 )
+_GEMMA4_VALUE = (
+    '{% macro value(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}{{ v | tojson }}'
+    "{% elif v is none %}null{% elif v is mapping %}{ {%- for k, x in v.items() %}{{ k }}:{{ value(x) }}"
+    "{{ ',' if not loop.last }}{% endfor -%} }{% elif v is iterable %}[{% for x in v %}{{ value(x) }}"
+    "{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
+GEMMA4 = Format(
+    "gemma4",
+    _GEMMA4_VALUE
+    + _LOOP
+    + "{% if m.reasoning_content %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}{{ m.content }}"
+    + _CALLS
+    + "<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>{% endfor %}<|tool_response>"
+    + _END,
+    "gemma4",
+)
 QWEN3_CODER = Format(
     "qwen3_coder",
     _LOOP + "{{ m.content }}" + _CALLS + "\n<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}"

@@ -71,5 +71,5 @@ def layers_of(name, plant=None, layer=1, dtype="float32"):
     """What `check_layers` says of the twin, with `plant` done to a layer of it."""
     model = load(name, dtype=dtype)
     if plant is not None:
-        plant(getattr(model, "language_model", model).model.layers[layer])
+        plant(model.decoder.layers[layer])
     return check_layers(model, TOKEN_IDS, twin(name)[1], GATES[dtype])

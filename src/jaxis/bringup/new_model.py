@@ -86,9 +86,11 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
 def _find(like: str) -> _Source:
     families = {}
     for architecture, path in built_in_models().items():
+        if not architecture.endswith(_SUFFIX):
+            continue
         module = path.partition(":")[0]
         families[module.rpartition(".")[2]] = None
-        if architecture.endswith(_SUFFIX) and like in (architecture, module.rpartition(".")[2]):
+        if like in (architecture, module.rpartition(".")[2]):
             return _Source(architecture, importlib.import_module(module), architecture.removesuffix(_SUFFIX))
     raise ConfigError(f"--like {like!r} is not a family of jaxis; choose one of: {', '.join(families)}")
 

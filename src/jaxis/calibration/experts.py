@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.calibration.calibrated_weight import InputStatistics
-from jaxis.layers.experts import STACK_AXES, JaxExperts
+from jaxis.layers.experts import JaxExperts
 
 _MIN_TOKENS = 64
 """If fewer tokens go to an expert, it is quantized without them."""
@@ -29,20 +29,21 @@ def quantize_experts(experts: JaxExperts, calls: Sequence[tuple[np.ndarray, ...]
       quantize: Quantizes one weight.
     """
     x, expert_ids, expert_weights = (np.concatenate(arrays) for arrays in zip(*calls, strict=True))
-    stacks = {name: np.array(getattr(experts, name).get_value(), np.float32) for name in STACK_AXES}
+    stacks = {name: np.array(getattr(experts, name).get_value(), np.float32) for name in experts.stack_names}
     for expert in range(experts.num_experts):
         tokens, place = np.nonzero(expert_ids == expert)
         shares = expert_weights[tokens, place][:, None]
         rows, shares = (x[tokens] * shares, np.ones_like(shares)) if experts.scales_input else (x[tokens], shares)
         is_known = len(tokens) >= _MIN_TOKENS
         statistics = _statistics(rows * shares) if is_known else None
-        for name in ("gate_proj", "up_proj"):
+        inner = [name for name in experts.stack_names if name != "down_proj"]
+        for name in inner:
             stacks[name][expert] = quantize(name, expert, stacks[name][expert], statistics)
         if is_known:
-            gate, up = (
-                _projected(experts, name, expert, rows, stacks[name][expert]) for name in ("gate_proj", "up_proj")
-            )
-            hidden = np.asarray(experts.gated_unit(jnp.asarray(gate), jnp.asarray(up)))
+            products = {
+                name: jnp.asarray(_projected(experts, name, expert, rows, stacks[name][expert])) for name in inner
+            }
+            hidden = np.asarray(experts.gated_unit(products.get("gate_proj"), products["up_proj"]))
             statistics = _statistics(hidden * shares)
         stacks["down_proj"][expert] = quantize("down_proj", expert, stacks["down_proj"][expert], statistics)
     for name, stack in stacks.items():

@@ -1,10 +1,11 @@
-"""DeepSeek V3 and R1, and Kimi K2: as DeepSeek V2, with experts chosen by sigmoid scores and a selection bias."""
+"""DeepSeek V3 and R1, and Kimi K2 to K2.7: as DeepSeek V2, with sigmoid scores and a selection bias of experts."""
 
 from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
+from jaxis.models.common.text_part import TextPart
 
 
 class DeepseekV3DecoderLayer(DeepseekDecoderLayer):
@@ -25,3 +26,14 @@ class DeepseekV3ForCausalLM(DeepseekCausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("moe_layer_freq", 1)
+
+
+class Kimi_K25ForConditionalGeneration(TextPart, DeepseekV3ForCausalLM):
+    """Kimi K2.5, K2.6 and K2.7; images are not supported."""
+
+    text_model_types = ("kimi_k2", "deepseek_v3")
+    other_parts = ("vision_tower", "mm_projector")
+    other_keys = (
+        *("vision_config", "ignore_index", "media_placeholder_token_id", "video_placeholder"),
+        *("use_unified_vision_chunk", "projection_hidden_size", "projection_layer_norm_eps"),
+    )

@@ -45,9 +45,9 @@ class Gemma3ForCausalLM(GemmaCausalLM):
         config.expect("attn_logit_softcapping", None)
 
 
-class Gemma3ForConditionalGeneration(TextPart):
+class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
     """The multimodal checkpoints, from 4B parameters; images are not supported."""
 
-    language_model_class = Gemma3ForCausalLM
+    text_model_types = ("gemma3_text",)
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")

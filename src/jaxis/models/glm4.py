@@ -6,7 +6,7 @@ import jax
 
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerOutput
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import GatedMLP
@@ -33,10 +33,10 @@ class Glm4DecoderLayer(JaxModule):
         )
         self.post_self_attn_layernorm = rms_norm(scope)
         self.post_attention_layernorm = rms_norm(scope)
-        self.mlp = GatedMLP(scope / "mlp", packed_gate_up=True)
+        self.mlp = GatedMLP(scope / "mlp", packed_gate_up="gate_up_proj")
         self.post_mlp_layernorm = rms_norm(scope)
 
-    def __call__(self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
         kv_cache, attended = self.self_attn(kv_cache, self.input_layernorm(x), metadata)
         x = x + self.post_self_attn_layernorm(attended)

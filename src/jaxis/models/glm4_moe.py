@@ -6,10 +6,10 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
-from jaxis.layers.routing import Routing
+from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, sigmoid_routing
 
 
 class Glm4MoeDecoderLayer(PreNormDecoderLayer):
@@ -27,9 +27,7 @@ class Glm4MoeForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.ignore("intermediate_size", because="sparse layers do not have it")
-        for key in ("moe_intermediate_size", "n_shared_experts"):
-            config.ignore(key, because="dense layers do not have it")
+        ignore_sizes_of_other_layers(config)
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
@@ -38,16 +36,11 @@ class Glm4MoeForCausalLM(CausalLM):
 
 def _feed_forward(scope: LayerScope) -> FeedForward:
     config, mlp = scope.config, scope / "mlp"
-    routing = Routing(
-        num_experts=config["n_routed_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        score_function="sigmoid",
+    routing = sigmoid_routing(
+        config,
+        config["n_routed_experts"],
         renormalize=config.get("norm_topk_prob", True),
         scaling_factor=config.get("routed_scaling_factor", 1.0),
-        num_groups=config.get("n_group", 1),
-        num_allowed_groups=config.get("topk_group", 1),
-        group_score="top2_sum",
-        float32_logits=True,
     )
     if scope.layer_index < config.get("first_k_dense_replace", 1):
         return GatedMLP(mlp)
@@ -57,6 +50,6 @@ def _feed_forward(scope: LayerScope) -> FeedForward:
         mlp,
         routing=routing,
         intermediate_size=expert_size,
-        use_selection_bias=True,
+        selection_bias_name=ROUTER_BIAS,
         shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size) if shared_size else None,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxis.errors import ConfigError
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.deepseek import DeepseekCausalLM, DeepseekDecoderLayer, deepseek_v3_routing
+from jaxis.models.common.sparse_layers import is_sparse_layer
 
 
 class Glm4MoeLiteDecoderLayer(DeepseekDecoderLayer):
@@ -12,7 +12,7 @@ class Glm4MoeLiteDecoderLayer(DeepseekDecoderLayer):
         super().__init__(
             scope,
             routing=deepseek_v3_routing(scope.config),
-            is_sparse=_is_sparse(scope),
+            is_sparse=is_sparse_layer(scope, default_first_sparse=1),
             use_selection_bias=True,
             interleaved_rope=scope.config.get("rope_interleave", True),
         )
@@ -20,18 +20,3 @@ class Glm4MoeLiteDecoderLayer(DeepseekDecoderLayer):
 
 class Glm4MoeLiteForCausalLM(DeepseekCausalLM):
     layer_class = Glm4MoeLiteDecoderLayer
-
-
-def _is_sparse(scope: LayerScope) -> bool:
-    """Whether the layer is sparse by `mlp_layer_types` or, without it, by `first_k_dense_replace`.
-
-    Raises:
-      ConfigError: `mlp_layer_types` has an unknown type, or not one entry per layer.
-    """
-    config, kinds = scope.config, scope.config.get("mlp_layer_types")
-    if kinds is None:
-        return scope.layer_index >= config.get("first_k_dense_replace", 1)
-    config.ignore("first_k_dense_replace", because="mlp_layer_types names each layer's kind")
-    if len(kinds) != config["num_hidden_layers"] or not {"dense", "sparse"}.issuperset(kinds):
-        raise ConfigError(f"mlp_layer_types={kinds!r} in {config.source} must say 'dense' or 'sparse' of each layer")
-    return kinds[scope.layer_index] == "sparse"

@@ -1,32 +1,45 @@
-"""Granite 3 (dense): the Llama layer with multipliers on embeddings, scores, residuals and logits."""
+"""Granite 3 (dense): the Llama layer with multipliers on embeddings, scores, residuals and logits; Granite SWA adds
+windows, attention sinks and ropes of the layers' own."""
 
 from __future__ import annotations
 
-from jaxis.layers.decoder_layer import PreNormDecoderLayer
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from typing import Any
+
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
+from jaxis.config.rope_config import rope_config
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.granite import GraniteBaseDecoderLayer, GraniteCausalLM
 
 
-class GraniteDecoderLayer(PreNormDecoderLayer):
+class GraniteDecoderLayer(GraniteBaseDecoderLayer):
+    """The layer; `attention` are further arguments of `GroupedQueryAttention`."""
+
+    def __init__(self, scope: LayerScope, **attention: Any) -> None:
+        super().__init__(scope, GatedMLP(scope / "mlp", use_bias=scope.config.get("mlp_bias", False)), **attention)
+
+
+class GraniteSWADecoderLayer(GraniteDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        use_bias, scale = config.get("attention_bias", False), config.get("attention_multiplier", 1.0)
+        config, index = scope.config, scope.layer_index
+        kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)
+        if kind is None:
+            kind = SLIDING_ATTENTION if index % 4 else FULL_ATTENTION
+        thetas = config.get("layer_rope_theta")
+        theta = thetas[index] if thetas else None
         super().__init__(
             scope,
-            self_attn=GroupedQueryAttention(scope / "self_attn", scale=scale, qkv_bias=use_bias, o_bias=use_bias),
-            mlp=GatedMLP(scope / "mlp", use_bias=config.get("mlp_bias", False)),
-            residual_multiplier=config.get("residual_multiplier", 1.0),
+            use_rope=theta != 0,
+            rope_settings=rope_config(config, theta=theta or None),
+            span=layer_span(config, kind, default_window=128),
+            use_sinks=True,
         )
 
 
-class GraniteForCausalLM(CausalLM):
+class GraniteForCausalLM(GraniteCausalLM):
     layer_class = GraniteDecoderLayer
 
-    @classmethod
-    def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(
-            embedding_multiplier=scope.config.get("embedding_multiplier", 1.0),
-            logits_multiplier=1.0 / scope.config.get("logits_scaling", 1.0),
-        )
+
+class GraniteSWAForCausalLM(GraniteCausalLM):
+    layer_class = GraniteSWADecoderLayer
+    tied_by_default = True

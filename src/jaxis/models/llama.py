@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 (text) and 3.3: grouped-query attention, gated MLP, RMS norm before each."""
+"""Llama 2 to 3.3 (text), InternLM3 and IQuest-Coder: grouped-query attention, gated MLP, RMS norm before each."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Phi3DecoderLayer(PreNormDecoderLayer):
                 packed_qkv=True,
                 span=uniform_span(scope.config, scope.config.get("sliding_window")),
             ),
-            mlp=GatedMLP(scope / "mlp", packed_gate_up=True),
+            mlp=GatedMLP(scope / "mlp", packed_gate_up="gate_up_proj"),
         )
 
 

@@ -9,6 +9,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.qwen import qwen_layer_span
+from jaxis.models.common.text_part import TextPart
 
 
 class Qwen2DecoderLayer(PreNormDecoderLayer):
@@ -27,3 +28,13 @@ class Qwen2ForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         for key in ("attention_bias", "qkv_bias"):
             config.ignore(key, because="there are always biases: a checkpoint without them lacks tensors")
+
+
+class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):
+    """Checkpoints that see; images are not supported. Their text has Qwen2's names, and its keys may have no object."""
+
+    decoder_name = "model"
+    head_name = "lm_head"
+    text_model_types = ("qwen2_5_vl_text", "qwen2_5_vl")
+    other_parts = ("visual",)
+    other_keys = ("vision_config",)

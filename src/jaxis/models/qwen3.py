@@ -1,4 +1,4 @@
-"""Qwen3 (dense): the Llama layer with a norm on each query and key head, and an optional sliding window."""
+"""Qwen3 (dense) and the text of Qwen3-VL: the Llama layer with a norm on each query and key head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.qwen import qwen_layer_span
+from jaxis.models.common.text_part import InnerTextPart
 
 
 class Qwen3DecoderLayer(PreNormDecoderLayer):
@@ -34,3 +35,11 @@ class Qwen3ForCausalLM(CausalLM):
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
         config.expect("use_qk_norm", True)
+
+
+class Qwen3VLForConditionalGeneration(InnerTextPart, Qwen3ForCausalLM):
+    """Checkpoints that see; images are not supported."""
+
+    text_model_types = ("qwen3_vl_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)

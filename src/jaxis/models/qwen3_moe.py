@@ -1,20 +1,24 @@
-"""Qwen3 MoE: the Qwen3 layer with a mixture of experts in place of most feed-forward blocks."""
+"""Qwen3 MoE and the text of Qwen3-VL MoE: Qwen3 with a mixture of experts in place of most feed-forward blocks."""
 
 from __future__ import annotations
+
+import functools
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
-from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.qwen import qwen_feed_forward
+from jaxis.models.common.text_part import InnerTextPart
 
 
 class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
-    def __init__(self, scope: LayerScope) -> None:
+    """The layer; `stack_layout` is that of experts that the checkpoint has stacked."""
+
+    def __init__(self, scope: LayerScope, *, stack_layout: StackLayout | None = None) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
@@ -27,7 +31,7 @@ class Qwen3MoeDecoderLayer(PreNormDecoderLayer):
                 o_bias=use_bias,
                 span=uniform_span(config, window),
             ),
-            mlp=_feed_forward(scope),
+            mlp=qwen_feed_forward(scope, renormalize=config.get("norm_topk_prob", False), stack_layout=stack_layout),
         )
 
 
@@ -43,15 +47,15 @@ class Qwen3MoeForCausalLM(CausalLM):
         config.ignore("moe_intermediate_size", because="dense layers do not have it")
 
 
-def _feed_forward(scope: LayerScope) -> FeedForward:
-    config = scope.config
-    routing = Routing(
-        # The second name is transformers 5's.
-        num_experts=config["num_experts" if "num_experts" in config else "num_local_experts"],
-        num_experts_per_token=config["num_experts_per_tok"],
-        renormalize=config.get("norm_topk_prob", False),
-    )
-    is_listed_as_dense = scope.layer_index in config.get("mlp_only_layers", [])
-    if is_listed_as_dense or (scope.layer_index + 1) % config.get("decoder_sparse_step", 1):
-        return GatedMLP(scope / "mlp")
-    return SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["moe_intermediate_size"])
+class Qwen3VLMoeForConditionalGeneration(InnerTextPart, Qwen3MoeForCausalLM):
+    """Checkpoints that see; images are not supported."""
+
+    layer_class = functools.partial(Qwen3MoeDecoderLayer, stack_layout=StackLayout(transposed=None))
+    text_model_types = ("qwen3_vl_moe_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
+        config.expect("norm_topk_prob", True)

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import jax
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.leaves import layer_norm, linear
-from jaxis.layers.mlp import activation_function
-from jaxis.layers.module import JaxModule
+from jaxis.layers.leaves import layer_norm
+from jaxis.layers.mlp import UngatedMLP, activation_function
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-
-
-class Starcoder2MLP(JaxModule):
-    """`c_proj(act(c_fc(x)))`."""
-
-    def __init__(self, scope: LayerScope) -> None:
-        config = scope.config
-        hidden_size, intermediate_size = config["hidden_size"], config["intermediate_size"]
-        use_bias = config.get("use_bias", True)
-        self.c_fc = linear(scope / "c_fc", hidden_size, intermediate_size, axes=("mlp", "embed"), use_bias=use_bias)
-        self.c_proj = linear(scope / "c_proj", intermediate_size, hidden_size, axes=("embed", "mlp"), use_bias=use_bias)
-        self.activation = activation_function(config.get("hidden_act", "gelu_pytorch_tanh"))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, E] -> [T, E]."""
-        return self.c_proj(self.activation(self.c_fc(x)))
 
 
 class Starcoder2DecoderLayer(PreNormDecoderLayer):
@@ -39,7 +20,13 @@ class Starcoder2DecoderLayer(PreNormDecoderLayer):
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(scope / "self_attn", qkv_bias=use_bias, o_bias=use_bias, span=span),
-            mlp=Starcoder2MLP(scope / "mlp"),
+            mlp=UngatedMLP(
+                scope / "mlp",
+                activation=activation_function(config.get("hidden_act", "gelu_pytorch_tanh")),
+                use_bias=use_bias,
+                up_name="c_fc",
+                down_name="c_proj",
+            ),
             make_norm=_norm,
         )
 

@@ -15,6 +15,7 @@ _TOOL_MARKS = (
     (("｜DSML｜",), "deepseek_v32"),
     (("<｜tool▁call▁begin｜>",), "deepseek_v3"),
     (("<|channel|>",), "openai"),
+    (("<tool_call|>",), "gemma4"),
     (("<arg_key>",), "glm45"),
     (("<function=",), "qwen3_coder"),
     (("[TOOL_CALLS]",), "mistral"),
@@ -31,6 +32,7 @@ _REASONING_MARKS = (
     (("Here is my thought process:",), "granite"),
     (("</think>", "<response></response>"), "granite"),
     (("<|channel|>",), "openai_gptoss"),
+    (("<channel|>",), "gemma4"),
     (("[THINK]",), "mistral"),
     (("</think>",), "deepseek_r1"),
 )

@@ -55,6 +55,17 @@ def test_two_layers_of_each_type_in_the_order_of_the_model():
     assert twin(layer_types=["full_attention"] * 24)["num_hidden_layers"] == 2
 
 
+def test_layers_at_the_end_that_share_a_cache_stay_with_layers_that_have_it():
+    types = ["sliding_attention"] * 4 + ["full_attention"]
+    shrunk = twin(num_hidden_layers=35, layer_types=types * 7, num_kv_shared_layers=20)
+    assert shrunk["num_kv_shared_layers"] == shrunk["num_hidden_layers"] // 2 == 4
+    assert set(shrunk["layer_types"][:4]) == set(shrunk["layer_types"][4:]) == set(types)
+
+
+def test_what_is_0_stays_0():
+    assert twin(hidden_size_per_layer_input=0)["hidden_size_per_layer_input"] == 0
+
+
 def test_a_period_of_windows():
     shrunk = twin(sliding_window_pattern=6, sliding_window=512)
     assert (shrunk["sliding_window_pattern"], shrunk["num_hidden_layers"]) == (2, 4)

@@ -11,6 +11,8 @@ from jaxis.config.rope_config import ROPE_TYPES, rope_config
 from jaxis.errors import ConfigError
 
 ATTENTION = "jaxis.layers.attention:attention"
+_GROUPED = "jaxis.layers.grouped_query_attention:GroupedQueryAttention"
+_FULL_LAYER_KEYS = ("global_head_dim", "num_global_key_value_heads", "per_layer_config")
 _RECURRENT_FILES = (
     *("layers/kv_cache_spec.py", "engine/execution/kv_cache.py"),
     "engine/scheduling/block_manager.py",
@@ -18,10 +20,6 @@ _RECURRENT_FILES = (
 _MAMBA_KEYS = (
     *("hybrid_override_pattern", "conv_kernel", "n_groups", "expand", "chunk_size"),
     *("use_conv_bias", "use_mamba_kernels", "residual_in_fp32", "state_size"),
-)
-_DELTA_NET_KEYS = (
-    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
-    *("linear_num_value_heads", "linear_value_head_dim", "full_attention_interval"),
 )
 
 
@@ -33,19 +31,22 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
         keys = ("index_topk", "index_head_dim", "index_n_heads")
         features.append(Feature(f"sparse indexer: a token attends to its best {top_k}", None, where, keys))
     if config.get("global_head_dim") not in (None, config.get("head_dim")):
-        keys = ("global_head_dim", "num_global_key_value_heads")
-        files = ("layers/grouped_query_attention.py",)
-        features.append(Feature("heads of another size in full layers", None, files, keys))
+        words = f"heads of {config['global_head_dim']} in full layers"
+        if (kv_heads := config.get("num_global_key_value_heads")) is not None:
+            words = f"{words}, {kv_heads} of them key-value heads"
+        features.append(Feature(words, f"{_GROUPED}(layer_head_dim)", keys=_FULL_LAYER_KEYS))
+    if config.get("attention_k_eq_v"):
+        features.append(Feature("values are the keys", f"{_GROUPED}(values_are_keys)", keys=("attention_k_eq_v",)))
     where = ("layers/attention.py",)
-    for key, words in (
-        ("attention_k_eq_v", "values are the keys"),
-        ("use_bidirectional_attention", "bidirectional attention"),
-        ("alibi", "ALiBi position biases"),
-    ):
-        if config.get(key):
-            features.append(Feature(words, None, where, (key,)))
+    if (kind := config.get("use_bidirectional_attention")) == "vision":
+        words, key = "bidirectional between an image's tokens, left out: text runs", "use_bidirectional_attention"
+        features.append(Feature(words, None if facts is None else "", where, (key,)))
+    elif kind:
+        features.append(Feature("bidirectional attention", None, where, ("use_bidirectional_attention",)))
+    if config.get("alibi"):
+        features.append(Feature("ALiBi position biases", None, where, ("alibi",)))
     if config.get("attn_output_gate") or config.get("model_type") == "qwen3_next":
-        features.append(Feature("output gate", None, where, ("attn_output_gate",)))
+        features.append(Feature("output gate", "jaxis.layers.output_gate:OutputGate"))
     if "self_attn.sinks" in facts.layers if facts else config.get("model_type") == "gpt_oss":
         features.append(Feature("attention sinks", f"{ATTENTION}(sinks)"))
     return features
@@ -90,7 +91,9 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
     types = _layer_types(config)
     if facts is not None:
         words = {"window": "window of {}", "chunk": "chunks of {}", "full": "full", "latent": "full, of latents"}
-        return [Feature(f"{count} x {words[kind].format(tokens)}") for (kind, tokens), count in facts.spans.items()]
+        words["state"] = "recurrent, with a state"
+        features = [Feature(f"{count} x {words[kind].format(tokens)}") for (kind, tokens), count in facts.spans.items()]
+        return features + _sharing_and_inputs(config)
     for kind, count in types.items():
         known = of_type.get(kind) or Feature(f"{kind!r} layers", None, ("layers/",), ("layer_types",))
         features.append(Feature(f"{count} x {known.value}", known.code, known.files, known.keys))
@@ -100,13 +103,20 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
         features += _hybrid(config, Counter(pattern))
     elif any(key in config for key in ("mamba_d_state", "ssm_state_size", "mamba_num_heads", "state_size")):
         features.append(_mamba(config, "Mamba layers"))
-    if (shared := config.get("num_kv_shared_layers", 0)) > 0:
-        where = ("engine/execution/kv_cache.py", "models/common/decoder.py")
-        features.append(Feature(f"{shared} layers share another's cache", None, where, ("num_kv_shared_layers",)))
-    if config.get("hidden_size_per_layer_input", 0) > 0:
-        keys = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
-        features.append(Feature("embeddings of each layer's own", None, ("layers/embed.py",), keys))
+    features += _sharing_and_inputs(config)
     return features or [Feature("full")]
+
+
+def _sharing_and_inputs(config: HFConfig) -> list[Feature]:
+    features = []
+    if (shared := config.get("num_kv_shared_layers", 0)) > 0:
+        code = "jaxis.layers.shared_cache_attention:SharedCacheAttention"
+        features.append(Feature(f"{shared} x another layer's keys and values", code, keys=("num_kv_shared_layers",)))
+    if (size := config.get("hidden_size_per_layer_input", 0)) > 0:
+        keys = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+        code = "jaxis.models.common.decoder:DecoderModel"
+        features.append(Feature(f"embeddings of each layer's own, {size} a token", code, keys=keys))
+    return features
 
 
 def _layer_types(config: HFConfig) -> Counter[str]:
@@ -119,8 +129,9 @@ def _layer_types(config: HFConfig) -> Counter[str]:
 
 
 def _linear_attention(config: HFConfig) -> Feature:
-    name = "Gated DeltaNet" if "linear_num_value_heads" in config else "linear attention"
-    return Feature(name, None, ("layers/gated_delta_net.py", *_RECURRENT_FILES), _DELTA_NET_KEYS)
+    if "linear_num_value_heads" in config:
+        return Feature("Gated DeltaNet", "jaxis.layers.gated_delta_net:GatedDeltaNet")
+    return Feature("linear attention", None, ("layers/", *_RECURRENT_FILES), ("layer_types",))
 
 
 def _hybrid(config: HFConfig, pattern: Counter[str]) -> list[Feature]:

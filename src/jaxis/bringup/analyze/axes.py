@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from jaxis.bringup.analyze.figures import cache_span, has_tied_head
 from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution.kv_cache import kv_cache_specs
+from jaxis.engine.execution.kv_cache import cache_specs
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.rope import RotaryEmbedding
 
@@ -82,7 +82,7 @@ class ModelFacts:
             if match := _LAYER.search(name):
                 shape, count = layers.get(match[2], (tuple(getattr(param.get_value(), "shape", ())), 0))
                 layers[match[2]] = shape, count + 1
-        spans = Counter(cache_span(spec) for spec in kv_cache_specs(model, vllm_config))
+        spans = Counter(cache_span(spec) for spec in cache_specs(model, vllm_config))
         rope_counts = Counter(
             module.rope is not None for _, module in named_modules(model) if isinstance(module, _HasRope)
         )

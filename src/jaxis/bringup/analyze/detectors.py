@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from jaxis.bringup.analyze.attention import ATTENTION, detect_attention, detect_layer_kinds, detect_rope
 from jaxis.bringup.analyze.axes import AxisRow, Feature, ModelFacts
+from jaxis.config.expert_counts import experts_per_token, num_experts
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
@@ -73,20 +74,19 @@ def _activation(config: HFConfig, _facts: ModelFacts | None) -> Sequence[Feature
     keys = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function")
     if (key := next((key for key in keys if key in config), None)) is not None:
         name = config[key]
-        features.append(Feature(str(name), f"jaxis.layers.mlp:ACTIVATIONS[{name}]", keys=(key,)))
+        place = "jaxis.layers.xielu:XIELU" if name == "xielu" else f"jaxis.layers.mlp:ACTIVATIONS[{name}]"
+        features.append(Feature(str(name), place, keys=(key,)))
     if (limit := config.get("swiglu_limit")) is not None:
         features.append(Feature(f"clamped GLU, limit {limit:g}", "jaxis.layers.glu:ClampedGLU"))
     return features or [Feature("none that config.json names")]
 
 
 def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
-    keys = ("n_routed_experts", "num_local_experts", "num_experts")
-    count = next((config[key] for key in keys if key in config), 0)
+    count = num_experts(config)
     if not count:
         return [Feature("none: dense")]
-    chosen = config.get("num_experts_per_tok", config.get("top_k_experts"))
     where = ("layers/routing.py",)
-    features = [Feature(f"{chosen} of {count}", "jaxis.layers.moe:SparseMoE")]
+    features = [Feature(f"{experts_per_token(config)} of {count}", "jaxis.layers.moe:SparseMoE")]
     if (score := config.get("scoring_func")) is not None:
         code = f"jaxis.layers.routing:SCORE_FUNCTIONS[{score}]"
         features.append(Feature(f"{score} scores", code, keys=("scoring_func",)))
@@ -100,11 +100,11 @@ def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
         features.append(Feature(f"{shared} shared", "jaxis.layers.moe:SparseMoE(shared_experts)"))
     if config.get("shared_expert_intermediate_size"):
         keys = ("shared_expert_intermediate_size",)
-        code = None if facts is None else ""
-        features.append(Feature("a shared expert behind a gate", code, ("layers/moe.py",), keys))
+        features.append(Feature("a shared expert", "jaxis.layers.moe:SparseMoE(shared_experts)", keys=keys))
     if config.get("enable_moe_block"):
+        code = None if facts is None else ""
         files = ("layers/decoder_layer.py",)
-        features.append(Feature("beside a dense feed-forward", None, files, ("enable_moe_block",)))
+        features.append(Feature("beside a dense feed-forward", code, files, ("enable_moe_block",)))
     return features
 
 

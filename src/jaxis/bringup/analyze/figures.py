@@ -15,9 +15,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
-from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, kv_cache_specs
+from jaxis.config.expert_counts import experts_per_token
+from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, cache_specs
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_parameters
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
 
@@ -34,7 +36,8 @@ class ParameterCount:
       embedding: Parameters of the token embedding table, which is looked up, not multiplied, unless it is tied to the
         head.
       experts: Parameters of all routed experts.
-      active: Parameters that multiply one token: all except unchosen experts and an untied embedding table.
+      active: Parameters that multiply one token: all except unchosen experts and tables that are
+        only looked up (untied embeddings, those of layers).
     """
 
     total: int
@@ -48,9 +51,9 @@ class CacheKind:
     """Layers with the same kind of cache.
 
     Attributes:
-      kind: "full", "window", "chunk" or "latent"; a window or chunk is as long as `max_tokens`.
+      kind: "full", "window", "chunk", "latent" or "state"; a window or chunk is as long as `max_tokens`.
       layers: Number of layers.
-      bytes_per_token: Bytes per token, all these layers together.
+      bytes_per_token: Bytes per token, all these layers together; of a state, its bytes, which are for all tokens.
       max_tokens: Most tokens of a sequence that are needed at once; None is all.
     """
 
@@ -80,7 +83,7 @@ class Fit:
 def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCount:
     """Counts the parameters of an abstractly constructed model; shared ones count once."""
     sizes = {id(param): (name, param) for name, param in named_parameters(model)}.values()
-    total = embedding = experts = 0
+    total = embedding = experts = of_layers = 0
     for name, param in sizes:
         size = _num_elements(param)
         total += size
@@ -88,11 +91,12 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
             experts += size
         elif name.endswith("embed_tokens.weight"):
             embedding += size
-    chosen, available = config.get("num_experts_per_tok"), _num_experts(model)
+        elif name.endswith("embed_tokens_per_layer.weight"):
+            of_layers += size
+    chosen, available = experts_per_token(config), _num_experts(model)
     used = experts * chosen // available if available and chosen else experts
-    return ParameterCount(
-        total, embedding, experts, total - experts + used - (0 if has_tied_head(model) else embedding)
-    )
+    looked_up = of_layers if has_tied_head(model) else of_layers + embedding
+    return ParameterCount(total, embedding, experts, total - experts + used - looked_up)
 
 
 def has_tied_head(model: JaxModule) -> bool:
@@ -117,14 +121,19 @@ def cache_kinds(model: JaxModule, vllm_config: VllmConfig, dtype: DTypeLike) -> 
       dtype: Type of the cache.
     """
     kinds: dict[tuple[str, int | None], list[int]] = {}
-    for spec in kv_cache_specs(model, vllm_config):
-        token_bytes = math.prod(spec.shape(1, BLOCK_SIZE, dtype)) * np.dtype(dtype).itemsize // BLOCK_SIZE
+    for spec in cache_specs(model, vllm_config):
+        if isinstance(spec, StateCacheSpec):
+            token_bytes = spec.slot_bytes(vllm_config.model_config.dtype)
+        else:
+            token_bytes = math.prod(spec.shape(1, BLOCK_SIZE, dtype)) * np.dtype(dtype).itemsize // BLOCK_SIZE
         kinds.setdefault(cache_span(spec), []).append(token_bytes)
     return [CacheKind(kind, len(each), sum(each), tokens) for (kind, tokens), each in kinds.items()]
 
 
-def cache_span(spec: CacheSpec) -> tuple[str, int | None]:
-    """The kind of a layer's cache ("full", "window", "chunk" or "latent"), and the most tokens it needs at once."""
+def cache_span(spec: CacheSpec | StateCacheSpec) -> tuple[str, int | None]:
+    """The kind of a layer's cache, as `CacheKind` names it, and the most tokens it needs at once."""
+    if isinstance(spec, StateCacheSpec):
+        return "state", 1
     if spec.span.sliding_window is not None:
         return "window", spec.span.sliding_window
     if spec.span.attention_chunk_size is not None:

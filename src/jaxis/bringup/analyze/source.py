@@ -59,9 +59,7 @@ def open_source(model: str | os.PathLike[str], *, revision: str | None = None, t
             raise CheckpointError(
                 f"{name} is not a config.json: give one, a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-0.6B"
             )
-        config = read_json_object(path)
-        if path.name == CONFIG:
-            config = with_quantization(config, path.parent)
+        config = with_quantization(read_json_object(path), path.parent if path.name == CONFIG else None)
         return ModelSource(name, str(path), config, None, "config.json alone was given")
     if path.is_dir():
         config_path, config = path / CONFIG, read_config(path)

@@ -127,7 +127,7 @@ def _weight_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
 
 
 def _cache_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
-    kinds = analysis.kv_cache or ()
+    kinds = [kind for kind in analysis.kv_cache or () if kind.kind != "state"]
     for kind in kinds:
         limit = f", of the last {kind.max_tokens} tokens" if kind.max_tokens else ""
         per_token = human_bytes(kind.bytes_per_token)
@@ -135,6 +135,10 @@ def _cache_rows(analysis: Analysis) -> Iterable[tuple[str, str]]:
     if len(kinds) > 1:
         total = sum(kind.bytes_per_token for kind in kinds)
         yield "together", f"{human_bytes(total)} a token ({total} bytes)"
+    for kind in analysis.kv_cache or ():
+        if kind.kind == "state":
+            size = f"{human_bytes(kind.bytes_per_token)} a sequence ({kind.bytes_per_token} bytes), of any length"
+            yield f"{kind.layers} x state", size
 
 
 def _fit_text(fit: Fit) -> Text:

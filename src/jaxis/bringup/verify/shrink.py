@@ -26,18 +26,23 @@ ORIGINAL_MAX_POSITION_EMBEDDINGS = 128
 NUM_EXPERTS = 8
 NUM_GROUPS = 4
 
-# Different sizes for different dimensions, so that a mix-up shows. None keeps what is null or absent.
+# Different sizes for different dimensions, so that a mix-up shows. What is null, absent or 0 stays so.
 _SIZES = {
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
     "intermediate_size_mlp": 112,
     "moe_intermediate_size": 48,
+    "expert_hidden_dim": 48,
     "shared_expert_intermediate_size": 80,
     "vocab_size": VOCAB_SIZE,
     "sliding_window": 11,
     "sliding_window_size": 11,
     "attention_chunk_size": 16,
     "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
+    # Gemma 4: of full layers, and of the embeddings of each layer, whose root is exact in bfloat16, as it is published.
+    "global_head_dim": 48,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
     # Latent attention.
     "q_lora_rank": 40,
     "kv_lora_rank": 32,
@@ -52,7 +57,8 @@ _SIZES = {
     "final_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 20,
 }
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k")
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How far a layer attends, or positions count: far beyond the prompts if the config leaves it to the family.
 _REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")
@@ -83,16 +89,15 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
     _check_sizes(twin)
     for key in _DROPPED:
         twin.pop(key, None)
-    for key in _TOKEN_IDS:
-        if key in twin:
-            twin[key] = None
+    # Some references need a token to pad with, and 0 is in the twin's vocabulary.
+    twin |= {key: 0 if key == "pad_token_id" and twin[key] == 0 else None for key in _TOKEN_IDS if key in twin}
     for key in _REACHES:
         if key not in twin and complete.get(key) is not None:
             twin[key] = complete[key]
     _select_layers(twin, complete)
     _shrink_heads(twin)
     for key, size in _SIZES.items():
-        if twin.get(key) is not None:
+        if twin.get(key):
             twin[key] = size
     _shrink_experts(twin)
     _shrink_rope(twin)
@@ -122,14 +127,18 @@ def _smallest(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shrink_heads(config: dict[str, Any]) -> None:
     num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
-    if config.get("head_dim") is not None:
-        usual = config["head_dim"] * num_heads == config.get("hidden_size")
+    if (head_dim := config.get("head_dim")) is not None:
+        usual = head_dim * num_heads == config.get("hidden_size")
         # With latent attention, head_dim is the part that is rotated.
         config["head_dim"] = (config.get("qk_rope_head_dim") and _SIZES["qk_rope_head_dim"]) or HEAD_DIM * (
             1 if usual else 2
         )
+        if config.get("rotary_dim"):
+            config["rotary_dim"] = config["rotary_dim"] * config["head_dim"] // head_dim
     if num_kv_heads is not None:
         config["num_key_value_heads"] = NUM_HEADS if num_kv_heads == num_heads else 1 if num_kv_heads == 1 else 2
+    if config.get("num_global_key_value_heads") is not None:
+        config["num_global_key_value_heads"] = 1
     config["num_attention_heads"] = NUM_HEADS
 
 
@@ -137,7 +146,7 @@ def _shrink_experts(config: dict[str, Any]) -> None:
     for key in _EXPERT_COUNTS:
         if config.get(key):
             config[key] = NUM_EXPERTS
-    for key in ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"):
+    for key in _EXPERTS_PER_TOKEN:
         if config.get(key):
             config[key] = min(config[key], 3)
     if config.get("n_group") and config["n_group"] > 1:
@@ -194,6 +203,8 @@ def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
     for axis in axes:
         axis.rewrite(chosen)
     config["num_hidden_layers"] = len(chosen)
+    if config.get("moe_layer_end_index"):
+        config["moe_layer_end_index"] = len(chosen) - 1
 
 
 def _kinds_not_said(
@@ -253,8 +264,10 @@ def _axes(config: dict[str, Any]) -> list[_Axis]:
             axes.append(_numbered(config, key))
         elif isinstance(value, list) and len(value) == num_layers > 1:
             axes.append(_listed(config, key))
-    if config.get("first_k_dense_replace"):
-        axes.append(_first_layers(config, "first_k_dense_replace"))
+    firsts = ("first_k_dense_replace", "moe_layer_start_index")
+    axes += [_first_layers(config, key) for key in firsts if config.get(key)]
+    if config.get("num_kv_shared_layers"):
+        axes.append(_last_layers(config, "num_kv_shared_layers"))
     if config.get("layer_types") is None:
         if config.get("use_sliding_window") and config.get("max_window_layers") is not None:
             axes.append(_first_layers(config, "max_window_layers"))
@@ -288,6 +301,15 @@ def _first_layers(config: dict[str, Any], key: str) -> _Axis:
         config[key] = sum(i < count for i in chosen)
 
     return _Axis(lambda i: i < count, rewrite)
+
+
+def _last_layers(config: dict[str, Any], key: str) -> _Axis:
+    first = config["num_hidden_layers"] - config[key]
+
+    def rewrite(chosen: Sequence[int]) -> None:
+        config[key] = sum(i >= first for i in chosen)
+
+    return _Axis(lambda i: i >= first, rewrite)
 
 
 def _every(config: dict[str, Any], key: str) -> _Axis:

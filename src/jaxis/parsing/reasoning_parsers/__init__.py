@@ -6,13 +6,19 @@ from jaxis.errors import ConfigError
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.reasoning_parsers.granite import GraniteReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
-from jaxis.parsing.reasoning_parsers.think import CohereReasoningParser, MistralReasoningParser, ThinkReasoningParser
+from jaxis.parsing.reasoning_parsers.think import (
+    CohereReasoningParser,
+    Gemma4ReasoningParser,
+    MistralReasoningParser,
+    ThinkReasoningParser,
+)
 
 # The names are those that other servers use.
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "cohere_command3": CohereReasoningParser,
     "cohere_command4": CohereReasoningParser,
     "deepseek_r1": ThinkReasoningParser,
+    "gemma4": Gemma4ReasoningParser,
     "glm45": ThinkReasoningParser,
     "granite": GraniteReasoningParser,
     "kimi_k2": ThinkReasoningParser,

@@ -56,6 +56,15 @@ class MistralReasoningParser(ThinkReasoningParser):
     closings = ("[/THINK]",)
 
 
+class Gemma4ReasoningParser(ThinkReasoningParser):
+    """Gemma 4. All markers are special tokens but the channel's name."""
+
+    needs_special_tokens = True
+    dropped = ("<turn|>", "<eos>")
+    opening = "<|channel>thought"
+    closings = ("<channel|>",)
+
+
 class CohereReasoningParser(ThinkReasoningParser):
     """Command R7B, Command A and later. All markers are special tokens; the answer has markers of its own."""
 

@@ -8,6 +8,7 @@ from jaxis.parsing.tool_parsers.call_list import CallListToolParser
 from jaxis.parsing.tool_parsers.cohere import CohereToolParser, CommandRToolParser
 from jaxis.parsing.tool_parsers.deepseek import DeepSeekToolParser
 from jaxis.parsing.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
+from jaxis.parsing.tool_parsers.gemma4 import Gemma4ToolParser
 from jaxis.parsing.tool_parsers.glm import GLMToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
@@ -25,6 +26,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekToolParser,
     "deepseek_v31": DeepSeekToolParser,
     "deepseek_v32": DeepSeekV32ToolParser,
+    "gemma4": Gemma4ToolParser,
     "glm45": GLMToolParser,
     "granite": GraniteToolParser,
     "hermes": HermesToolParser,

@@ -1,0 +1,82 @@
+"""Trinity (AFMoE): gated attention with windows in three of four layers and rope only in those, sandwiched by norms."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
+from jaxis.layers.decoder_layer import SandwichNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class AfmoeDecoderLayer(SandwichNormDecoderLayer):
+    pre_norm_name = "pre_mlp_layernorm"
+    post_norm_name = "post_mlp_layernorm"
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        kind = layer_type(config, scope.layer_index, full_every=config.get("global_attn_every_n_layers", 4))
+        use_bias = config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=128,
+                use_rope=kind == SLIDING_ATTENTION,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                qk_norm=True,
+                span=layer_span(config, kind, default_window=1024),
+                output_gate=OutputGate("gate_proj"),
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+class AfmoeForCausalLM(CausalLM):
+    layer_class = AfmoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("score_func", "sigmoid")
+        config.expect("route_norm", True)
+        for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
+            config.expect(key, 1)
+        config.ignore("load_balance_coeff", because="it is for training")
+        config.ignore("use_grouped_mm", because="it is how the same result is computed")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        for key in ("moe_intermediate_size", "num_shared_experts"):
+            config.ignore(key, because="dense layers do not have it")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        is_scaled = scope.config.get("mup_enabled", False)
+        return DecoderOptions(embedding_multiplier=scope.config["hidden_size"] ** 0.5 if is_scaled else 1.0)
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config, mlp = scope.config, scope / "mlp"
+    routing = Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        score_function="sigmoid",
+        renormalize=True,
+        scaling_factor=config.get("route_scale", 1.0),
+    )
+    if scope.layer_index < config.get("num_dense_layers", 1):
+        return GatedMLP(mlp)
+    expert_size = config["moe_intermediate_size"]
+    shared = GatedMLP(mlp / "shared_experts", intermediate_size=expert_size * config.get("num_shared_experts", 2))
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=expert_size,
+        router_name="router.gate",
+        selection_bias_name="expert_bias",
+        shared_experts=shared,
+    )

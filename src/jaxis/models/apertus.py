@@ -1,0 +1,35 @@
+"""Apertus: the Llama layer with norms on heads and a feed-forward block without a gate, activated by xIELU."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import UngatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.xielu import XIELU
+from jaxis.models.common.decoder import CausalLM
+
+
+class ApertusDecoderLayer(PreNormDecoderLayer):
+    input_norm_name = "attention_layernorm"
+    feed_forward_norm_name = "feedforward_layernorm"
+
+    def __init__(self, scope: LayerScope) -> None:
+        use_bias = scope.config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(scope / "self_attn", qk_norm=True, qkv_bias=use_bias, o_bias=use_bias),
+            mlp=UngatedMLP(scope / "mlp", activation=XIELU(scope)),
+        )
+
+
+class ApertusForCausalLM(CausalLM):
+    layer_class = ApertusDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("hidden_act", "xielu")
+        config.expect("mlp_bias", False)
+        config.expect("qk_norm", True)
+        config.expect("post_norm", False)

@@ -1,0 +1,71 @@
+"""ERNIE 4.5 MoE: rope of neighbouring dimensions, experts by softmax with a selection bias, shared experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class Ernie45MoeDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                rope_settings=rope_config(scope.config, default_theta=500_000.0),
+                interleaved_rope=True,
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+class Ernie4_5_MoeForCausalLM(CausalLM):
+    layer_class = Ernie45MoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_bias", False)
+        config.expect("moe_use_aux_free", True)
+        config.expect("moe_gate", "topk", "top2_fused")
+        config.expect("moe_gate_act", "softmax")
+        config.ignore("moe_capacity", because="no token is dropped")
+        config.ignore("num_nextn_predict_layers", because="layers that predict later tokens are not loaded")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        for key in ("moe_intermediate_size", "moe_num_shared_experts"):
+            config.ignore(key, because="dense layers do not have it")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        del scope
+        return DecoderOptions(tied_by_default=True, prediction_modules=("model.mtp_",))
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config, mlp = scope.config, scope / "mlp"
+    routing = Routing(
+        num_experts=config["moe_num_experts"],
+        num_experts_per_token=config["moe_k"],
+        renormalize=True,
+        minimum_sum=config.get("moe_norm_min", 1e-12),
+        float32_logits=True,
+    )
+    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    is_between = first <= scope.layer_index <= (config["num_hidden_layers"] - 1 if last == -1 else last)
+    if not is_between or (scope.layer_index + 1) % config.get("moe_layer_interval", 1):
+        return GatedMLP(mlp)
+    expert_size = config["moe_intermediate_size"]
+    shared_size = expert_size * config.get("moe_num_shared_experts", 2)
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=expert_size,
+        selection_bias_name="moe_statics.e_score_correction_bias",
+        shared_experts=GatedMLP(mlp / "shared_experts", intermediate_size=shared_size) if shared_size else None,
+    )

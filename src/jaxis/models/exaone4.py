@@ -1,0 +1,32 @@
+"""EXAONE 4: norms after attention and feed-forward, norms on heads, and a window and a rope in three of four layers."""
+
+from __future__ import annotations
+
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type, uniform_span
+from jaxis.layers.decoder_layer import PostNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+
+
+class Exaone4DecoderLayer(PostNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        span, has_rope = _span_and_rope(scope)
+        attention = GroupedQueryAttention(scope / "self_attn", use_rope=has_rope, qk_norm=True, span=span)
+        super().__init__(scope, self_attn=attention, mlp=GatedMLP(scope / "mlp"))
+
+
+class Exaone4ForCausalLM(CausalLM):
+    layer_class = Exaone4DecoderLayer
+
+
+def _span_and_rope(scope: LayerScope) -> tuple[AttentionSpan, bool]:
+    """The tokens that the layer sees, and whether it has a rope: every layer, or those with a window."""
+    config = scope.config
+    if config.get_nullable("sliding_window", 4096) is None:
+        config.ignore("sliding_window_pattern", because="there are no windows")
+        return uniform_span(config, None), True
+    kind = layer_type(config, scope.layer_index, full_every=4)
+    return layer_span(config, kind, default_window=4096), kind == SLIDING_ATTENTION

@@ -1,0 +1,67 @@
+"""K-EXAONE: norms on heads, windows in three of four layers and rope only in those, DeepSeek V3's experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer, sigmoid_routing
+
+
+class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        kind = layer_type(config, scope.layer_index, full_every=4)
+        has_no_windows = config.get_nullable("sliding_window", 4096) is None
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                qk_norm=True,
+                use_rope=has_no_windows or kind == SLIDING_ATTENTION,
+                span=layer_span(config, kind, default_window=4096),
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+class ExaoneMoeForCausalLM(CausalLM):
+    layer_class = ExaoneMoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        ignore_sizes_of_other_layers(config)
+        config.ignore("num_nextn_predict_layers", because="layers that predict later tokens are not loaded")
+        for key in ("is_moe_layer", "first_last_k_dense_replace"):
+            config.ignore(key, because="mlp_layer_types or first_k_dense_replace says it, as in the reference")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        del scope
+        return DecoderOptions(prediction_modules=("mtp.",))
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config, mlp = scope.config, scope / "mlp"
+    routing = sigmoid_routing(
+        config,
+        config["num_experts"],
+        renormalize=config.get("norm_topk_prob", True),
+        scaling_factor=config.get("routed_scaling_factor", 2.5),
+    )
+    if not is_sparse_layer(scope, default_first_sparse=1):
+        return GatedMLP(mlp)
+    expert_size = config["moe_intermediate_size"]
+    shared = GatedMLP(mlp / "shared_experts", intermediate_size=expert_size * config.get("num_shared_experts", 1))
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=expert_size,
+        selection_bias_name="e_score_correction_bias",
+        shared_experts=shared,
+    )

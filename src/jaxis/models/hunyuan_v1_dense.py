@@ -1,0 +1,40 @@
+"""Hunyuan 0.5B to 7B (v1, dense): the Llama layer with norms on heads after the rope, and a rope with a larger base."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config_with_alpha
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+
+
+class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", False)
+        head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                rope_settings=rope_config_with_alpha(config, head_dim),
+                qk_norm=True,
+                qk_norm_names=("query_layernorm", "key_layernorm"),
+                norm_after_rope=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+            ),
+            mlp=GatedMLP(scope / "mlp"),
+        )
+
+
+class HunYuanDenseV1ForCausalLM(CausalLM):
+    layer_class = HunYuanDenseV1DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_qk_norm", True)
+        config.expect("mlp_bias", False)

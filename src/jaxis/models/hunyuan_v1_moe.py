@@ -1,0 +1,71 @@
+"""Hunyuan A13B: norms on heads after the rope, and experts beside one shared block of the same size."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config_with_alpha
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+
+
+class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias, mlp = config.get("attention_bias", False), scope / "mlp"
+        head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        routing = Routing(
+            num_experts=_of_layer(scope, "num_experts"),
+            num_experts_per_token=_of_layer(scope, "moe_topk"),
+            renormalize=True,
+            float32_logits=True,
+        )
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                rope_settings=rope_config_with_alpha(config, head_dim),
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                qk_norm=True,
+                qk_norm_names=("query_layernorm", "key_layernorm"),
+                norm_after_rope=True,
+            ),
+            mlp=SparseMoE(
+                mlp,
+                routing=routing,
+                intermediate_size=config["intermediate_size"],
+                router_name="gate.wg",
+                shared_experts=GatedMLP(mlp / "shared_mlp"),
+                shared_experts_name="shared_mlp",
+            ),
+        )
+
+
+class HunYuanMoEV1ForCausalLM(CausalLM):
+    layer_class = HunYuanMoEV1DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        num_layers = config["num_hidden_layers"]
+        for key, value in (("num_shared_expert", 1), ("moe_intermediate_size", config["intermediate_size"])):
+            config.expect(key, value, [value] * num_layers)
+        for key in ("use_qk_norm", "use_mixed_mlp_moe", "norm_topk_prob"):
+            config.expect(key, True)
+        for key in ("use_cla", "use_mla", "mlp_bias", "position_embedding_xdrope", "group_limited_greedy"):
+            config.expect(key, False)
+        config.expect("moe_layer_num_skipped", 0)
+        config.expect("norm_type", "rms")
+        config.ignore("cla_share_factor", because="use_cla is off")
+        for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):
+            config.ignore(key, because="no token is dropped")
+
+
+def _of_layer(scope: LayerScope, key: str) -> int:
+    """A setting that is one number, or a list with one for each layer."""
+    value = scope.config[key]
+    return value[scope.layer_index] if isinstance(value, list) else value

@@ -1,0 +1,73 @@
+"""Hy3: the Qwen3 layer with sigmoid-routed experts and a shared one."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer, sigmoid_routing
+
+
+class HYV3DecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=128,
+                rope_settings=rope_config(config, default_theta=11_158_840.0),
+                qk_norm=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+class HYV3ForCausalLM(CausalLM):
+    layer_class = HYV3DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        ignore_sizes_of_other_layers(config)
+        for key in ("qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"):
+            config.expect(key, True)
+        config.expect("expert_hidden_dim", config["moe_intermediate_size"])
+        for key in ("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"):
+            config.ignore(key, because="softmax, logits and the sum of two outputs are rounded once anyway")
+        config.ignore("use_grouped_mm", because="it is how the same result is computed")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 1))
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config, mlp = scope.config, scope / "mlp"
+    use_bias = config.get("mlp_bias", False)
+    routing = sigmoid_routing(
+        config,
+        config["num_experts"],
+        renormalize=True,
+        scaling_factor=config.get("router_scaling_factor", 2.826),
+    )
+    if not is_sparse_layer(scope, default_first_sparse=1):
+        return GatedMLP(mlp, use_bias=use_bias)
+    expert_size = config["moe_intermediate_size"]
+    shared_size = expert_size * config.get("num_shared_experts", 1)
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=expert_size,
+        router_name="router.gate",
+        selection_bias_name="expert_bias",
+        shared_experts=GatedMLP(mlp / "shared_mlp", intermediate_size=shared_size, use_bias=use_bias),
+        shared_experts_name="shared_mlp",
+    )

@@ -1,0 +1,96 @@
+"""Laguna: Qwen3's layer with a softplus gate on attention's output, windows with more heads, sigmoid-routed experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.sparse_layers import is_sparse_layer
+
+
+class LagunaDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config, index = scope.config, scope.layer_index
+        kind = listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
+        num_heads = config.get("num_attention_heads_per_layer", [config["num_attention_heads"]] * (index + 1))[index]
+        use_bias = config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                num_heads=num_heads,
+                head_dim=128,
+                rope_settings=rope_config(
+                    config,
+                    kind,
+                    default_theta=500_000.0,
+                    default_local_theta=10_000.0,
+                    default_partial_rotary_factor=0.5 if kind == FULL_ATTENTION else 1.0,
+                ),
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                qk_norm=True,
+                span=layer_span(config, kind, default_window=512),
+                output_gate=OutputGate(
+                    "g_proj",
+                    per_head=config.get("gating", True) in (True, "per-head"),
+                    activation="softplus",
+                ),
+            ),
+            mlp=_feed_forward(scope),
+        )
+
+
+class LagunaForCausalLM(CausalLM):
+    layer_class = LagunaDecoderLayer
+    tensor_names: ClassVar = {".mlp.experts.e_score_correction_bias": f".mlp.{ROUTER_BIAS}"}
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("gating", True, "per-head", "per-element")
+        config.expect("moe_apply_router_weight_on_input", False)
+        config.expect("norm_topk_prob", True)
+        config.expect("moe_router_use_sigmoid", True)
+        config.expect("qkv_bias", config.get("attention_bias", False))
+        config.expect("decoder_sparse_step", 1)
+        if "mlp_layer_types" in config:
+            config.ignore("mlp_only_layers", because="mlp_layer_types names each layer's kind")
+        else:
+            config.expect("mlp_only_layers", [0])
+        config.ignore("num_attention_heads", because="num_attention_heads_per_layer has each layer's")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+            config.ignore(key, because="dense layers do not have it")
+
+
+def _feed_forward(scope: LayerScope) -> FeedForward:
+    config, mlp = scope.config, scope / "mlp"
+    routing = Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        score_function="sigmoid",
+        logit_soft_cap=config.get("moe_router_logit_softcapping", 0.0) or None,
+        renormalize=True,
+        scaling_factor=config.get("moe_routed_scaling_factor", 1.0),
+    )
+    if not is_sparse_layer(scope, default_first_sparse=1):
+        return GatedMLP(mlp)
+    shared_size = config["shared_expert_intermediate_size"]
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        selection_bias_name=ROUTER_BIAS,
+        shared_experts=GatedMLP(mlp / "shared_expert", intermediate_size=shared_size),
+        shared_experts_name="shared_expert",
+    )

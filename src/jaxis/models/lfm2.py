@@ -1,0 +1,26 @@
+"""LFM2 and LFM2.5 (dense): short convolutions, with attention in about every third layer."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
+
+
+class Lfm2DecoderLayer(LfmDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, lfm_mlp(scope / "feed_forward", intermediate_size=_intermediate_size(scope.config)))
+
+
+class Lfm2ForCausalLM(LfmCausalLM):
+    layer_class = Lfm2DecoderLayer
+
+
+def _intermediate_size(config: HFConfig) -> int:
+    """The width of the feed-forward blocks: by default less than config.json says, since they are gated."""
+    size: int = config.get("block_ff_dim", config.get("intermediate_size"))
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return size
+    multiple: int = config.get("block_multiple_of", 256)
+    size = int(config.get("block_ffn_dim_multiplier", 1.0) * (2 * size // 3))
+    return -(-size // multiple) * multiple

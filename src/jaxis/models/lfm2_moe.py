@@ -1,0 +1,36 @@
+"""LFM2 MoE: LFM2's layers, most of them with a mixture of experts."""
+
+from __future__ import annotations
+
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.lfm import LfmCausalLM, LfmDecoderLayer, lfm_mlp
+
+
+class Lfm2MoeDecoderLayer(LfmDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        is_dense = scope.layer_index < scope.config.get("num_dense_layers", 2)
+        super().__init__(scope, lfm_mlp(scope / "feed_forward") if is_dense else _moe(scope / "feed_forward"))
+
+
+class Lfm2MoeForCausalLM(LfmCausalLM):
+    layer_class = Lfm2MoeDecoderLayer
+
+
+def _moe(scope: LayerScope) -> SparseMoE:
+    config = scope.config
+    routing = Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=config["num_experts_per_tok"],
+        score_function="sigmoid",
+        renormalize=config.get("norm_topk_prob", True),
+        sum_epsilon=1e-6,
+        scaling_factor=config.get("routed_scaling_factor", 1.0),
+    )
+    return SparseMoE(
+        scope,
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        selection_bias_name="expert_bias" if config.get("use_expert_bias", True) else None,
+    )

@@ -1,0 +1,54 @@
+"""Mamba2 (arXiv:2405.21060) and Codestral Mamba: layers of Mamba2 alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import MixerLayer
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mamba2 import Mamba2, Mamba2Sizes
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+
+
+class Mamba2DecoderLayer(MixerLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        epsilon, use_bias = config.get("layer_norm_epsilon", 1e-5), config.get("use_bias", False)
+        sizes = Mamba2Sizes(
+            num_heads=config["num_heads"],
+            head_dim=config["head_dim"],
+            state_size=config["state_size"],
+            num_groups=config.get("n_groups", 8),
+            conv_width=config.get("conv_kernel", 4),
+        )
+        mixer = Mamba2(
+            scope / "mixer",
+            sizes,
+            conv_bias=config.get("use_conv_bias", True),
+            in_bias=use_bias,
+            out_bias=use_bias,
+            norm_epsilon=epsilon,
+        )
+        super().__init__(scope, mixer, epsilon=epsilon)
+
+
+class Mamba2ForCausalLM(CausalLM):
+    layer_class = Mamba2DecoderLayer
+    decoder_name = "backbone"
+    tensor_names: ClassVar = MAMBA_TENSOR_NAMES
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        check_mamba_keys(config)
+        ignore_rope(config)
+        config.expect("hidden_act", "silu")
+        for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+            config.ignore(key, because="there is nothing but Mamba2")
+        config.expect("expand", config["num_heads"] * config["head_dim"] / config["hidden_size"])
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5)))

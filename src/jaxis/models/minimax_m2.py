@@ -1,0 +1,64 @@
+"""MiniMax M2: norms over all query heads and all key heads, a rope on half of each head, sigmoid-routed experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class MiniMaxM2DecoderLayer(PreNormDecoderLayer):
+    feed_forward_name = "block_sparse_moe"
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        head_dim = config.get("head_dim", 128)
+        rotary_share = config.get("rotary_dim", head_dim) / head_dim
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=head_dim,
+                rope_settings=rope_config(
+                    config, default_theta=5_000_000.0, default_partial_rotary_factor=rotary_share
+                ),
+                qk_norm=lambda heads, head_dim: rms_norm(scope, heads * head_dim),
+            ),
+            mlp=SparseMoE(
+                scope / "block_sparse_moe",
+                routing=Routing(
+                    num_experts=config["num_local_experts"],
+                    num_experts_per_token=config["num_experts_per_tok"],
+                    score_function="sigmoid",
+                    renormalize=True,
+                ),
+                intermediate_size=config["intermediate_size"],
+                selection_bias_name="e_score_correction_bias",
+            ),
+        )
+
+
+class MiniMaxM2ForCausalLM(CausalLM):
+    layer_class = MiniMaxM2DecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_qk_norm", True)
+        config.expect("qk_norm_type", "per_layer")
+        config.expect("scoring_func", "sigmoid")
+        config.expect("use_routing_bias", True)
+        config.expect("norm_topk_prob", True)
+        config.expect("shared_intermediate_size", 0)
+        config.expect("attn_type_list", [1] * config["num_hidden_layers"])  # 0 was MiniMax M1's lightning attention
+        for key in ("use_mtp", "mtp_transformer_layers"):
+            config.ignore(key, because="layers that predict later tokens are not loaded")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(num_prediction_layers=scope.config.get("num_mtp_modules", 0))

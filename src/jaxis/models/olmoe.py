@@ -1,0 +1,34 @@
+"""OLMoE (arXiv:2409.02060): the Llama layer with OLMo 2's norms of queries and keys, and many small experts."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.olmo import olmo_attention
+
+
+class OlmoeDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        routing = Routing(
+            num_experts=config["num_experts"],
+            num_experts_per_token=config["num_experts_per_tok"],
+            renormalize=config.get("norm_topk_prob", False),
+        )
+        super().__init__(
+            scope,
+            self_attn=olmo_attention(scope / "self_attn"),
+            mlp=SparseMoE(scope / "mlp", routing=routing, intermediate_size=config["intermediate_size"]),
+        )
+
+
+class OlmoeForCausalLM(CausalLM):
+    layer_class = OlmoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("clip_qkv", None)

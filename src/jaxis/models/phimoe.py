@@ -1,0 +1,58 @@
+"""Phi-3.5-MoE (arXiv:2404.14219): layer norms and biases throughout, and experts chosen one after the other."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import layer_norm
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+
+
+class PhimoeDecoderLayer(PreNormDecoderLayer):
+    feed_forward_name = "block_sparse_moe"
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        use_bias = config.get("attention_bias", False)
+        routing = Routing(
+            num_experts=config["num_local_experts"],
+            num_experts_per_token=config["num_experts_per_tok"],
+            score_function="sparsemixer",
+            sparsemixer_jitter=config.get("router_jitter_noise", 0.01),
+        )
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                rope_settings=rope_config(config, default_theta=1_000_000.0),
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=uniform_span(config, config.get("sliding_window")),
+            ),
+            mlp=SparseMoE(scope / "block_sparse_moe", routing=routing, intermediate_size=config["intermediate_size"]),
+            make_norm=_norm,
+        )
+
+
+class PhimoeForCausalLM(CausalLM):
+    layer_class = PhimoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("num_experts_per_tok", 2)  # the reference always chooses two
+        config.ignore("input_jitter_noise", because="it is added in training only")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(norm=_norm(scope), head_bias=scope.config.get("lm_head_bias", False))
+
+
+def _norm(scope: LayerScope) -> JaxLayerNorm:
+    return layer_norm(scope, epsilon=scope.config["rms_norm_eps"])

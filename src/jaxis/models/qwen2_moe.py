@@ -1,0 +1,37 @@
+"""Qwen1.5 and Qwen2 MoE: the Qwen2 layer with a mixture of experts, and a shared expert behind a gate of its own."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import uniform_span
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.qwen import qwen_feed_forward
+
+
+class Qwen2MoeDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn", qkv_bias=config.get("qkv_bias", True), span=uniform_span(config, None)
+            ),
+            mlp=qwen_feed_forward(
+                scope,
+                renormalize=config.get("norm_topk_prob", False),
+                shared_size=config["shared_expert_intermediate_size"],
+            ),
+        )
+
+
+class Qwen2MoeForCausalLM(CausalLM):
+    layer_class = Qwen2MoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("use_sliding_window", False)
+        config.ignore("sliding_window", because="only use_sliding_window turns it on")
+        config.ignore("intermediate_size", because="sparse layers do not have it")

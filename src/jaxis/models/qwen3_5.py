@@ -1,0 +1,24 @@
+"""Qwen3.5, 3.6 and 3.8: three layers of gated delta networks (arXiv:2412.06464) for each one of gated attention."""
+
+from __future__ import annotations
+
+from jaxis.layers.gated_delta_net import GatedDeltaNet
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer
+from jaxis.models.common.text_part import InnerTextPart
+
+
+class Qwen3_5DecoderLayer(QwenHybridLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, mlp=GatedMLP(scope / "mlp"), delta_net=GatedDeltaNet)
+
+
+class Qwen3_5ForCausalLM(QwenHybridCausalLM):
+    layer_class = Qwen3_5DecoderLayer
+
+
+class Qwen3_5ForConditionalGeneration(InnerTextPart, Qwen3_5ForCausalLM):
+    text_model_types = ("qwen3_5_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)

@@ -1,0 +1,31 @@
+"""Qwen3.5, 3.6 and 3.8 with experts: the layers of Qwen3.5 with a mixture, and a shared expert behind a gate."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.gated_delta_net import GatedDeltaNet
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
+from jaxis.models.common.text_part import InnerTextPart
+
+
+class Qwen3_5MoeDecoderLayer(QwenHybridLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        mlp = qwen_hybrid_moe(scope, renormalize=True, stack_layout=StackLayout(transposed=False))
+        super().__init__(scope, mlp=mlp, delta_net=GatedDeltaNet)
+
+
+class Qwen3_5MoeForCausalLM(QwenHybridCausalLM):
+    layer_class = Qwen3_5MoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
+        config.ignore("intermediate_size", because="every layer has experts")
+
+
+class Qwen3_5MoeForConditionalGeneration(InnerTextPart, Qwen3_5MoeForCausalLM):
+    text_model_types = ("qwen3_5_moe_text",)
+    other_parts = ("model.visual",)
+    other_keys = ("vision_config",)

@@ -1,0 +1,104 @@
+"""Gemma 4: `<|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.base import ToolParser
+from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, load_json, read_json_string
+
+_QUOTE = '<|"|>'
+_CLOSINGS = {"{": "}", "[": "]"}
+_KEY = re.compile(r'[^:,{}\[\]<"\n]+')
+_LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+
+
+class Gemma4ToolParser(ToolParser):
+    """Arguments are like JSON, but keys have no quotes, and strings, which have no escapes, have a token for them."""
+
+    needs_special_tokens = True
+    openers = call_markers = ("<|tool_call>",)
+    dropped = ("<|tool_response>", "<turn|>", "<eos>")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        if not (yield from self._reader.skip_space()):
+            raise EndOfTextError
+        if not (yield from self._reader.take_if("call:")):
+            raise MalformedCallError
+        name = yield from self._read_name()
+        yield from expect(self._reader, "{", take=False)
+        self._start_call(name)
+        yield from self._read_value(0)
+        self._arguments_done = True
+        yield from self._reader.skip_space()
+        yield from self._reader.take_if("<tool_call|>")
+        self._end_call()
+
+    def _read_value(self, depth: int) -> Reading[None]:
+        first = yield from self._reader.skip_space()
+        if not first:
+            raise EndOfTextError
+        if first in _CLOSINGS:
+            yield from self._read_items(first, depth + 1)
+        elif first == '"':
+            self._add_arguments(_quoted((yield from read_json_string(self._reader))))
+        elif (yield from self._reader.take_if(_QUOTE)):
+            self._add_arguments('"')
+            marker = yield from self._reader.until((_QUOTE,), lambda text: self._add_arguments(_quoted(text)[1:-1]))
+            if marker is None:
+                raise EndOfTextError
+            self._add_arguments('"')
+        else:
+            yield from self._read_literal()
+
+    def _read_items(self, opening: str, depth: int) -> Reading[None]:
+        """Reads an object or an array."""
+        if depth > MAX_DEPTH:
+            raise MalformedCallError
+        closing, separator = _CLOSINGS[opening], ""
+        self._reader.skip(1)
+        self._add_arguments(opening)
+        while (character := (yield from self._reader.skip_space())) != closing:
+            if not character:
+                raise EndOfTextError
+            if separator:
+                yield from expect(self._reader, ",")
+                self._add_arguments(separator)
+            separator = ", "
+            if opening == "{":
+                self._add_arguments(f"{_quoted((yield from self._read_key()))}: ")
+            yield from self._read_value(depth)
+        self._reader.skip(1)
+        self._add_arguments(closing)
+
+    def _read_key(self) -> Reading[str]:
+        """Reads a key and the colon after it."""
+        pieces: list[str] = []
+        first = yield from self._reader.skip_space()
+        if first == '"':
+            pieces.append((yield from read_json_string(self._reader)))
+        elif (yield from self._reader.take_if(_QUOTE)):
+            if (yield from self._reader.until((_QUOTE,), pieces.append)) is None:
+                raise EndOfTextError
+        else:
+            pieces.append((yield from self._reader.take_while(lambda text: _KEY.fullmatch(text) is not None)).strip())
+        yield from expect(self._reader, ":")
+        if not (key := "".join(pieces)):
+            raise MalformedCallError
+        return key
+
+    def _read_literal(self) -> Reading[None]:
+        """Reads a number, true, false or null."""
+        text = yield from self._reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
+        if not (yield from self._reader.peek()):
+            raise EndOfTextError
+        literal = _PYTHON_LITERALS.get(text, text)
+        load_json(literal)
+        self._add_arguments(literal)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

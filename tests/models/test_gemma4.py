@@ -1,0 +1,181 @@
+"""Gemma 4's published sizes, and what its config.json may say."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from jaxis import LLM, SamplingParams
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.attention_span import FULL_CONTEXT
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.errors import ConfigError
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.module import named_parameters
+from jaxis.models.model_loader import construct_abstractly
+from tests.support.parity import (
+    FAMILIES,
+    GREEDY_TOKENS,
+    checkpoint_folder,
+    loaded_model,
+    prompt,
+    reference_greedy_tokens,
+    reference_model,
+)
+from tests.support.places import TESTS
+
+FOLDER = TESTS / "data" / "configs"
+KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
+SIZES = ("e2b", "e4b", "12b", "26b-a4b", "31b")
+
+
+def published(size):
+    return json.loads((FOLDER / f"gemma-4-{size}.json").read_text())
+
+
+def construct(values):
+    return construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
+
+
+def shapes(model):
+    return {name: tuple(parameter.shape) for name, parameter in named_parameters(model)}
+
+
+@pytest.mark.parametrize("style", ["published", "saved by transformers"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_published_size_has_the_references_parameters(size, style, tmp_path):
+    values = published(size)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    if style != "published":
+        config.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text())
+        assert "global_head_dim" not in values["text_config"]
+    with torch.device("meta"):
+        reference = transformers.AutoModelForCausalLM.from_config(config.text_config)
+    ours = shapes(construct(values))
+    # The reference's scalars are buffers; its experts are stacks of gates and ups together.
+    theirs = [*reference.named_parameters(), *reference.named_buffers()]
+    expected = {
+        name.replace("model.", "model.language_model.", 1): tuple(tensor.shape)
+        for name, tensor in theirs
+        if "inv_freq" not in name and "embed_scale" not in name
+    }
+    assert sum(map(math.prod, ours.values())) == sum(map(math.prod, expected.values()))
+    assert {name: ours[name] for name in ours if ".experts." not in name} == {
+        name: shape for name, shape in expected.items() if ".experts." not in name
+    }
+
+
+def test_layers_share_the_cache_of_the_last_of_their_kind_that_has_one():
+    layers = construct(published("e2b")).decoder.layers
+    owners = [getattr(layer.self_attn, "shares_cache_of", None) for layer in layers]
+    assert owners == [None] * 15 + [13, 13, 13, 13, 14] * 4
+    assert [layer.self_attn.head_dim for layer in layers] == [256, 256, 256, 256, 512] * 7
+
+
+def test_layers_that_share_must_have_an_owner():
+    values = published("e2b")
+    values["text_config"] |= {"num_kv_shared_layers": 32}
+    with pytest.raises(ConfigError, match=r"num_kv_shared_layers=32 in .*: layer 4 .* 'full_attention' layer"):
+        construct(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all', of which only"),
+        ({"vocab_size_per_layer_input": 100}, "vocab_size_per_layer_input=100 and vocab_size=262144"),
+        ({"per_layer_config": {"04": 512}}, "has 512 for layer 4, expected an object"),
+        ({"per_layer_config": {"full_attention": {"head_dim": 512}}}, "is not an object with an object for each layer"),
+        ({"per_layer_config": {"4": {"head_dim": 512, "sinks": 1}}}, "per_layer_config.4.sinks"),
+        ({"hidden_act": "silu"}, "hidden_act='silu', of which only 'gelu_pytorch_tanh' is supported"),
+    ],
+)
+def test_what_would_change_answers_is_refused(changes, message):
+    values = published("e2b")
+    values["text_config"] |= changes
+    with pytest.raises(ConfigError, match=message):
+        construct(values)
+
+
+SHARED = next(family for family in FAMILIES if family.name.startswith("Gemma 4, shared"))
+SETTINGS = {"dtype": "float32", "kv_cache_memory": "2MiB", "max_model_len": 256, "show_progress": False}
+
+
+@pytest.fixture(scope="module")
+def published_folder(tmp_path_factory):
+    """The tiny model under the names of a published checkpoint, with tensors of what is not served beside it."""
+    folder = tmp_path_factory.mktemp("gemma4")
+    text = Path(checkpoint_folder(SHARED))
+    config = json.loads((text / "config.json").read_text())
+    outside = {"vision_config": {"model_type": "gemma4_vision"}, "image_token_id": 130, "tie_word_embeddings": True}
+    names = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4"}
+    (folder / "config.json").write_text(json.dumps(names | {"text_config": config} | outside))
+    tensors = load_file(text / "model.safetensors")
+    tensors = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    other = np.ones((2, 2), np.float32)
+    tensors |= {f"model.{part}.weight": other for part in ("vision_tower.patch", "embed_vision.projection")}
+    # Layers 3 to 5 have no use for them.
+    tensors |= {f"model.language_model.layers.{i}.self_attn.{n}.weight": other for i in (3, 5) for n in KEYS_AND_VALUES}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(("quantization", "least"), [(None, 1 - 1e-9), ("int8", 0.99), ("int4", 0.8)])
+def test_a_published_checkpoint_is_served(published_folder, quantization, least):
+    tokens = prompt(60)
+    with torch.no_grad():
+        expected = reference_model(SHARED)(torch.tensor([tokens])).logits.numpy().astype(np.float64).ravel()
+    with LLM(published_folder, quantization=quantization, **SETTINGS) as llm:
+        for path in ("whole", "paged"):
+            found = llm.compute_logits(tokens, path=path).ravel()
+            cosine = found @ expected / (np.linalg.norm(found) * np.linalg.norm(expected))
+            assert cosine >= least, (path, cosine)
+
+
+def test_preempted_requests_go_on_as_if_nothing_had_happened():
+    """With caches that layers share, in too few blocks for all requests."""
+    prompts = [prompt(length) for length in (40, 61, 30)]
+    params = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
+    with LLM(checkpoint_folder(SHARED), **SETTINGS) as llm:
+        scheduler = llm.engine.scheduler
+        manager = scheduler.block_manager
+        num_blocks = {span: pool.num_blocks for span, pool in zip(manager.spans, manager.pools, strict=True)}
+        assert len(num_blocks) == 2
+        scheduler.block_manager = BlockManager(num_blocks | {FULL_CONTEXT: 8}, 16, enable_prefix_caching=True)
+        outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], params)
+        assert llm.engine.num_preemptions > 0
+    expected = [reference_greedy_tokens(SHARED, tokens) for tokens in prompts]
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_gradients_reach_the_keys_and_values_that_layers_share():
+    """Their change by a small step is what the gradient says."""
+    graph, state = nnx.split(loaded_model(SHARED))
+    tokens, metadata = jnp.asarray(prompt(17), jnp.int32), AttentionMetadata.for_whole_sequences([17])
+
+    def loss(state):
+        merged = nnx.merge(graph, state)
+        return jnp.mean(merged.compute_logits(merged(None, tokens, metadata)[1]) ** 2)
+
+    gradients = jax.jit(jax.grad(loss))(state)
+    weight = state["model"]["layers"][1]["self_attn"]["v_proj"]["weight"]
+    gradient = np.asarray(gradients["model"]["layers"][1]["self_attn"]["v_proj"]["weight"].get_value())
+    direction = gradient / np.linalg.norm(gradient)
+    before, values, step = loss(state), weight.get_value(), 1e-2
+    weight.set_value(values + step * direction)
+    after = loss(state)
+    weight.set_value(values - step * direction)
+    assert (after - loss(state)) / (2 * step) == pytest.approx(np.linalg.norm(gradient), rel=0.02)
+    weight.set_value(values)
+    assert after > before
