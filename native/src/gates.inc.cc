@@ -2,7 +2,6 @@
 #include "gates.h"
 
 #include <cstdint>
-#include <cstring>
 
 #include "activations.h"
 #include "simd.h"
@@ -31,26 +30,12 @@ JAXIS_INLINE F32x16 apply_gate(Gate gate, F32x16 x) {
   return broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - x));
 }
 
-JAXIS_INLINE F32x16 load_some(const float* p, int64_t count) {
-  if (count >= kLanes) return load(p);
-  float lanes[kLanes] = {};
-  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(float));
-  return load(lanes);
-}
-
-JAXIS_INLINE void store_some(float* p, F32x16 x, int64_t count) {
-  if (count >= kLanes) return store(p, x);
-  float lanes[kLanes];
-  store(lanes, x);
-  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
-}
-
 void softplus_row(const Softplus& a, int64_t row) {
   const float* x = a.x + row * a.size;
   float* out = a.out + row * a.size;
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t count = a.size - i;
-    store_some(out + i, softplus_lanes(load_some(x + i, count) + load_some(a.bias + i, count)), count);
+    store_part(out + i, softplus_lanes(load_part(x + i, count) + load_part(a.bias + i, count)), count);
   }
 }
 
@@ -60,9 +45,9 @@ void gated_row(const Gated& a, int64_t row) {
   float* out = a.out + row * a.size * a.shared_by;
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t count = a.size - i;
-    const F32x16 factors = apply_gate(a.gate, load_some(logits + i, count));
+    const F32x16 factors = apply_gate(a.gate, load_part(logits + i, count));
     if (a.shared_by == 1) {
-      store_some(out + i, load_some(x + i, count) * factors, count);
+      store_part(out + i, load_part(x + i, count) * factors, count);
       continue;
     }
     float lanes[kLanes];
@@ -70,7 +55,7 @@ void gated_row(const Gated& a, int64_t row) {
     for (int64_t lane = 0; lane < kLanes && lane < count; ++lane) {
       const F32x16 factor = broadcast(lanes[lane]);
       for (int64_t j = (i + lane) * a.shared_by, end = j + a.shared_by; j < end; j += kLanes) {
-        store_some(out + j, load_some(x + j, end - j) * factor, end - j);
+        store_part(out + j, load_part(x + j, end - j) * factor, end - j);
       }
     }
   }
@@ -86,7 +71,7 @@ void softmax_row(const Softmax& a, int64_t row) {
   float lanes[kLanes];
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t count = a.size - i;
-    F32x16 powers = exp(load_some(x + i, count) - largests);
+    F32x16 powers = exp(load_part(x + i, count) - largests);
     if (count < kLanes) {
       // The lanes past the row's end count for nothing.
       store(lanes, powers);
@@ -94,12 +79,12 @@ void softmax_row(const Softmax& a, int64_t row) {
       powers = load(lanes);
     }
     sums = sums + powers;
-    store_some(out + i, powers, count);
+    store_part(out + i, powers, count);
   }
   const F32x16 total = broadcast(reduce_add(sums));
   for (int64_t i = 0; i < a.size; i += kLanes) {
     const int64_t count = a.size - i;
-    store_some(out + i, load_some(out + i, count) / total, count);
+    store_part(out + i, load_part(out + i, count) / total, count);
   }
 }
 

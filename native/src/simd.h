@@ -370,4 +370,19 @@ JAXIS_INLINE F32x16 exp(F32x16 x) {
 #endif
 }
 
+// The first `count` lanes, up to sixteen; the others are zeros.
+JAXIS_INLINE F32x16 load_part(const float* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(float));
+  return load(lanes);
+}
+
+JAXIS_INLINE void store_part(float* p, F32x16 x, int64_t count) {
+  if (count >= kLanes) return store(p, x);
+  float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
+}
+
 }  // namespace jaxis::JAXIS_ISA

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "arithmetic.h"
 #include "simd.h"
@@ -58,21 +57,6 @@ void run_state_tasks(const Pool& pool, int64_t num_tasks, int64_t elements, Func
   } else {
     parallel_for(pool, num_tasks, [&](int64_t index) { task(index); });
   }
-}
-
-// The first `count` lanes, up to sixteen; the others are zeros.
-JAXIS_INLINE F32x16 load_part(const float* p, int64_t count) {
-  if (count >= kLanes) return load(p);
-  float lanes[kLanes] = {};
-  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(float));
-  return load(lanes);
-}
-
-JAXIS_INLINE void store_part(float* p, F32x16 x, int64_t count) {
-  if (count >= kLanes) return store(p, x);
-  float lanes[kLanes];
-  store(lanes, x);
-  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
 }
 
 }  // namespace
