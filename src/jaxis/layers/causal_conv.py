@@ -5,7 +5,9 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
+from jaxis.errors import ConfigError
 from jaxis.kernels.causal_conv import causal_conv
+from jaxis.kernels.native_constants import MAX_CONV_WIDTH
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope
@@ -23,11 +25,16 @@ class CausalConv(JaxModule):
       width: W.
       use_bias: Whether there is a `bias` [C].
       activation: "silu", or None for none.
+
+    Raises:
+      ConfigError: W is not 2 to MAX_CONV_WIDTH.
     """
 
     def __init__(
         self, scope: LayerScope, num_channels: int, width: int, *, use_bias: bool, activation: str | None
     ) -> None:
+        if not 2 <= width <= MAX_CONV_WIDTH:
+            raise ConfigError(f"a convolution over {width} tokens is not supported: 2 to {MAX_CONV_WIDTH} are")
         self.num_channels, self.width, self.activation = num_channels, width, activation
         init = nnx.initializers.lecun_normal()
         self.weight = make_parameter(

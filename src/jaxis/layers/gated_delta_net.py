@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxis.config.quantization import without_quantization
+from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated, softplus
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -52,6 +53,9 @@ class GatedDeltaNet(JaxModule):
 
     Args:
       scope: The layer's scope.
+
+    Raises:
+      ConfigError: The key heads do not divide the value heads, or W is not supported.
     """
 
     def __init__(self, scope: LayerScope) -> None:
@@ -60,6 +64,11 @@ class GatedDeltaNet(JaxModule):
         self.num_value_heads: int = config["linear_num_value_heads"]
         self.key_dim: int = config["linear_key_head_dim"]
         self.value_dim: int = config["linear_value_head_dim"]
+        if self.num_key_heads < 1 or self.num_value_heads % self.num_key_heads:
+            raise ConfigError(
+                f"linear_num_key_heads={self.num_key_heads} in {config.source} must divide "
+                f"linear_num_value_heads={self.num_value_heads}: correct the file"
+            )
         self.keys_size, self.values_size = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         self.make_projections(scope)
         self.conv1d = CausalConv(
