@@ -15,7 +15,7 @@ import numpy as np
 from jaxis.errors import CheckpointError
 from jaxis.loading.checkpoint import Checkpoint
 
-ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3}
+ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3, "Qwen3_5ForCausalLM": gguf.MODEL_ARCH.QWEN35}
 FILE_TYPES = {
     "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
     "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
@@ -57,17 +57,21 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(_rope_theta(config))
+    if architecture == gguf.MODEL_ARCH.QWEN35:
+        _add_gated_delta_net(writer, config)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     with Checkpoint(checkpoint) as tensors:
         for tensor_name, tensor in tensors.iterate():
-            gguf_name = names.get_name(tensor_name, try_suffixes=(".weight", ".bias"))
+            gguf_name = names.get_name(_name_for_gguf(tensor_name), try_suffixes=(".weight", ".bias"))
             if gguf_name is None:
                 raise CheckpointError(f"{checkpoint}: tensor {tensor_name!r} has no name in GGUF")
-            if tensor.ndim == 1:
-                writer.add_tensor(gguf_name, tensor.astype(np.float32))
+            if tensor_name.endswith(".A_log"):
+                tensor = -np.exp(tensor.astype(np.float32))
+            if tensor.ndim == 1 or "conv1d" in tensor_name:
+                writer.add_tensor(gguf_name, np.squeeze(tensor.astype(np.float32)))
             else:
                 narrow = np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16)).view(np.uint8)
                 writer.add_tensor(gguf_name, narrow, raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -75,6 +79,25 @@ def write_gguf(checkpoint: Path, file: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_gated_delta_net(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Adds the sizes of Qwen3.5's linear layers and of its partial rope."""
+    value_heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(value_heads)
+    writer.add_ssm_inner_size(value_heads * value_dim)
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    rope = config["rope_parameters"]
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+
+
+def _name_for_gguf(name: str) -> str:
+    """A tensor's name as the table of the `gguf` package has it."""
+    return name.replace(".dt_bias", ".dt_proj.bias")
 
 
 def quantize_gguf(source: Path, target: Path, quantization: str, importance: Path | None = None) -> None:

@@ -38,6 +38,41 @@ _QWEN3: dict[str, Any] = {
 }
 
 
+# Of Qwen/Qwen3.5-0.8B, as far as they decide its speed.
+_QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "num_hidden_layers": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "hidden_act": "silu",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(24)],
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_num_value_heads": 16,
+    "linear_value_head_dim": 128,
+    "attn_output_gate": True,
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+    "max_position_embeddings": 262_144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
 def _qwen3(
     num_hidden_layers: int, hidden_size: int, intermediate_size: int, num_attention_heads: int
 ) -> dict[str, Any]:
@@ -53,6 +88,9 @@ SHAPES = {
     "qwen3-0.2b": _qwen3(14, 768, 2304, 8),
     "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
     "qwen3-1.7b": _qwen3(28, 2048, 6144, 16),
+    "qwen3.5-0.8b": _QWEN3_5,
+    # Full attention in each layer, and per token as many bytes as qwen3.5-0.8b with its states, read and written.
+    "qwen3-0.8b": _qwen3(24, 1024, 5120, 16) | {"vocab_size": 248_320},
     # In the manner of Qwen3-30B-A3B: 1.5 billion parameters, of which a token uses 0.5.
     "qwen3-moe-1.5b": _qwen3(24, 1024, 2048, 16)
     | {
