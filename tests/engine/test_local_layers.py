@@ -104,7 +104,7 @@ def answers(llm, prompts=PROMPTS):
     return [output.outputs[0].token_ids for output in outputs], [output.num_cached_tokens for output in outputs]
 
 
-@pytest.mark.parametrize("chunk", [64, 7])
+@pytest.mark.parametrize("chunk", [pytest.param(64, marks=pytest.mark.slow), 7])
 def test_together_then_found_in_the_prefix_cache(served, chunk):
     llm, expected = served
     llm.engine.reset()

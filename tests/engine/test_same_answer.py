@@ -85,7 +85,7 @@ def test_alone_or_among_32_mixed_requests(llm, start_llm):
     assert len({str(t) for t in tokens(alone)}) > 28, "the requests are to differ, or the test shows nothing"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "mistral"])
 def test_alone_or_in_a_batch_in_every_family(checkpoint, start_llm, family):
     window = {"hf_overrides": {"sliding_window": 20}} if family == "mistral" else {}
     with start_llm(checkpoint(family), max_num_seqs=8, max_num_batched_tokens=16, **window) as llm:
@@ -122,6 +122,7 @@ def test_for_any_chunk_size(start_llm, simple_alone, chunk):
         assert tokens(run(llm, SIMPLE)) == simple_alone
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 def test_on_2_and_8_devices(checkpoint, simple_alone):
     """With 2 kv heads: split over 2 devices, replicated over 8."""

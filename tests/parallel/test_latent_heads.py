@@ -7,6 +7,8 @@ import sys
 import pytest
 
 SCRIPT = """
+import sys
+
 import jax
 import numpy as np
 from tests.support import parity
@@ -16,7 +18,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 
-family = next(f for f in parity.FAMILIES if f.name == "DeepSeek V3")
+family = next(f for f in parity.FAMILIES if f.name == sys.argv[1])
 folder = parity.checkpoint_folder(family)
 tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]
 for size in (2, 3):  # 4 heads: on 3 devices each has all
@@ -25,7 +27,7 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
     weight = model.model.layers[1].self_attn.kv_b_proj.weight[...]
     assert weight.addressable_shards[0].data.size == weight.size // (1 if size == 3 else size)
     paged = PagedSequences(model, mesh=mesh)
-    assert paged.caches[0].sharding.is_fully_replicated
+    assert all(cache.sharding.is_fully_replicated for cache in paged.caches)
     assert paged.caches[0].shape[-1] == 48
     sequence = PagedSequence()
     rows = [paged.step([(sequence, part)], pad_tokens=24, pad_requests=3)[0] for part in (tokens[:21], tokens[21:])]
@@ -36,9 +38,10 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
 
 @pytest.mark.multi_device
 @pytest.mark.slow
-def test_every_number_of_devices_gives_transformers_logits():
+@pytest.mark.parametrize("family", ["DeepSeek V3", "GLM-5.2"])
+def test_every_number_of_devices_gives_transformers_logits(family):
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, family],
         env=os.environ
         | {
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",

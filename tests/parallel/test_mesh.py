@@ -60,7 +60,7 @@ family = next(f for f in parity.FAMILIES if f.name == sys.argv[1])
 folder = parity.checkpoint_folder(family)
 tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]
 assert len(jax.devices()) == 8
-for size in (1, 2, 4, 8):
+for size in (2, 8):
     mesh = make_mesh(size)
     model = load_model(VllmConfig(ModelConfig(folder, HFConfig.from_folder(folder))), mesh)
     layer = model.model.layers[0]
@@ -94,7 +94,7 @@ SLOW_FAMILIES = ["Llama, biases", "GLM-4-0414", "Phi-4", "OLMo 2", "Command R+, 
     "family", ["Qwen3, tied", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
 )
 def test_every_number_of_devices_gives_transformers_logits(family):
-    """Two kv heads on one device, on one each, and on two and four that share one."""
+    """Two kv heads on one device each, and on four that share one."""
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, family],
         env=os.environ

@@ -140,16 +140,16 @@ def test_an_engine_that_cannot_recover_ends_the_server(built_engine, serve, monk
 
 def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
     server = serve(stall_seconds=0.1)
-    runner = built_engine.engine.runner
+    executor = built_engine.engine.runner.executor
     compiling, finish = threading.Event(), threading.Event()
 
     def compile_slowly(key):
         compiling.set()
         finish.wait(60)
-        return runner._step_programs.compile(key)
+        return executor.step_programs.compile(key)
 
     programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(runner, "_programs", programs)
+    monkeypatch.setattr(executor, "programs", programs)
     with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor() as pool:
         answer = pool.submit(http.post, "/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert compiling.wait(10)
@@ -158,7 +158,7 @@ def test_compiling_is_no_stall(serve, built_engine, monkeypatch):
         assert http.get("/health").status_code == 200
         finish.set()
         assert answer.result().status_code == 200
-    assert runner.last_compile_wait.ended - runner.last_compile_wait.started > 0
+    assert executor.programs.last_wait.ended - executor.programs.last_wait.started > 0
     programs.close()
 
 

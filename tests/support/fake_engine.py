@@ -26,6 +26,7 @@ class FakeEngine:
     eos_token_ids = frozenset()
     num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
     last_compile_wait = None
+    silent_hosts = ()
 
     def __init__(self):
         self.grammar_compiler = None

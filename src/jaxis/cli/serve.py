@@ -18,7 +18,7 @@ import typer
 from jaxis.cli.client_lines import KEY_VARIABLE, client_lines
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.options import ChatTemplate, Debug, EngineOptions, expand_options
-from jaxis.cli.serve_options import LimitOptions, ServerOptions
+from jaxis.cli.serve_options import HostOptions, LimitOptions, ServerOptions
 from jaxis.engine.arguments import EngineArgs
 from jaxis.host.extras import check_extra
 
@@ -37,6 +37,7 @@ def serve(
     ] = None,
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen; only its type is used)
     limits: LimitOptions = LimitOptions(),  # noqa: B008
+    hosts: HostOptions = HostOptions(),  # noqa: B008
     chat_template: ChatTemplate = None,
     seed: Annotated[
         int | None,
@@ -51,7 +52,7 @@ def serve(
 ) -> None:
     """Serve a model with an OpenAI-compatible API.
 
-    Ctrl-C or SIGTERM lets running requests end, then the server stops.
+    Ctrl-C or SIGTERM lets running requests end, then the server stops. With --nnodes, several hosts run one model.
 
     \b
     [bold]Examples[/bold]
@@ -61,6 +62,10 @@ def serve(
       jaxis serve ./model --host 0.0.0.0 --api-key-file keys.yaml --ssl-certfile cert.pem --ssl-keyfile key.pem
     """
     with report_errors(debug=debug):
+        hosts.check()
+        if hosts.node_rank > 0:
+            _follow(hosts, model)
+            return
         check_extra("server", "jaxis serve")
         config = _server_config(model, server, limits)
         server.check_files()
@@ -72,6 +77,7 @@ def serve(
         engine_arguments = {
             "model": model,
             **engine.llm_arguments(),
+            **hosts.llm_arguments(),
             "seed": drawn_seed if seed is None else seed,
             "chat_template": chat_template,
             "fit_memory": model is not None,
@@ -82,6 +88,22 @@ def serve(
         allow_many_connections()
         with listen(server.host, server.port) as listener:
             _serve(server, config, engine_arguments, listener, drawn_seed=drawn_seed, debug=debug)
+
+
+def _follow(hosts: HostOptions, model: str | None) -> None:
+    """Does what host 0 says; of the other options, only the model counts: where this host has it."""
+    with exit_on_interrupt():
+        from jaxis.engine.follower import follow
+        from jaxis.engine.hosts.meeting import HostPlace
+        from jaxis.host.logs import set_up_logs
+        from jaxis.host.progress import ProgressDisplay
+
+        place = HostPlace(
+            hosts.nnodes, hosts.node_rank, hosts.master_addr, hosts.master_port, hosts.distributed_timeout_seconds
+        )
+        set_up_logs(as_json=False, level=logging.INFO)
+        note(f"host {place.rank} of {place.num_hosts}: looking for host 0 at {place.address}:{place.port}")
+        follow(place, {} if model is None else {"model": model}, ProgressDisplay())
 
 
 def _serve(

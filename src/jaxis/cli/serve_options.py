@@ -19,6 +19,7 @@ from jaxis.server.config import ServerConfig
 
 SERVER_PANEL = "Server"
 LIMITS_PANEL = "Limits"
+HOSTS_PANEL = "Several hosts"
 _DEFAULTS = ServerConfig()
 
 
@@ -28,6 +29,10 @@ def _server(help: str, **settings: Any) -> OptionInfo:
 
 def _limit(help: str, **settings: Any) -> OptionInfo:
     return typer.Option(help=help, rich_help_panel=LIMITS_PANEL, **settings)
+
+
+def _host(help: str, **settings: Any) -> OptionInfo:
+    return typer.Option(help=help, rich_help_panel=HOSTS_PANEL, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +181,48 @@ def _check_pem(option: str, path: Path, kind: str) -> None:
 
 def _refuse_encrypted_key() -> str:
     raise ConfigError("the key of --ssl-keyfile is encrypted: give one without a passphrase, readable only for you")
+
+
+# Not a range of the option, which would take the width of its line in the help.
+_MAX_PORT = 65535
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Hosts that run one model together."""
+
+    nnodes: Annotated[int, _host("Hosts that run the model together.", min=1, metavar="N")] = 1
+    node_rank: Annotated[
+        int, _host("Which of them this is; 0 serves, and the others do what it says.", min=0, metavar="N")
+    ] = 0
+    master_addr: Annotated[
+        str, _host("Address of host 0, by which the others reach it; on a private network.", metavar="ADDRESS")
+    ] = "127.0.0.1"
+    master_port: Annotated[int, _host("Port there.", min=1, metavar="N")] = 29501
+    distributed_timeout_seconds: Annotated[
+        int, _host("Seconds that hosts wait for each other at the start.", min=1, metavar="S")
+    ] = 300
+    headless: Annotated[bool, _host("Serve nothing here; what any host but 0 does.")] = False
+
+    def check(self) -> None:
+        """Raises ConfigError if they contradict each other."""
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(
+                f"--node-rank {self.node_rank} is not one of 0 to {self.nnodes - 1}: --nnodes is {self.nnodes}"
+            )
+        if self.master_port > _MAX_PORT:
+            raise ConfigError(f"--master-port {self.master_port} is no port: give one of at most {_MAX_PORT}")
+        if self.headless and self.node_rank == 0:
+            raise ConfigError("--headless is for the hosts that do not serve: give it with --node-rank 1 and later")
+
+    def llm_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the engine."""
+        return {
+            "nnodes": self.nnodes,
+            "master_addr": self.master_addr,
+            "master_port": self.master_port,
+            "distributed_timeout_seconds": self.distributed_timeout_seconds,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,12 @@ class EngineArgs:
       block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
-      tensor_parallel_size: Local devices to spread the model over.
+      tensor_parallel_size: Devices to spread the model over, those of all hosts together.
+      nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
+        docs/hosts.md.
+      master_addr: The address of this host by which the others reach it, if there are any.
+      master_port: A free port there.
+      distributed_timeout_seconds: How long hosts wait for each other at the start.
       load_format: "auto" reads the checkpoint's weights; "dummy" makes random ones.
       seed: Seed for requests without one, and for random weights.
       revision: Branch, tag or commit of a Hub id; None is the main branch.
@@ -126,6 +131,10 @@ class EngineArgs:
         default=1,
         metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
     )
+    nnodes: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
+    master_addr: str = field(default="127.0.0.1", metadata=_info(speed_only=True))
+    master_port: int = field(default=29501, metadata=_info(minimum=1, speed_only=True))
+    distributed_timeout_seconds: int = field(default=300, metadata=_info(minimum=1, speed_only=True))
     load_format: LoadFormat = field(
         default="auto", metadata=_info(help="Where weights come from; dummy makes random ones.")
     )
@@ -173,6 +182,11 @@ class EngineArgs:
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
+        if self.tensor_parallel_size % self.nnodes:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} hosts: "
+                f"give a multiple of {self.nnodes}, as many devices as all hosts have together"
+            )
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     @functools.cached_property
@@ -198,6 +212,10 @@ class EngineKwargs(TypedDict, total=False):
     block_size: int
     kv_cache_dtype: KVCacheDType
     tensor_parallel_size: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    distributed_timeout_seconds: int
     load_format: LoadFormat
     seed: int
     revision: str | None

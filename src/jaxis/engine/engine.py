@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import time
 from collections import abc
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
+from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.runner import DispatchedStep, Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
@@ -34,7 +33,6 @@ from jaxis.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.grammar.delayed_grammar import Grammar
-    from jaxis.layers.module import JaxModule
     from jaxis.tokenizer import Tokenizer
 
 
@@ -48,23 +46,26 @@ class LLMEngine:
       runner: Runs it.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
+
+    Args:
+      vllm_config: The engine's configuration.
+      executor: Has the model and its caches.
+      tokenizer: The checkpoint's, if it has one.
+      eos_token_ids: Tokens that end a sequence.
     """
 
     def __init__(
         self,
         vllm_config: VllmConfig,
-        model: JaxModule,
-        mesh: jax.sharding.Mesh,
+        executor: Executor,
         *,
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
-        on_compile: Callable[[Hashable], AbstractContextManager[None]],
     ) -> None:
-        """Allocates the KV cache; see `Runner` for the arguments and errors."""
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
-        self.runner = Runner(vllm_config, model, mesh, on_compile=on_compile)
+        self.runner = Runner(vllm_config, executor)
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
@@ -92,6 +93,19 @@ class LLMEngine:
     def last_compile_wait(self) -> CompileWait | None:
         """When a step last waited for a program to compile, if one did. Other threads may ask."""
         return self.runner.last_compile_wait
+
+    @property
+    def silent_hosts(self) -> abc.Sequence[str]:
+        """Other hosts that the model runs on and that have not been heard of for some time. Other threads may ask."""
+        return self.runner.executor.silent_hosts
+
+    def on_lost(self, callback: abc.Callable[[EngineError], None]) -> None:
+        """Has a function called, on another thread, when another host that the model runs on is lost."""
+        self.runner.executor.on_lost(callback)
+
+    def end_other_hosts(self) -> None:
+        """Ends the other hosts that the model runs on; no step may follow."""
+        self.runner.executor.end_other_hosts()
 
     def add_request(
         self,

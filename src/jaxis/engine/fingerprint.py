@@ -42,18 +42,42 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     digest = hashlib.sha256()
     facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments.tensor_parallel_size)]
     digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
+    _add_files(digest, checkpoint)
+    return f"fp_{digest.hexdigest()[:20]}"
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """A digest of a checkpoint's files, as above; the folder's own name does not count."""
+    digest = hashlib.sha256()
+    _add_files(digest, checkpoint)
+    return digest.hexdigest()[:20]
+
+
+def arguments_digest(arguments: EngineArgs) -> str:
+    """A digest of the arguments that matter for what is computed, and of the files that they name."""
+    return hashlib.sha256(json.dumps(_arguments(arguments), sort_keys=True, default=repr).encode()).hexdigest()[:20]
+
+
+def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:
     for name, path in _files(checkpoint):
         digest.update(json.dumps([name, path.stat().st_size]).encode())
         for piece in _pieces(path):
             digest.update(piece)
-    return f"fp_{digest.hexdigest()[:20]}"
 
 
 def _arguments(arguments: EngineArgs) -> dict[str, Any]:
     """The arguments that matter; files stand for their contents."""
     infos = argument_infos()
     # Those of a place, and what the answers to greedy and seeded requests do not depend on.
-    left_out = {"model", "token", "cache_dir", "fit_memory"}
+    left_out = {
+        "model",
+        "token",
+        "cache_dir",
+        "fit_memory",
+        "master_addr",
+        "master_port",
+        "distributed_timeout_seconds",
+    }
     if arguments.load_format != "dummy":
         left_out.add("seed")
     values = {field.name: getattr(arguments, field.name) for field in fields(arguments)}

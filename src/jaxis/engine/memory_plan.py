@@ -109,7 +109,7 @@ def plan_memory(
     model = construct_abstractly(config, check_config=False)
     num_devices = mesh.shape["model"]
     specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, config)]
-    state_bytes = slot_bytes(state_cache_specs(model), config.model_config.dtype)
+    state_bytes = slot_bytes(state_cache_specs(model), config.model_config.dtype, mesh)
     cache_type = config.cache_config.cache_dtype or config.model_config.dtype
     with jax.set_mesh(mesh):
         per_block = block_bytes(specs, config.cache_config.block_size, cache_type, num_devices)
@@ -158,10 +158,7 @@ class _Cache:
         """The longest sequence that a cache of so many bytes holds."""
         cache_config = dataclasses.replace(self.config.cache_config, kv_cache_memory_bytes=memory)
         config = dataclasses.replace(self.config, cache_config=cache_config)
-        state_bytes = 0
-        if self.per_slot:
-            slots = num_state_slots(config, self.per_slot, memory, attends=bool(self.per_block))
-            state_bytes = slots * self.per_slot
+        state_bytes = self.per_slot * num_state_slots(config, self.per_slot, memory, attends=bool(self.per_block))
         return num_cache_blocks(config, self.per_block, mesh, state_bytes=state_bytes)[1]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jaxis.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from jaxis.config.context_length import trained_context_length
 from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
@@ -27,11 +30,14 @@ from jaxis.config.rope_config import rope_config
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
-from jaxis.engine.fingerprint import engine_fingerprint
+from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, engine_fingerprint
 from jaxis.engine.memory_plan import MemoryPlan, plan_memory
 from jaxis.errors import ConfigError, RequestError
+from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
 from jaxis.loading.gguf.container import headers_read_once
@@ -44,6 +50,7 @@ from jaxis.loading.open_checkpoint import (
     read_generation_defaults,
 )
 from jaxis.models.model_loader import load_model
+from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
@@ -53,6 +60,10 @@ from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer, template_names, turn_end_token_id
+
+if TYPE_CHECKING:
+    from jaxis.engine.hosts.followers import Followers
+    from jaxis.layers.module import JaxModule
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -78,11 +89,96 @@ class BuiltEngine:
     fingerprint: str
 
 
+@dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint whose configuration was read, but not its weights.
+
+    Attributes:
+      path: Its folder or file.
+      config: The values of its config.json.
+      hf_config: The same, with the overrides that were asked for.
+    """
+
+    path: Path
+    config: ConfigValues
+    hf_config: HFConfig
+
+    def make_mesh(self, args: EngineArgs) -> jax.sharding.Mesh:
+        """The mesh for it, whose hosts have met.
+
+        Raises:
+          ConfigError: There are not enough devices, or they cannot share the model's heads.
+          EngineError: The hosts cannot reach each other.
+        """
+        _check_heads(self.hf_config, args.tensor_parallel_size)
+        mesh = make_mesh(args.tensor_parallel_size, args.nnodes)
+        if args.nnodes > 1:
+            distributed.meet(mesh)
+        return mesh
+
+    def load(self, args: EngineArgs, mesh: jax.sharding.Mesh, progress: ProgressDisplay) -> LoadedModel:
+        """Loads the weights, of several hosts' those that this one's devices need.
+
+        Raises:
+          ConfigError, CheckpointError, EngineError: See `LLM`.
+        """
+        vllm_config = _vllm_config(args, self.path, self.hf_config, mesh.devices.flat[0].platform)
+        with progress.loading(str(args.model or "the embedded model")) as on_progress:
+            model = load_model(vllm_config, mesh, on_progress)
+
+        def on_compile(key: Hashable) -> AbstractContextManager[None]:
+            is_forward = isinstance(key, ForwardKey | GreedyStepKey)
+            return progress.compiling(f"a step of {key.shape.num_tokens} tokens" if is_forward else "the sampler")
+
+        return LoadedModel(vllm_config, model, on_compile)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its devices.
+
+    Attributes:
+      vllm_config: The engine's configuration.
+      model: Its weights are loaded.
+      on_compile: Shows that a step waits for a program; see `Executor`.
+    """
+
+    vllm_config: VllmConfig
+    model: JaxModule
+    on_compile: Callable[[Hashable], AbstractContextManager[None]]
+
+
+def open_model(args: EngineArgs) -> OpenedModel:
+    """Finds the checkpoint, on the hub if need be, and reads its configuration.
+
+    Raises:
+      ConfigError, CheckpointError: See `LLM`.
+    """
+    enable_disk_cache()
+    if args.model is None:
+        path = EMBEDDED_MODEL
+    else:
+        path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    config = read_config_values(path)
+    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+    check_values(hf_config)
+    return OpenedModel(path, config, hf_config)
+
+
+def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
+    """What must be the same on all hosts of a group, once its files were found."""
+    return {
+        "the digest of the model's files": checkpoint_digest(path),
+        "the digest of the engine's arguments": arguments_digest(args),
+        "the native library": str(native.isa()),
+    }
+
+
 @headers_read_once()
 def build_engine(
     args: EngineArgs, progress: ProgressDisplay, *, quant_method: str | None = None, needs_chat_template: bool = False
 ) -> BuiltEngine:
-    """Loads the model and allocates the cache.
+    """Loads the model and allocates the cache; with several hosts, once the others have come.
 
     Args:
       args: The engine's arguments.
@@ -93,49 +189,80 @@ def build_engine(
     Raises:
       ConfigError, CheckpointError, EngineError: See `LLM`.
     """
-    enable_disk_cache()
-    if args.model is None:
-        path = EMBEDDED_MODEL
-    else:
-        path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
-    config = read_config_values(path)
-    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-    check_values(hf_config)
+    build = functools.partial(
+        _build_engine, args, progress, quant_method=quant_method, needs_chat_template=needs_chat_template
+    )
+    if args.nnodes == 1:
+        return build(None)
+    check_extra("server", f"LLM with nnodes={args.nnodes}")
+    from jaxis.engine.hosts.followers import Followers
+    from jaxis.engine.hosts.meeting import HostPlace, gather
+
+    # Before anything asks JAX for devices.
+    place = HostPlace(args.nnodes, 0, args.master_addr, args.master_port, args.distributed_timeout_seconds)
+    progress.note(f"waiting for {args.nnodes - 1} more hosts at {place.address}:{place.port}")
+    followers = Followers(gather(place))
+    try:
+        return build(followers)
+    except BaseException as error:
+        followers.refuse(str(error).partition("\n")[0] or type(error).__name__)
+        raise
+
+
+def _build_engine(
+    args: EngineArgs,
+    progress: ProgressDisplay,
+    followers: Followers | None,
+    *,
+    quant_method: str | None,
+    needs_chat_template: bool,
+) -> BuiltEngine:
+    opened = open_model(args)
+    path, hf_config = opened.path, opened.hf_config
     _check_quant_method(quant_method, hf_config)
     tokenizer = read_tokenizer(path, args.chat_template)
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
-    _check_heads(hf_config, args.tensor_parallel_size)
-    mesh = make_mesh(args.tensor_parallel_size)
+    default_sampling_params = _default_sampling_params(generation, path)
+    if followers is not None and args.fit_memory:
+        # What fits into this host's memory says nothing of the others'.
+        args = dataclasses.replace(args, fit_memory=False)
+    if followers is not None:
+        followers.build(args, facts_of_model(path, args))
+    mesh = opened.make_mesh(args)
     if args.fit_memory:
-        plan = _plan_memory(args, path, config, mesh)
+        plan = _plan_memory(args, path, opened.config, mesh)
         if plan is not None:
             progress.note(plan.line)
             args = plan.apply(args)
-    vllm_config = _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
-    default_sampling_params = _default_sampling_params(generation, path)
-    with progress.loading(str(args.model or "the embedded model")) as on_progress:
-        model = load_model(vllm_config, mesh, on_progress)
-
-    def on_compile(key: Hashable) -> AbstractContextManager[None]:
-        what = (
-            f"a step of {key.shape.num_tokens} tokens" if isinstance(key, ForwardKey | GreedyStepKey) else "the sampler"
-        )
-        return progress.compiling(what)
-
-    _note_config(config, hf_config, path, progress)
+    loaded = opened.load(args, mesh, progress)
+    _note_config(opened.config, hf_config, path, progress)
+    executor = _executor(args, loaded, mesh, followers)
     engine = LLMEngine(
-        vllm_config,
-        model,
-        mesh,
+        loaded.vllm_config,
+        executor,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer) | _turn_end(args, tokenizer, progress),
-        on_compile=on_compile,
     )
-    _note_context(args, hf_config, vllm_config.model_config.max_model_len, engine.max_model_len, progress)
+    _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
     return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
+
+
+def _executor(args: EngineArgs, loaded: LoadedModel, mesh: jax.sharding.Mesh, followers: Followers | None) -> Executor:
+    config, model, on_compile = loaded.vllm_config, loaded.model, loaded.on_compile
+    if followers is None:
+        return Executor(config, model, mesh, plan_kv_caches(model, config, mesh), on_compile=on_compile)
+    from jaxis.engine.hosts import messages
+    from jaxis.engine.hosts.leading_executor import LeadingExecutor
+
+    least = followers.least_cache_bytes(available_bytes(mesh))
+    memory = args.kv_cache_memory_bytes or least * args.nnodes
+    followers.send(messages.Allocate(memory))
+    followers.watch()
+    plan = plan_kv_caches(model, config, mesh, memory)
+    return LeadingExecutor(config, model, mesh, plan, on_compile=on_compile, followers=followers)
 
 
 def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
@@ -158,7 +285,7 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
 
 def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: int, progress: ProgressDisplay) -> None:
     """Says why the context is shorter than the checkpoint's, or than what was asked for."""
-    trained = hf_config.get_text_config()["max_position_embeddings"]
+    trained = trained_context_length(hf_config)
     if args.max_model_len is None and wanted < trained:
         progress.note(
             f"max_model_len is {wanted}, up to which the model needs no long-context frequencies; for up to {trained}, "
@@ -272,7 +399,7 @@ def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | No
 
 
 def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
-    trained = hf_config.get_text_config()["max_position_embeddings"]
+    trained = trained_context_length(hf_config)
     if wanted is None:
         return min(trained, _short_context_len(hf_config) or trained)
     if wanted > trained:

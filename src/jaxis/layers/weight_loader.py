@@ -20,7 +20,7 @@ from jaxis.errors import CheckpointError
 from jaxis.layers.module import named_children
 from jaxis.layers.weight_format import InvalidWeightError
 from jaxis.loading.headers import reading_only_headers
-from jaxis.parallel.mesh import logical_sharding
+from jaxis.parallel.mesh import logical_sharding, put
 
 Weights = Iterable[tuple[str, np.ndarray]]
 
@@ -80,7 +80,7 @@ def place_array(tensor: np.ndarray | jax.Array, axes: tuple[str | None, ...] | N
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.device_put(tensor)
-    return jax.device_put(tensor, logical_sharding(mesh, axes, tensor.shape))
+    return put(tensor, logical_sharding(mesh, axes, tensor.shape))
 
 
 @runtime_checkable

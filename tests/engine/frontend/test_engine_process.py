@@ -20,6 +20,7 @@ from jaxis.engine.frontend.engine_process import EngineProcess
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.engine.grammar.delayed_grammar import DelayedGrammar, ReasoningTokens
 from jaxis.errors import CheckpointError, ConfigError, OverloadedError, RequestError, UnavailableError
+from jaxis.host.frames import FrameReader
 from jaxis.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from tests.support.waiting import eventually, wait_until
@@ -258,7 +259,7 @@ def test_the_server_leaves_the_devices_to_the_engine():
 
 
 def carried(message, decode):
-    [data] = wire.FrameReader().feed(wire.to_frame(message))
+    [data] = FrameReader().feed(wire.to_frame(message))
     return decode(data)
 
 
@@ -307,7 +308,7 @@ def test_an_output_is_carried_in_any_pieces():
     delta = TokenDelta("s", "ü", [6, 2**31])
     error = RequestError("no")
     frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))
-    reader = wire.FrameReader()
+    reader = FrameReader()
     frames = [data for byte in 2 * frame for data in reader.feed(bytes([byte]))]
     assert len(frames) == 2
     for data in frames:

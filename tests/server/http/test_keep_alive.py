@@ -130,14 +130,14 @@ def compiling(built_engine, monkeypatch):
     """An engine that waits for a program until the event is set."""
     monkeypatch.setattr(sse, "FIRST_EVENT_SECONDS", SILENCE_SECONDS)
     finish = threading.Event()
-    runner = built_engine.engine.runner
+    executor = built_engine.engine.runner.executor
 
     def compile_slowly(key):
         finish.wait(60)
-        return runner._step_programs.compile(key)
+        return executor.step_programs.compile(key)
 
     programs = ProgramCache(compile_slowly, lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(runner, "_programs", programs)
+    monkeypatch.setattr(executor, "programs", programs)
     yield finish
     finish.set()
     programs.close()

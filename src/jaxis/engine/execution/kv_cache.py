@@ -97,8 +97,8 @@ def block_bytes(
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int:
-    """Memory that the cache may use, over all devices, once the weights are loaded."""
-    devices = list(mesh.devices.flat)
+    """Memory that the cache may use, over all devices of this host, once the weights are loaded."""
+    devices = list(mesh.local_devices)
     if devices[0].platform == "cpu":
         return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
     free = []
@@ -156,6 +156,7 @@ def num_cache_blocks(
     mesh: jax.sharding.Mesh,
     *,
     state_bytes: int = 0,
+    memory: int | None = None,
 ) -> tuple[dict[AttentionSpan, int], int]:
     """Computes how many blocks to allocate.
 
@@ -167,6 +168,7 @@ def num_cache_blocks(
       bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
       mesh: Where the cache will be.
       state_bytes: What recurrent states take of the memory.
+      memory: Bytes of all caches on all hosts; None is `cache_memory`, that of this host.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
@@ -178,7 +180,7 @@ def num_cache_blocks(
     max_model_len = vllm_config.model_config.max_model_len
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     max_step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    memory = cache_memory(vllm_config, mesh) - state_bytes
+    memory = (cache_memory(vllm_config, mesh) if memory is None else memory) - state_bytes
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     # More blocks would never be used.
     useful_tokens = max_num_seqs * max_model_len
@@ -186,12 +188,8 @@ def num_cache_blocks(
         useful_tokens = min(useful_tokens, max(max_model_len, max_num_seqs * CPU_TOKENS_PER_SEQ))
     num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
     total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
-    if on_cpu and total + state_bytes > (free := free_host_bytes()):
-        # The operating system would grant this memory, and kill the process once it is used.
-        raise EngineError(
-            f"the KV cache would take {(total + state_bytes) / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory "
-            "are free: give a smaller kv_cache_memory"
-        )
+    if on_cpu:
+        _check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.size)
     if total <= 0 and bytes_per_block:
         one_block = sum(bytes_per_block.values())
         raise EngineError(
@@ -203,6 +201,15 @@ def num_cache_blocks(
         if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:
             max_model_len = min(max_model_len, blocks * block_size)
     return num_blocks, max_model_len
+
+
+def _check_is_free(num_bytes: int) -> None:
+    if num_bytes > (free := free_host_bytes()):
+        # The operating system would grant this memory, and kill the process once it is used.
+        raise EngineError(
+            f"the KV cache would take {num_bytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free: give a "
+            "smaller kv_cache_memory"
+        )
 
 
 @dataclass(frozen=True)
@@ -226,8 +233,16 @@ class CachePlan:
     max_model_len: int
 
 
-def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> CachePlan:
+def plan_kv_caches(
+    model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh, memory: int | None = None
+) -> CachePlan:
     """Sizes the caches of a model, whose weights and devices need not be there if their memory is configured.
+
+    Args:
+      model: The model.
+      vllm_config: The engine's configuration.
+      mesh: Where the caches will be.
+      memory: Bytes of all caches on all hosts; None is `cache_memory`, that of this host.
 
     Raises:
       ConfigError: The model's heads cannot be spread over the mesh.
@@ -243,21 +258,18 @@ def plan_kv_caches(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding
     with jax.set_mesh(mesh):
         paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
         per_block = block_bytes(paged, cache_config.block_size, dtype, num_devices)
-    per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations)
-    num_slots = None
-    if per_slot:
-        memory = cache_memory(vllm_config, mesh)
-        num_slots = num_state_slots(vllm_config, per_slot, memory, attends=bool(per_block))
-    state_bytes = per_slot * (num_slots or 0)
-    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes)
+    per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations, mesh)
+    memory = cache_memory(vllm_config, mesh) if memory is None else memory
+    num_slots = num_state_slots(vllm_config, per_slot, memory, attends=bool(per_block))
+    state_bytes = per_slot * num_slots
+    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=memory)
     structs: list[CacheStruct] = []
     for spec in specs:
         if isinstance(spec, StateCacheSpec):
-            assert num_slots is not None
             structs.append(state_structs(spec, num_slots, activations, mesh))
         else:
             structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
-    return CachePlan(structs, per_block, num_blocks, num_slots, per_slot, max_model_len)
+    return CachePlan(structs, per_block, num_blocks, num_slots or None, per_slot, max_model_len)
 
 
 def _kv_cache_struct(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -15,6 +16,7 @@ from jaxis.engine.execution.weight_layout import laid_out
 from jaxis.kernels.platform import target_platform
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.module import JaxModule
+from jaxis.parallel.mesh import put
 
 
 @runtime_checkable
@@ -55,6 +57,7 @@ class ModelArrays:
         self._graphdef, state = nnx.split(model)
         self.arrays: list[jax.Array]
         self.arrays, self._treedef = jax.tree.flatten(laid_out(state) if target_platform() == "tpu" else state)
+        self.arrays = [_shared(array, hidden_states.sharding) for array in self.arrays]
         self._head_indices = indices_read(
             lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
         )
@@ -77,7 +80,11 @@ class ModelArrays:
     @property
     def num_bytes(self) -> int:
         """Bytes of the arrays on all devices together."""
-        return sum(shard.data.nbytes for array in self.arrays for shard in array.addressable_shards)
+        # A device of another process counts too.
+        return sum(
+            math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize * len(array.sharding.device_set)
+            for array in self.arrays
+        )
 
     def bytes_by_name(self) -> dict[str, int]:
         """Bytes of each array, as it is in memory, by its dotted name."""
@@ -87,6 +94,12 @@ class ModelArrays:
     def release(self) -> None:
         """Drops the arrays."""
         self.arrays, self.head_arrays = [], []
+
+
+def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:
+    """The array; where several processes share the mesh, a constant that each of them has made, on all devices."""
+    is_own = isinstance(array, jax.Array) and array.is_fully_addressable and not whole.is_fully_addressable
+    return put(array, whole) if is_own else array
 
 
 def hidden_state_struct(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -20,14 +21,17 @@ KEPT_SLOTS = 64
 STATE_SHARE = 0.5
 
 
-def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike) -> int:
-    """Bytes of a slot over all layers.
+def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: jax.sharding.Mesh) -> int:
+    """Bytes of a slot over all layers and devices; a state that the devices cannot share is whole on each.
 
     Args:
       specs: One for each layer with a state.
       dtype: Of the activations.
+      mesh: The devices.
     """
-    return sum(spec.slot_bytes(dtype) for spec in specs)
+    structs = [struct for spec in specs for struct in state_structs(spec, 1, dtype, mesh)]
+    shards = [(struct.sharding.shard_shape(struct.shape), struct.dtype.itemsize) for struct in structs]
+    return mesh.size * sum(math.prod(shape) * itemsize for shape, itemsize in shards)
 
 
 def useful_slots(vllm_config: VllmConfig) -> int:
@@ -43,13 +47,15 @@ def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *
 
     Args:
       vllm_config: Its sizes.
-      bytes_per_slot: Over all layers.
+      bytes_per_slot: Over all layers; 0 where none has a state, which needs no slots.
       memory: Bytes of all caches together.
       attends: Whether there are layers with attention, which need memory as well.
 
     Raises:
       EngineError: There is no room for a sequence.
     """
+    if not bytes_per_slot:
+        return 0
     room = int(memory * STATE_SHARE) if attends else memory
     slots = min(useful_slots(vllm_config), room // bytes_per_slot)
     if slots < MIN_SLOTS:

@@ -10,6 +10,7 @@ import sys
 from jaxis.engine.frontend import wire
 from jaxis.engine.frontend.engine_client import EngineInfo
 from jaxis.errors import EngineError
+from jaxis.host.frames import FrameReader
 
 RECEIVE_BYTES = 1 << 16  # a larger buffer is mapped anew by every call
 SOCKET_BUFFER_BYTES = 4 << 20
@@ -29,7 +30,7 @@ class EngineChild:
 
     def __init__(self, settings: bytes) -> None:
         self.connection, theirs = socket.socketpair()
-        self.frames = wire.FrameReader()
+        self.frames = FrameReader()
         for end in (self.connection, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         with theirs:

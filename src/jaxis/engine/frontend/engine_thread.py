@@ -88,12 +88,14 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def is_making_progress(self, stall_seconds: float) -> bool:
-        """Whether the thread is alive, its last steps did not all fail, and its current work is not taking too long.
+        """Whether thread and other hosts are alive, not all of the last steps failed, and none is taking too long.
 
         Args:
           stall_seconds: How long a step may take, beyond the time that it waits for a program to compile.
         """
         if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
+            return False
+        if self._engine.silent_hosts:
             return False
         since, limit = self._busy_since, stall_seconds
         if since is None:

@@ -25,6 +25,7 @@ from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs
 from jaxis.engine.frontend.engine_thread import EngineThread
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.daemon_thread import run_in_daemon
+from jaxis.host.frames import FrameReader
 
 if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
@@ -53,6 +54,7 @@ class EngineWorker:
         self._send_lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
+        built.engine.on_lost(self._end_with_failure)
         built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
         self._compiling: set[str] = set()
@@ -63,12 +65,13 @@ class EngineWorker:
         """Serves until the other end is closed."""
         self._thread.start()
         threading.Thread(target=self._send_heartbeats, name="jaxis-heartbeat", daemon=True).start()
-        frames = wire.FrameReader()
+        frames = FrameReader()
         while data := self._connection.recv(RECEIVE_BYTES):
             for frame in frames.feed(data):
                 self._carry_out(wire.decode_command(frame))
         self._ended.set()
         self._thread.stop(STOP_SECONDS)
+        self._engine.end_other_hosts()
 
     def _carry_out(self, command: wire.Command) -> None:
         if isinstance(command, wire.AbortRequest):
@@ -114,6 +117,11 @@ class EngineWorker:
 
     def _send_failure(self, error: BaseException) -> None:
         self._send(wire.EngineFailed.of(error))
+
+    def _end_with_failure(self, error: BaseException) -> None:
+        """Ends this process; a step that waits for a lost host may never return."""
+        self._send_failure(error)
+        os._exit(1)
 
     def _send_heartbeats(self) -> None:
         process = psutil.Process()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-
 import msgspec
 
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineOutputs, EngineStats, Submission, TokenDelta
@@ -20,11 +17,11 @@ from jaxis.errors import (
     RequestError,
     UnavailableError,
 )
+from jaxis.host.frames import frame
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 
-_LENGTH = struct.Struct("<Q")
 _ERRORS: dict[str, type[JaxisError]] = {
     error.__name__: error
     for error in (
@@ -161,8 +158,7 @@ _report_decoder = msgspec.msgpack.Decoder(Report)
 
 def to_frame(message: Command | Report) -> bytes:
     """A message with its length before it."""
-    data = _encoder.encode(message)
-    return _LENGTH.pack(len(data)) + data
+    return frame(_encoder.encode(message))
 
 
 def decode_command(data: bytes | memoryview) -> Command:
@@ -173,26 +169,6 @@ def decode_command(data: bytes | memoryview) -> Command:
 def decode_report(data: bytes | memoryview) -> Report:
     """A report from a frame's data."""
     return _report_decoder.decode(data)
-
-
-class FrameReader:
-    """Splits what a socket receives into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each frame that is complete now."""
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            stop = start + _LENGTH.size + length
-            if len(self._buffer) < stop:
-                break
-            yield bytes(memoryview(self._buffer)[start + _LENGTH.size : stop])
-            start = stop
-        del self._buffer[:start]
 
 
 def _error(kind: str, message: str) -> JaxisError:

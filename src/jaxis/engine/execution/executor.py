@@ -1,0 +1,180 @@
+"""The device half of a step: a model, its caches and its compiled programs, and the calls of those programs.
+
+A call is a program's key and plain int32 vectors. It knows nothing of requests: what one step leaves for the next
+(caches, sampled tokens, hidden states) stays here, on the devices. So a host that is sent another one's calls, in
+order, computes what that one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches
+from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
+from jaxis.engine.execution.programs import Program, ProgramCache
+from jaxis.engine.execution.sampler import SamplerOutput
+from jaxis.engine.execution.step_programs import (
+    ForwardKey,
+    GreedyStepKey,
+    LogitsKey,
+    SampleKey,
+    StepPrograms,
+    WholeKey,
+)
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.errors import EngineError
+from jaxis.kernels import native
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.layers.module import JaxModule
+
+
+class Executor:
+    """Runs a model's programs on this process' devices of a mesh.
+
+    Attributes:
+      mesh: Its devices, those of other processes included.
+      plan: The caches' sizes.
+      arrays: The model's.
+      programs: Those that are compiled.
+      step_programs: Compiles them.
+      is_native: Whether programs call native kernels.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: JaxModule,
+        mesh: jax.sharding.Mesh,
+        plan: CachePlan,
+        *,
+        on_compile: Callable[[Hashable], AbstractContextManager[None]],
+    ) -> None:
+        """Allocates the caches.
+
+        Args:
+          vllm_config: The engine's configuration.
+          model: Loaded.
+          mesh: Where it was loaded to.
+          plan: Of its caches.
+          on_compile: `on_compile(key)` is a context manager entered while a step waits for a program.
+
+        Raises:
+          EngineError: No memory for the caches.
+        """
+        self.mesh, self.plan = mesh, plan
+        self._vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        # On CPU, the host reads the device's memory.
+        self._is_on_host = mesh.devices.flat[0].platform == "cpu"
+        self.caches = make_kv_caches(plan.structs)
+        with jax.set_mesh(mesh):
+            self.arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh))
+            # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
+            self.is_native = native.usable()
+        # Programs are traced on other threads, at times when there may be no caches: from their structs.
+        self.step_programs = StepPrograms(
+            self.arrays, mesh, caches=plan.structs, max_num_seqs=self._max_num_seqs, vocab_size=self._vocab_size
+        )
+        self.programs = ProgramCache(self._compile, on_compile)
+        self._forget_last_tokens()
+
+    def on_lost(self, callback: Callable[[EngineError], None]) -> None:
+        """Has a function called, on another thread, when another host that this one needs is lost."""
+
+    @property
+    def silent_hosts(self) -> Sequence[str]:
+        """Other hosts that this one needs and has not heard of for some time."""
+        return ()
+
+    def end_other_hosts(self) -> None:
+        """Ends those, when no more calls will come."""
+
+    def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
+        """Dispatches the model over a step, `packed` by `pack_step`; keeps its hidden states."""
+        program = self.programs.get(key)
+        self.hidden = self.rows = None  # so that their memory can be theirs again
+        self.caches, self.hidden, self.rows = program(self.arrays.arrays, self.caches, self._last_tokens, packed)
+
+    def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
+        """Dispatches the sampler over the last hidden states of the step that was forwarded.
+
+        Args:
+          key: The program.
+          parameters: `SamplingArrays.pack`; None if every sequence takes its most likely token.
+        """
+        program = self.programs.get(key)
+        sampled, self._last_tokens = program(self.arrays.head_arrays, self.rows, parameters)
+        self.hidden = self.rows = None
+        self._start_copy_to_host(sampled)
+        return sampled
+
+    def greedy_step(self, key: GreedyStepKey, packed: np.ndarray) -> SamplerOutput:
+        """Dispatches model and sampler over the greedy decode of one sequence."""
+        program = self.programs.get(key)
+        self.caches, sampled, self._last_tokens = program(self.arrays.arrays, self.caches, self._last_tokens, packed)
+        return sampled
+
+    def whole(self, key: WholeKey, input_ids: np.ndarray, num_tokens: int) -> None:
+        """Dispatches the model over one whole sequence, without caches; keeps its hidden states.
+
+        Args:
+          key: The program.
+          input_ids: int32 [T], padded.
+          num_tokens: Without the padding.
+        """
+        program = self.programs.get(key)
+        self.hidden = self.rows = None
+        self.hidden = program(self.arrays.arrays, input_ids, np.int32(num_tokens))
+
+    def logits(
+        self, key: LogitsKey, rows: np.ndarray, targets: np.ndarray | None = None
+    ) -> jax.Array | TokenLogprobs[jax.Array]:
+        """Dispatches the head over some rows of the hidden states that are kept.
+
+        Args:
+          key: The program.
+          rows: int32 [LOGITS_CHUNK_ROWS].
+          targets: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits.
+        """
+        program = self.programs.get(key)
+        return program(self.arrays.head_arrays, self.hidden, rows, *(() if targets is None else (targets,)))
+
+    def recover(self) -> None:
+        """Makes new caches after a step that failed or was interrupted midway.
+
+        The outputs of that step may be missing, or hold an error that surfaces only when they are read.
+        """
+        self.caches = []
+        self.caches = make_kv_caches(self.plan.structs)
+        self._forget_last_tokens()
+
+    def close(self) -> None:
+        """Frees the caches, weights and programs."""
+        self.programs.close()
+        self.arrays.release()
+        self.caches = []
+        self.hidden = self.rows = None
+
+    def _compile(self, key: Hashable) -> Program:
+        """Compiles a program, on a worker thread."""
+        return self.step_programs.compile(key)
+
+    def _forget_last_tokens(self) -> None:
+        self.hidden: jax.Array | None = None
+        self.rows: jax.Array | None = None
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        self._last_tokens = cast(Any, jnp.zeros)(self._max_num_seqs, jnp.int32, device=replicated)
+
+    def _start_copy_to_host(self, sampled: SamplerOutput) -> None:
+        if not self._is_on_host:
+            for array in jax.tree.leaves(sampled):
+                array.copy_to_host_async()

@@ -1,0 +1,231 @@
+"""The leader's followers: what is sent to them, what they report, and what becomes of the group when one is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.hosts import messages
+from jaxis.engine.hosts.channel import ChannelClosedError
+from jaxis.engine.hosts.meeting import Follower, check_agreement, refuse
+from jaxis.errors import EngineError
+from jaxis.host.frames import frame
+
+ReportOf = TypeVar("ReportOf", messages.Found, messages.Loaded)
+SILENT_SECONDS = 10.0  # without a sign of life, a host is reported
+LOST_SECONDS = 60.0  # and then given up
+WATCH_SECONDS = 0.5
+CLOSE_SECONDS = 20.0
+# Arguments that each host has its own of.
+_OF_A_PLACE = frozenset({"token", "cache_dir", "master_addr", "master_port", "distributed_timeout_seconds"})
+_logger = logging.getLogger(__name__)
+
+
+class Followers:
+    """All hosts of a group but this one, the leader.
+
+    A follower whose connection ends, that reports a failure, or that is silent for too long is lost, and with it the
+    group: JAX cannot go on with fewer processes. Then everything here raises an error that names the host.
+
+    Attributes:
+      lost_seconds: How long a follower may be silent.
+      on_lost: Called on another thread when the group is lost. By default, a warning is logged.
+
+    Args:
+      followers: They have joined.
+    """
+
+    def __init__(self, followers: Sequence[Follower]) -> None:
+        self.lost_seconds = LOST_SECONDS
+        self.on_lost: Callable[[EngineError], None] = lambda error: _logger.error("%s", error)
+        self._followers = followers
+        self._changed = threading.Condition()
+        self._error: EngineError | None = None
+        self._is_closing = False
+        self._ended: set[int] = set()  # ranks whose connections have ended
+        self._last_words = {follower.rank: time.monotonic() for follower in followers}
+        self._reported: set[int] = set()  # ranks whose silence was reported
+        # By the number of a program: the ranks that have it, and why one does not.
+        self._prepared: dict[int, dict[int, str | None]] = {}
+        self._num_programs = 0
+
+    @property
+    def num_hosts(self) -> int:
+        """All of the group, this one included."""
+        return len(self._followers) + 1
+
+    @property
+    def silent(self) -> list[str]:
+        """The hosts that have not been heard of for `SILENT_SECONDS`."""
+        now = time.monotonic()
+        return [str(f) for f in self._followers if now - self._last_words[f.rank] > SILENT_SECONDS]
+
+    def build(self, args: EngineArgs, facts: dict[str, str]) -> None:
+        """Has all find the model, and checks that they have found the same; before anything is loaded.
+
+        Args:
+          args: The engine's arguments.
+          facts: What must be the same on all hosts.
+
+        Raises:
+          ConfigError: Something differs.
+          EngineError: A host has ended, or failed.
+        """
+        arguments = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+        shared = {name: value for name, value in arguments.items() if name not in _OF_A_PLACE}
+        shared = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in shared.items()}
+        self.send(messages.Build(shared))
+        for follower in self._followers:
+            check_agreement(facts, self._next(follower, messages.Found).facts, follower)
+
+    def refuse(self, reason: str) -> None:
+        """Tells all why the group does not start, those that are left."""
+        self._is_closing = True
+        refuse(self._followers, reason)
+
+    def least_cache_bytes(self, ours: int) -> int:
+        """Waits until all have loaded their weights; returns the least that a host has for caches.
+
+        Raises:
+          EngineError: A host has ended, or failed.
+        """
+        return min([ours, *(self._next(follower, messages.Loaded).cache_bytes for follower in self._followers)])
+
+    def watch(self) -> None:
+        """Begins to listen to all, once the messages of the start have been exchanged."""
+        for follower in self._followers:
+            self._last_words[follower.rank] = time.monotonic()
+            threading.Thread(target=self._listen, args=(follower,), name="jaxis-follower", daemon=True).start()
+        threading.Thread(target=self._watch_silence, name="jaxis-watchdog", daemon=True).start()
+
+    def send(self, message: messages.Call | messages.Setup) -> None:
+        """Sends a message to all.
+
+        Raises:
+          EngineError: The group is lost.
+        """
+        self.check()
+        data = frame(messages.encode(message))
+        for follower in self._followers:
+            try:
+                follower.channel.send_data(data)
+            except ChannelClosedError as error:
+                self._lose(follower, f"has ended ({error})")
+                self.check()
+
+    def wait_until_lost(self, timeout_seconds: float) -> None:
+        """Waits for the group to be lost, for so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error, timeout_seconds)
+
+    def check(self) -> None:
+        """Raises the error of a group that is lost."""
+        if self._error is not None:
+            raise EngineError(str(self._error))
+
+    def prepare(self, key: Hashable) -> int:
+        """Has all compile a program; returns its number. May be called from several threads."""
+        with self._changed:
+            self._num_programs += 1
+            number = self._num_programs
+            self._prepared[number] = {}
+        self.send(messages.Prepare.of(number, key))
+        return number
+
+    def wait_until_prepared(self, number: int) -> None:
+        """Waits until all have compiled a program.
+
+        Raises:
+          EngineError: One cannot, or the group is lost.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or len(self._prepared[number]) == len(self._followers))
+            self.check()
+            for follower in self._followers:
+                if (error := self._prepared[number][follower.rank]) is not None:
+                    raise EngineError(f"{follower} cannot compile a program: {error}")
+
+    def close(self) -> bool:
+        """Tells all to end, if the group is not lost; returns whether it was not."""
+        self._is_closing = True
+        try:
+            self.send(messages.Close())
+        except EngineError:
+            return False
+        return True
+
+    def wait_until_ended(self) -> None:
+        """Waits until all followers have ended, up to `CLOSE_SECONDS`."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ended) == len(self._followers), CLOSE_SECONDS)
+        for follower in self._followers:
+            follower.channel.close()
+
+    def _next(self, follower: Follower, kind: type[ReportOf]) -> ReportOf:
+        """The next report of a kind, at the start, when no thread listens."""
+        while True:
+            try:
+                report = follower.channel.receive()
+            except ChannelClosedError as error:
+                raise EngineError(f"{follower} has ended ({error})") from None
+            if isinstance(report, messages.Failed):
+                raise EngineError(f"{follower} cannot start: {report.message}")
+            if isinstance(report, kind):
+                return report
+
+    def _listen(self, follower: Follower) -> None:
+        try:
+            while True:
+                report = follower.channel.receive()
+                self._last_words[follower.rank] = time.monotonic()
+                if isinstance(report, messages.Prepared):
+                    with self._changed:
+                        self._prepared[report.number][follower.rank] = report.error
+                        self._changed.notify_all()
+                elif isinstance(report, messages.Failed):
+                    self._lose(follower, f"has failed: {report.message}")
+        except ChannelClosedError as error:
+            with self._changed:
+                self._ended.add(follower.rank)
+                self._changed.notify_all()
+            self._lose(follower, f"has ended ({error})")
+
+    def _watch_silence(self) -> None:
+        while self._error is None and not self._is_closing:
+            for follower in self._followers:
+                silence = time.monotonic() - self._last_words[follower.rank]
+                if silence > self.lost_seconds:
+                    self._lose(follower, f"has given no sign of life for {silence:.0f} s")
+                elif silence > SILENT_SECONDS and follower.rank not in self._reported:
+                    self._reported.add(follower.rank)
+                    _logger.warning("%s has given no sign of life for %.0f s", follower, silence)
+                elif silence < SILENT_SECONDS:
+                    self._reported.discard(follower.rank)
+            time.sleep(WATCH_SECONDS)
+
+    def _lose(self, follower: Follower, what: str) -> None:
+        self.give_up(f"{follower} {what}")
+
+    def give_up(self, reason: str) -> None:
+        """Ends the group."""
+        with self._changed:
+            if self._error is not None or self._is_closing:
+                return
+            self._error = EngineError(f"{reason}: the group of {self.num_hosts} hosts cannot go on")
+            self._changed.notify_all()
+        for follower in self._followers:
+            follower.channel.close()
+        self.on_lost(self._error)
+
+
+def end_process(error: EngineError) -> None:
+    """Ends this process without waiting for anything: devices that wait for a lost host may never answer."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -1,0 +1,78 @@
+"""JAX's processes on several hosts, which together have one mesh of devices."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxis.errors import EngineError
+
+# JAX ends a process of the group without a word when another has been silent for this long, and never notices one that
+# is stuck. Whether a host has ended is found out by the connections between hosts instead.
+_HEARTBEAT_SECONDS = 7 * 24 * 3600
+_SHUTDOWN_SECONDS = 20
+
+
+def initialize(coordinator: str, num_hosts: int, rank: int, timeout_seconds: int) -> None:
+    """Makes this process one of a group; before anything else asks JAX for devices.
+
+    Args:
+      coordinator: ADDRESS:PORT on the first host, which listens there.
+      num_hosts: Of the group.
+      rank: Which this is, from 0.
+      timeout_seconds: For all to come.
+
+    Raises:
+      EngineError: JAX has been used in this process already, or the others did not come.
+    """
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_hosts,
+            rank,
+            cluster_detection_method="deactivate",
+            # Otherwise it listens on every interface.
+            coordinator_bind_address=coordinator if rank == 0 else None,
+            initialization_timeout=timeout_seconds,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+        # Each tells the others of its devices when it first looks at them, and waits for theirs: all do so now.
+        jax.devices()
+    except RuntimeError as error:
+        raise EngineError(f"JAX's processes on {num_hosts} hosts cannot meet at {coordinator}: {error}") from None
+
+
+def meet(mesh: Mesh) -> None:
+    """Waits until the hosts of a mesh have exchanged something: the first time, they wait for each other only briefly.
+
+    Raises:
+      EngineError: They cannot reach each other.
+    """
+    values = jnp.ones(mesh.size, device=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    try:
+        np.asarray(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(values))
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        message = str(error).partition("\n")[0]
+        raise EngineError(f"the hosts cannot reach each other's devices: {message}") from None
+
+
+def leave() -> None:
+    """Ends this process' part in the group, when the others do too."""
+    with contextlib.suppress(RuntimeError):  # one of them has ended
+        jax.distributed.shutdown()
+
+
+def free_port(address: str) -> int:
+    """A port of this machine that nothing listens on now.
+
+    Raises:
+      OSError: The address is not this machine's.
+    """
+    with socket.create_server((address, 0)) as listener:
+        return listener.getsockname()[1]

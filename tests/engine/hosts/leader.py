@@ -1,0 +1,94 @@
+"""A leader for the tests of several hosts: `python -m tests.engine.hosts.leader SCENARIO MODEL NUM_HOSTS SIZE PORT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from jaxis import LLM, SamplingParams
+from jaxis.errors import EngineError
+from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+NUM_MIXED = 13  # one of each kind
+
+
+def start(model: str, num_hosts: int, size: int, port: int) -> LLM:
+    """An LLM with so few blocks that sequences are preempted."""
+    return LLM(
+        model,
+        nnodes=num_hosts,
+        tensor_parallel_size=size,
+        master_port=port,
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
+        max_model_len=128,
+        # With more devices than kv heads, each has a whole one.
+        kv_cache_memory=14 * 8192 * max(1, size // 2),
+        show_progress=False,
+    )
+
+
+def short_answers(llm: LLM) -> dict[str, Any]:
+    """Greedy and seeded tokens, a prefix hit, an abort, a step that fails before it is sent, and logits."""
+    answers: dict[str, Any] = {"tokens": tokens(run(llm, SIMPLE[:4]))}
+    stream = llm.stream(PROMPTS[3], GREEDY)
+    next(stream)
+    stream.close()
+    hit = run(llm, [(PROMPTS[3], GREEDY)])
+    answers["hit"] = [hit[0].num_cached_tokens > 0, tokens(hit)]
+    runner = llm.engine.runner
+    dispatch = runner.dispatch
+    runner.dispatch = _fail
+    try:
+        llm.generate([PROMPTS[1]], GREEDY)
+    except EngineError as error:
+        answers["failed"] = str(error)
+    runner.dispatch = dispatch
+    answers["after"] = tokens(run(llm, [(PROMPTS[1], GREEDY)]))
+    return answers
+
+
+def answers_of_every_kind(llm: LLM) -> dict[str, Any]:
+    """What `short_answers` has, all kinds of parameters, preemption, and log-probabilities of prompts."""
+    answers = short_answers(llm)
+    answers["mixed"] = tokens(run(llm, MIXED[:NUM_MIXED]))
+    answers["many"] = tokens(run(llm, SIMPLE))
+    answers["preempted"] = llm.engine.num_preemptions > 0
+    [scored] = llm.generate([PROMPTS[2]], SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2, logprobs=2))
+    assert scored.prompt_logprobs is not None
+    answers["ranks"] = [sorted(entry) for entry in scored.prompt_logprobs[1:] if entry is not None]
+    answers["whole"] = llm.compute_logits(PROMPTS[2]).tolist()
+    answers["paged"] = llm.compute_logits(PROMPTS[2], path="paged").tolist()
+    return answers
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("a fault of the leader")
+
+
+def endless(llm: LLM) -> dict[str, Any]:
+    """Generates until that fails; what the error says, and that of the next request."""
+    errors = []
+    try:
+        while True:
+            llm.generate([PROMPTS[1]], GREEDY)
+            print("generated", flush=True)
+    except EngineError as error:
+        errors.append(str(error))
+    print(f"lost at {time.time()}", flush=True)
+    try:
+        llm.generate([PROMPTS[1]], GREEDY)
+    except EngineError as error:
+        errors.append(str(error))
+    return {"errors": errors}
+
+
+if __name__ == "__main__":
+    _, scenario, model, num_hosts, size, port = sys.argv
+    function = {"short": short_answers, "all": answers_of_every_kind, "endless": endless}[scenario]
+    with start(model, int(num_hosts), int(size), int(port)) as llm:
+        print("ANSWERS", json.dumps(function(llm)), flush=True)
+    print("closed", flush=True)
