@@ -41,6 +41,7 @@ constexpr Constant kConstants[] = {
     {"activation.gelu_tanh", number(Activation::kGeluTanh)},
     {"activation.clamped_swiglu", number(Activation::kClampedSwiglu)},
     {"activation.relu2", number(Activation::kReluSquared)},
+    {"activation.capped_swiglu", number(Activation::kCappedSwiglu)},
     {"gate.sigmoid", number(Gate::kSigmoid)},
     {"gate.silu", number(Gate::kSilu)},
     {"gate.softplus", number(Gate::kSoftplus)},

@@ -31,8 +31,9 @@ struct Experts {
   ExpertMatrices gate, up, down;  // gate and up have one n, which is down.format.k; kReluSquared does not read gate
   bool quantize_activations;      // to int8, in groups
   Activation activation;          // not kNone
-  float alpha, limit;
-  float* out;  // [tokens, down.n]
+  float alpha;                    // of kClampedSwiglu
+  float limit;                    // of kClampedSwiglu and kCappedSwiglu
+  float* out;                     // [tokens, down.n]
 };
 
 }  // namespace jaxis

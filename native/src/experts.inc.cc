@@ -73,6 +73,12 @@ F32x16 clamped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
 }
 
+F32x16 capped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
+  const F32x16 limit = broadcast(a.limit);
+  // The limits come first: min and max may return their second operand where one is NaN, which must not get lost.
+  return min(limit, apply_activation(Activation::kSilu, gate)) * max(zero() - limit, min(limit, up));
+}
+
 F32x16 relu_squared(F32x16 x) {
   const F32x16 positive = max(x, zero());
   return positive * positive;
@@ -81,6 +87,7 @@ F32x16 relu_squared(F32x16 x) {
 F32x16 apply_activation(const Experts& a, F32x16 gate, F32x16 up) {
   if (a.activation == Activation::kReluSquared) return relu_squared(up);
   if (a.activation == Activation::kClampedSwiglu) return clamped_swiglu(a, gate, up);
+  if (a.activation == Activation::kCappedSwiglu) return capped_swiglu(a, gate, up);
   return apply_activation(a.activation, gate) * up;
 }
 

@@ -124,6 +124,7 @@ inline Activation make_activation(int32_t number) {
     case Activation::kGeluTanh:
     case Activation::kClampedSwiglu:
     case Activation::kReluSquared:
+    case Activation::kCappedSwiglu:
       return activation;
   }
   throw std::invalid_argument("unknown activation " + std::to_string(number));

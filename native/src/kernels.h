@@ -11,12 +11,14 @@
 #include "experts.h"
 #include "gates.h"
 #include "head_matmul.h"
+#include "index_selection.h"
 #include "latent_attention.h"
 #include "matmul.h"
 #include "norm.h"
 #include "quantize.h"
 #include "rope.h"
 #include "sampling.h"
+#include "selective_scan.h"
 #include "ssd.h"
 #include "team.h"
 
@@ -26,8 +28,10 @@ struct Kernels {
   const char* name;
   void (*paged_attention)(const PagedAttention&, const Pool&);
   void (*latent_attention)(const LatentAttention&, const Pool&);
+  void (*index_selection)(const IndexSelection&, const Pool&);
   void (*causal_conv)(const CausalConv&, const Pool&);
   void (*gated_delta_rule)(const GatedDeltaRule&, const Pool&);
+  void (*selective_scan)(const SelectiveScan&, const Pool&);
   void (*ssd)(const Ssd&, const Pool&);
   void (*matmul)(const Matmul&, const Pool&);
   void (*packed_rows)(const PackedRows&, const Pool&);
@@ -35,6 +39,7 @@ struct Kernels {
   void (*head_matmul)(const HeadMatmul&, const Pool&);
   void (*rms_norm)(const RmsNorm&, const Pool&);
   void (*layer_norm)(const LayerNorm&, const Pool&);
+  void (*row_moments)(const RowMoments&, const Pool&);
   void (*softplus)(const Softplus&, const Pool&);
   void (*softmax)(const Softmax&, const Pool&);
   void (*gated)(const Gated&, const Pool&);

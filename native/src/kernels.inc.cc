@@ -8,12 +8,14 @@
 #include "filters.inc.cc"
 #include "gates.inc.cc"
 #include "head_matmul.inc.cc"
+#include "index_selection.inc.cc"
 #include "latent_attention.inc.cc"
 #include "matmul.inc.cc"
 #include "norm.inc.cc"
 #include "quantize.inc.cc"
 #include "rope.inc.cc"
 #include "sampling.inc.cc"
+#include "selective_scan.inc.cc"
 #include "ssd.inc.cc"
 #include "top_tokens.inc.cc"
 
@@ -27,8 +29,10 @@ constexpr Kernels make_table() {
   kernels.name = JAXIS_TEXT(JAXIS_ISA);
   kernels.paged_attention = paged_attention;
   kernels.latent_attention = latent_attention;
+  kernels.index_selection = index_selection;
   kernels.causal_conv = causal_conv;
   kernels.gated_delta_rule = gated_delta_rule;
+  kernels.selective_scan = selective_scan;
   kernels.ssd = ssd;
   kernels.matmul = matmul;
   kernels.packed_rows = packed_rows;
@@ -36,6 +40,7 @@ constexpr Kernels make_table() {
   kernels.head_matmul = head_matmul;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
+  kernels.row_moments = row_moments;
   kernels.softplus = softplus;
   kernels.softmax = softmax;
   kernels.gated = gated;

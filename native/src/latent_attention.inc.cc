@@ -46,20 +46,35 @@ double item_nanoseconds(const LatentAttention& a, const Item& item) {
   return elements * (0.05 + 0.015 * static_cast<double>(item.tile.padded_rows));
 }
 
-// The items of one request; only counted where `items` is null.
-int64_t tiles_of_request(const LatentAttention& a, int64_t request, Item* items) {
-  const int64_t begin = a.query_start_loc[request], num_queries = a.query_start_loc[request + 1] - begin;
-  const int64_t rows = num_queries * a.num_heads, count = ceil_div(rows, kTileRows);
+// The items of rows [begin, end) of the flat batch, which are one request's; only counted where `items` is null.
+int64_t tiles_of_queries(const LatentAttention& a, int64_t request, int64_t begin, int64_t end, const int32_t* selected,
+                         Item* items) {
+  const int64_t rows = (end - begin) * a.num_heads, count = ceil_div(rows, kTileRows);
   for (int64_t i = 0; i < count && items != nullptr; ++i) {
     Item& item = items[i] = {};
     Tile& tile = item.tile;
     tile.block_table = a.block_tables + request * a.max_blocks;
+    tile.selected = selected;
     tile.first_row_of_request = begin * a.num_heads;
     tile.first_row = tile.first_row_of_request + i * kTileRows;
     tile.rows = rows - i * kTileRows < kTileRows ? rows - i * kTileRows : kTileRows;
     tile.padded_rows = ceil_div(tile.rows, kLanes) * kLanes;
-    tile.first_position = a.seq_lens[request] - num_queries;
-    item.context = tile.position(tile.rows - 1, a.num_heads) + 1;
+    tile.first_position = a.seq_lens[request] - (a.query_start_loc[request + 1] - begin);
+    item.context = selected == nullptr ? tile.position(tile.rows - 1, a.num_heads) + 1 : a.num_selected;
+  }
+  return count;
+}
+
+// The items of one request; only counted where `items` is null.
+int64_t tiles_of_request(const LatentAttention& a, int64_t request, Item* items) {
+  const int64_t begin = a.query_start_loc[request], end = a.query_start_loc[request + 1];
+  // The first row that sees selected tokens only.
+  const int64_t dense_end =
+      a.selected == nullptr ? end : min_of(end, max_of(begin, end - (a.seq_lens[request] - a.num_selected)));
+  int64_t count = tiles_of_queries(a, request, begin, dense_end, nullptr, items);
+  for (int64_t row = dense_end; row < end; ++row) {
+    Item* next = items == nullptr ? nullptr : items + count;
+    count += tiles_of_queries(a, request, row, row + 1, a.selected + row * a.num_selected, next);
   }
   return count;
 }

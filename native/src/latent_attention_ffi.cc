@@ -6,10 +6,11 @@
 namespace jaxis {
 namespace {
 
-ffi::Error run_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
-                                I32 block_tables, I32 query_start_loc, I32 request_distribution, int64_t block_size,
-                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
-  return run_kernel("latent_attention", threads, [&](const Pool& pool) {
+// `selected` is null where every token sees all before it.
+ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
+               I32 block_tables, I32 query_start_loc, I32 request_distribution, const I32* selected, int64_t block_size,
+               float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+  return run_kernel(name, threads, [&](const Pool& pool) {
     require_shape("q", q, {kAnySize, kAnySize, kAnySize});
     const int64_t num_tokens = q.dimensions()[0], num_heads = q.dimensions()[1], head_dim = q.dimensions()[2];
     require_shape("entries", entries, {num_tokens, head_dim});
@@ -49,8 +50,29 @@ ffi::Error run_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi
     a.block_size = block_size;
     a.max_blocks = block_tables.dimensions()[1];
     a.scale = scale;
+    if (selected != nullptr) {
+      require_shape("selected", *selected, {num_tokens, kAnySize});
+      a.selected = selected->typed_data();
+      a.num_selected = selected->dimensions()[1];
+      require(a.num_selected > 0, "no tokens are selected");
+    }
     kernels().latent_attention(a, pool);
   });
+}
+
+ffi::Error run_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache, I32 seq_lens,
+                                I32 block_tables, I32 query_start_loc, I32 request_distribution, int64_t block_size,
+                                float scale, ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+  return run("latent_attention", threads, q, entries, cache, seq_lens, block_tables, query_start_loc,
+             request_distribution, nullptr, block_size, scale, new_cache, out);
+}
+
+ffi::Error run_selected_latent_attention(ffi::ThreadPool threads, F32 q, F32 entries, ffi::AnyBuffer cache,
+                                         I32 seq_lens, I32 block_tables, I32 query_start_loc, I32 request_distribution,
+                                         I32 selected, int64_t block_size, float scale,
+                                         ffi::Result<ffi::AnyBuffer> new_cache, F32Result out) {
+  return run("selected_latent_attention", threads, q, entries, cache, seq_lens, block_tables, query_start_loc,
+             request_distribution, &selected, block_size, scale, new_cache, out);
 }
 
 }  // namespace
@@ -64,6 +86,22 @@ JAXIS_HANDLER(jaxis_latent_attention, run_latent_attention,
                   .Arg<F32>()
                   .Arg<F32>()
                   .Arg<ffi::AnyBuffer>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Arg<I32>()
+                  .Attr<int64_t>("block_size")
+                  .Attr<float>("scale")
+                  .Ret<ffi::AnyBuffer>()
+                  .Ret<F32>());
+
+JAXIS_HANDLER(jaxis_selected_latent_attention, run_selected_latent_attention,
+              ffi::Ffi::Bind()
+                  .Ctx<ffi::ThreadPool>()
+                  .Arg<F32>()
+                  .Arg<F32>()
+                  .Arg<ffi::AnyBuffer>()
+                  .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()
                   .Arg<I32>()

@@ -37,10 +37,11 @@ constexpr int kValueRows = 4;
 constexpr int kValueVectors = 1;
 #endif
 
-// Consecutive rows of one request.
+// Consecutive rows of one request; of one query, if it sees selected tokens only.
 struct Tile {
   const int32_t* block_table;
-  int64_t first_row;  // of the flat batch's T * H
+  const int32_t* selected;  // the positions that the rows see; null: all up to their own
+  int64_t first_row;        // of the flat batch's T * H
   int64_t rows;
   int64_t padded_rows;  // a multiple of 16
   int64_t first_row_of_request;
@@ -132,7 +133,8 @@ JAXIS_INLINE const float* upcast(const LatentAttention& a, const int8_t* entry, 
 void pack_rows(const LatentAttention& a, const Tile& tile, const Workspace& w) {
   const int64_t rows = tile.padded_rows;
   for (int64_t r = 0; r < rows; ++r) {
-    w.limits[r] = r < tile.rows ? static_cast<float>(tile.position(r, a.num_heads) + 1) : 0.0f;
+    const int64_t seen = tile.selected == nullptr ? tile.position(r, a.num_heads) + 1 : a.num_selected;
+    w.limits[r] = r < tile.rows ? static_cast<float>(seen) : 0.0f;
     const float* q = a.q + (tile.first_row + r) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) w.q[d * rows + r] = r < tile.rows ? q[d] * a.scale : 0.0f;
   }
@@ -190,7 +192,8 @@ void score(const float* q, int64_t rows, const float* const* entries, int64_t co
   for (; r < rows; r += kLanes) score_rows<1>(q + r, rows, entries, count, head_dim, scores + r);
 }
 
-// Scores of `count` tokens from context position `first` on become weights; rows that do not see a token give it 0.
+// Scores of `count` tokens from context position `first` on become weights; rows that do not see a token give it 0. Of
+// selected tokens, their places in the list count as positions.
 void softmax(const Workspace& w, int64_t rows, int64_t first, int64_t count) {
   const Sums& sums = w.chunk;
   for (int64_t r = 0; r < rows; r += kLanes) {
@@ -282,7 +285,8 @@ void attend(const LatentAttention& a, const Tile& tile, int64_t first, int64_t l
     const int64_t count = last - first < kPiece ? last - first : kPiece;
     const float* entries[kPiece];
     for (int64_t t = 0; t < count; ++t) {
-      const T* entry = reinterpret_cast<const T*>(find_entry<T>(a, tile.block_table, first + t));
+      const int64_t position = tile.selected == nullptr ? first + t : tile.selected[first + t];
+      const T* entry = reinterpret_cast<const T*>(find_entry<T>(a, tile.block_table, position));
       entries[t] = upcast(a, entry, w.float32_entries + t * a.head_dim);
     }
     score(w.q, rows, entries, count, a.head_dim, w.scores);

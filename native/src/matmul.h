@@ -66,6 +66,7 @@ enum class Activation : int32_t {
   kGeluTanh = 2,       // gelu(gate) * up, by its approximation with tanh
   kClampedSwiglu = 3,  // g * sigmoid(alpha * g) * (clip(up, -limit, limit) + 1), g = min(gate, limit); of experts only
   kReluSquared = 4,    // max(up, 0) ** 2, without a gate; of experts only
+  kCappedSwiglu = 5,   // min(silu(gate), limit) * clip(up, -limit, limit); of experts only
 };
 
 struct WeightFormat {

@@ -1,4 +1,4 @@
-// Norms of rows.
+// Norms of rows, and what they begin with.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,15 @@ struct LayerNorm {
   int64_t size;
   int64_t weight_rows;
   float epsilon;
+};
+
+// mean[r] and variance[r] of x[r], for rows of `size` elements.
+struct RowMoments {
+  const float* x;
+  float* mean;
+  float* variance;
+  int64_t rows;
+  int64_t size;
 };
 
 }  // namespace jaxis

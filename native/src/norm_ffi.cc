@@ -46,6 +46,22 @@ ffi::Error run_layer_norm(ffi::ThreadPool threads, F32 x, F32 weight, F32 bias, 
   });
 }
 
+ffi::Error run_row_moments(ffi::ThreadPool threads, F32 x, F32Result mean, F32Result variance) {
+  return run_kernel("row_moments", threads, [&](const Pool& pool) {
+    require_shape("x", x, {kAnySize, kAnySize});
+    RowMoments a{};
+    a.rows = x.dimensions()[0];
+    a.size = x.dimensions()[1];
+    require(a.size > 0, "rows without elements have no mean");
+    require_shape("mean", *mean, {a.rows});
+    require_shape("variance", *variance, {a.rows});
+    a.x = x.typed_data();
+    a.mean = mean->typed_data();
+    a.variance = variance->typed_data();
+    kernels().row_moments(a, pool);
+  });
+}
+
 }  // namespace
 }  // namespace jaxis
 
@@ -57,3 +73,6 @@ JAXIS_HANDLER(jaxis_rms_norm, run_rms_norm,
 JAXIS_HANDLER(
     jaxis_layer_norm, run_layer_norm,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Arg<F32>().Attr<float>("epsilon").Ret<F32>());
+
+JAXIS_HANDLER(jaxis_row_moments, run_row_moments,
+              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Ret<F32>().Ret<F32>());

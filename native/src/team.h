@@ -60,11 +60,11 @@ enum class Scratch {
   kOutputs,  // the experts' results, by slot
   kUpRows,   // as kRows, for matrices of another format
   kCount,    // how many buffers there are; the names below are others for those above
-  // paged_attention, latent_attention.
+  // paged_attention, latent_attention, index_selection.
   kPlan = kRows,
   kPartials = kPanel,  // sums of chunks of contexts that several tasks share
   kWorkspace = kTile,  // a task's
-  // gated_delta_rule, ssd: the caller's, but for a strip, which is the worker's.
+  // gated_delta_rule, selective_scan, ssd: the caller's, but for a strip, which is the worker's.
   kKeyFactors = kRows,
   kDecays = kPanel,
   kStrip = kTile,  // of a state

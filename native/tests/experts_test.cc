@@ -135,6 +135,33 @@ void for_each_way(const Function& function) {
   });
 }
 
+// By the definition in float64, of the products and biases in float32.
+void check_biases_and(Activation activation, double (*combine)(double gate, double up)) {
+  ThreadPool threads(2);
+  constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kSize = 37, kHidden = 45;
+  Block block = make_block(plain_format(WeightType::kF32, 0), kNum, kSize, kHidden, true);
+  block.activation = activation;
+  const std::vector<float> x = normal(kTokens * kSize, 1);
+  const Routed routed = route(kTokens, kSlots, kNum, 2);
+  std::vector<double> expected(kTokens * kSize, 0.0);
+  for (int64_t i = 0; i < kTokens * kSlots; ++i) {
+    const int64_t e = routed.ids[i], t = i / kSlots;
+    const auto project = [&](const Stack& stack, const float* input, int64_t at) {
+      const std::vector<float> y = multiply(input, stack.format, {stack.of(e)}, stack.n, false, Activation::kNone);
+      return static_cast<double>(y[at]) + stack.bias[e * stack.n + at];
+    };
+    std::vector<float> hidden;
+    for (int64_t h = 0; h < kHidden; ++h) {
+      const double gate = project(block.gate, &x[t * kSize], h), up = project(block.up, &x[t * kSize], h);
+      hidden.push_back(static_cast<float>(combine(gate, up)));
+    }
+    for (int64_t c = 0; c < kSize; ++c) {
+      expected[t * kSize + c] += routed.weights[i] * project(block.down, hidden.data(), c);
+    }
+  }
+  check_close(run(block, x, routed, threads.pool()), expected, 1e-5, 1e-5);
+}
+
 }  // namespace
 
 TEST(experts, equal_single_products_to_the_bit) {
@@ -159,17 +186,19 @@ TEST(experts, of_a_token_do_not_depend_on_other_tokens_or_threads) {
   for_each_way([&](const WeightFormat& format, bool quantize, const std::string& name) {
     Block block = make_block(format, 5, 64, 128, true);
     block.quantize = quantize;
-    block.activation = Activation::kClampedSwiglu;
     const std::vector<float> x = normal(kTokens * block.size, 2);
     const Routed routed = route(kTokens, kSlots, 5, 3);
-    const std::vector<float> together = run(block, x, routed, threads.pool());
-    for (const int64_t some : {1, 7, 30}) {
-      for (int64_t t = 0; t + some <= kTokens; t += some) {
-        const Routed of_some = {{&routed.ids[t * kSlots], &routed.ids[t * kSlots] + some * kSlots},
-                                {&routed.weights[t * kSlots], &routed.weights[t * kSlots] + some * kSlots}};
-        const std::vector<float> out =
-            run(block, {&x[t * block.size], &x[t * block.size] + some * block.size}, of_some, no_pool());
-        CHECK(std::memcmp(out.data(), &together[t * block.size], out.size() * 4) == 0, name, some, t);
+    for (const Activation activation : {Activation::kClampedSwiglu, Activation::kCappedSwiglu}) {
+      block.activation = activation;
+      const std::vector<float> together = run(block, x, routed, threads.pool());
+      for (const int64_t some : {1, 7, 30}) {
+        for (int64_t t = 0; t + some <= kTokens; t += some) {
+          const Routed of_some = {{&routed.ids[t * kSlots], &routed.ids[t * kSlots] + some * kSlots},
+                                  {&routed.weights[t * kSlots], &routed.weights[t * kSlots] + some * kSlots}};
+          const std::vector<float> out =
+              run(block, {&x[t * block.size], &x[t * block.size] + some * block.size}, of_some, no_pool());
+          CHECK(std::memcmp(out.data(), &together[t * block.size], out.size() * 4) == 0, name, some, t);
+        }
       }
     }
   });
@@ -187,30 +216,16 @@ TEST(experts, of_more_rows_than_go_through_together) {
 }
 
 TEST(experts, have_biases_and_a_clamped_activation) {
-  ThreadPool threads(2);
-  constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kSize = 37, kHidden = 45;
-  Block block = make_block(plain_format(WeightType::kF32, 0), kNum, kSize, kHidden, true);
-  block.activation = Activation::kClampedSwiglu;
-  const std::vector<float> x = normal(kTokens * kSize, 1);
-  const Routed routed = route(kTokens, kSlots, kNum, 2);
-  std::vector<double> expected(kTokens * kSize, 0.0);
-  for (int64_t i = 0; i < kTokens * kSlots; ++i) {
-    const int64_t e = routed.ids[i], t = i / kSlots;
-    const auto project = [&](const Stack& stack, const float* input, int64_t at) {
-      const std::vector<float> y = multiply(input, stack.format, {stack.of(e)}, stack.n, false, Activation::kNone);
-      return static_cast<double>(y[at]) + stack.bias[e * stack.n + at];
-    };
-    std::vector<float> hidden;
-    for (int64_t h = 0; h < kHidden; ++h) {
-      const double gate = std::min<double>(project(block.gate, &x[t * kSize], h), kLimit);
-      const double up = std::clamp<double>(project(block.up, &x[t * kSize], h), -kLimit, kLimit);
-      hidden.push_back(static_cast<float>(gate / (1.0 + std::exp(-kAlpha * gate)) * (up + 1.0)));
-    }
-    for (int64_t c = 0; c < kSize; ++c) {
-      expected[t * kSize + c] += routed.weights[i] * project(block.down, hidden.data(), c);
-    }
-  }
-  check_close(run(block, x, routed, threads.pool()), expected, 1e-5, 1e-5);
+  check_biases_and(Activation::kClampedSwiglu, [](double gate, double up) {
+    const double g = std::min<double>(gate, kLimit);
+    return g / (1.0 + std::exp(-kAlpha * g)) * (std::clamp<double>(up, -kLimit, kLimit) + 1.0);
+  });
+}
+
+TEST(experts, have_biases_and_a_capped_activation) {
+  check_biases_and(Activation::kCappedSwiglu, [](double gate, double up) {
+    return std::min<double>(gate / (1.0 + std::exp(-gate)), kLimit) * std::clamp<double>(up, -kLimit, kLimit);
+  });
 }
 
 TEST(experts, that_are_not_there_add_nothing) {

@@ -76,3 +76,26 @@ TEST(norm, of_a_row_does_not_depend_on_rows_or_threads) {
     CHECK(std::equal(out.begin(), out.end(), together.begin() + row * kSize), row);
   }
 }
+
+TEST(norm, moments_equal_the_formula_and_do_not_depend_on_rows_or_threads) {
+  ThreadPool threads(3);
+  for (const int size : {1, 15, 16, 33, 1000}) {
+    constexpr int kRows = 40;
+    std::vector<float> x = normal(static_cast<size_t>(kRows) * size, 1);
+    for (float& value : x) value += 2.0f;
+    std::vector<double> means(kRows), variances(kRows);
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < size; ++i) means[row] += static_cast<double>(x[row * size + i]) / size;
+      for (int i = 0; i < size; ++i) variances[row] += std::pow(x[row * size + i] - means[row], 2) / size;
+    }
+    std::vector<float> mean(kRows), variance(kRows);
+    kernels().row_moments({x.data(), mean.data(), variance.data(), kRows, size}, threads.pool());
+    check_close(mean, means, 1e-5, 1e-6);
+    check_close(variance, variances, 1e-5, 1e-6);
+    for (int row = 0; row < kRows; ++row) {
+      float alone[2];
+      kernels().row_moments({x.data() + row * size, alone, alone + 1, 1, size}, no_pool());
+      CHECK(alone[0] == mean[row] && alone[1] == variance[row], row, size);
+    }
+  }
+}

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.kernels.index_selection import index_cache_shape, select_tokens
 from jaxis.kernels.latent_attention import gpu as latent_gpu
 from jaxis.kernels.latent_attention import latent_attention
 from jaxis.kernels.latent_attention import layout as latent_layout
@@ -136,6 +137,24 @@ def test_the_latent_cache_is_written_and_read_in_place_without_loops(mesh):
     attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
     program = read_program(lower(mesh, attend, *operands, donated=(2,)).compile())
     check_in_place(program, cache)
+
+
+def test_attention_to_selected_tokens_writes_its_caches_in_place(mesh):
+    """DeepSeek V3.2, on eight devices."""
+    latents = array(BF16, *latent_layout.latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 576, BF16))
+    keys = array(BF16, *index_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 128, BF16))
+    queries = (array(BF16, 64, 16, 576), array(BF16, 64, 576), array(BF16, 64, 64, 128))
+
+    def attend(latents: jax.Array, keys: jax.Array, *arrays: jax.Array) -> Any:
+        q, entries, index_q, weights, new_keys, *rest = arrays
+        keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
+        latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
+        return latents, keys, out
+
+    arrays = (latents, keys, *queries, array(F32, 64, 64), array(BF16, 64, 128), array(jnp.int32, 64), *step())
+    memory = lower(mesh, attend, *arrays, donated=(0, 1)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == 2 * NUM_BLOCKS * BLOCK_SIZE * (576 + 128)
+    assert memory.temp_size_in_bytes < 64 << 20
 
 
 @pytest.mark.slow

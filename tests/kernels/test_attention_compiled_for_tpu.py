@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels.index_selection import index_cache_shape, select_tokens
 from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, ragged_paged_attention
 from jaxis.layers.attention import attention
@@ -126,6 +127,34 @@ def test_latent_attention(target, num_tokens, cache_type, num_heads):
         attend = functools.partial(latent_attention, value_dim=512, scale=0.1)
         compiled = jax.jit(attend, donate_argnums=2).lower(q, entries, cache, *operands(mesh, num_tokens)).compile()
     check_leaves_the_cache_in_place(compiled, cache, q)
+
+
+@of_every_tpu
+@of_every_size
+def test_attention_to_selected_tokens(target, num_tokens):
+    """DeepSeek V3.2, on eight devices: without a kernel, and without a copy of a cache."""
+    mesh, dtype = mesh_of(target, 1), jnp.bfloat16
+    with jax.set_mesh(mesh):
+        latents = array(mesh, latent_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 512, 64, dtype, is_gathered=True), dtype)
+        keys = array(mesh, index_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 128, dtype), dtype)
+        q, entries, index_q, new_keys = (
+            array(mesh, (num_tokens, *shape), dtype) for shape in ((16, 576), (576,), (64, 128), (128,))
+        )
+
+        def step(latents: jax.Array, keys: jax.Array, *arrays: jax.Array) -> Any:
+            q, entries, index_q, weights, new_keys, *rest = arrays
+            keys, selection = select_tokens(index_q, weights, new_keys, keys, *rest, num_selected=2048)
+            latents, out = latent_attention(q, entries, latents, *rest, selection, value_dim=512, scale=0.1)
+            return latents, keys, out
+
+        weights = array(mesh, (num_tokens, 64), jnp.float32)
+        arrays = (latents, keys, q, entries, index_q, weights, new_keys, *operands(mesh, num_tokens))
+        memory = jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile().memory_analysis()
+    # The latents' rows are padded to whole lanes.
+    assert memory.alias_size_in_bytes >= 2 * NUM_BLOCKS * BLOCK_SIZE * (576 + 128)
+    assert memory.alias_size_in_bytes <= 2 * NUM_BLOCKS * BLOCK_SIZE * (640 + 128)
+    # Scores of a tile's queries, and what its sort needs; selections and outputs of all queries.
+    assert memory.temp_size_in_bytes < (32 << 20) + num_tokens * (2 * 4 * 2048 + 4 * 16 * 640)
 
 
 @pytest.mark.parametrize("num_kv_heads", [8, 2])

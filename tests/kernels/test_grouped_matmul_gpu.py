@@ -7,6 +7,7 @@ import pytest
 from jaxis.kernels.grouped_matmul import gpu
 from jaxis.kernels.grouped_matmul.stored import stored_stack
 from jaxis.kernels.weights import QuantizedWeight
+from tests.support.quick_rows import quick_rows
 from tests.support.weight_stacks import KINDS, grouped_product, weight_stack
 
 # Of 50 rows: groups without rows, one that takes two tiles, one of 13 rows, rows past all.
@@ -25,7 +26,10 @@ def random(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "minima" not in kind])
+@pytest.mark.parametrize(
+    "kind",
+    quick_rows([kind for kind in KINDS if "minima" not in kind], ["bfloat16", "int4 in groups of 32", "fp8 in blocks"]),
+)
 def test_each_row_is_multiplied_by_its_groups_weight(kind):
     columns = 384 if "128" in kind or "blocks" in kind else 352
     x, (weight, expected) = random(50, columns), weight_stack(kind, 5, 160, columns)
@@ -49,7 +53,7 @@ def test_weights_of_groups_without_rows_are_not_read():
     assert np.isfinite(product(jnp.asarray(random(5, 128)), jnp.asarray(weight), (0, 4, 0))).all()
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int4 in groups of 32", "fp8 in blocks"])
+@pytest.mark.parametrize("kind", quick_rows(["bfloat16", "int4 in groups of 32", "fp8 in blocks"], ["bfloat16"]))
 def test_a_rows_bits_are_the_same_in_any_company(kind):
     x, (weight, _) = jnp.asarray(random(70, 256), jnp.bfloat16), weight_stack(kind, 2, 64, 256)
     together = product(x, weight, (3, 67))

@@ -16,6 +16,7 @@ from jaxis.kernels.weights import CodedWeight, PackedWeight, dequantize, fused_m
 from tests.support.coded_weights import KINDS, random_codes
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
 from tests.support.quantized_products import rounded_activations
+from tests.support.quick_rows import quick_rows
 
 pytestmark = [
     pytest.mark.skipif(native.library() is None, reason="the native library is not built"),
@@ -52,7 +53,7 @@ def magnitude(weight):
     return 2 * float(jnp.abs(dequantize_codes(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
 
 
-@kinds
+@pytest.mark.parametrize("kind", quick_rows(KINDS, ["gptq3", "mlx4", "nf4", "nvfp4", "q4_k", "q6_k"]))
 def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
     for n, k in sizes(kind):
         weight, dense = random_codes(kind, n, k)

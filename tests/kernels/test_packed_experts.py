@@ -45,6 +45,7 @@ UNITS = {
     "clamped_swiglu": lambda gate, up: (
         np.minimum(gate, LIMIT) * sigmoid(ALPHA * np.minimum(gate, LIMIT)) * (np.clip(up, -LIMIT, LIMIT) + 1)
     ),
+    "capped_swiglu": lambda gate, up: np.minimum(gate * sigmoid(gate), LIMIT) * np.clip(up, -LIMIT, LIMIT),
     "relu2": lambda gate, up: np.maximum(up, 0) ** 2,
 }
 
@@ -180,6 +181,15 @@ def test_a_token_is_the_same_in_any_batch(scheme):
         np.testing.assert_array_equal(layer.run(x[order], ids[order], weights[order], **options), together[order])
         # Which slot an expert comes in does not matter either.
         np.testing.assert_array_equal(layer.run(x, ids[:, ::-1], weights[:, ::-1], **options), together)
+
+
+@pytest.mark.parametrize("projection", [0, 1], ids=["gate", "up"])
+def test_a_cap_lets_nan_through(projection):
+    layer, x = Layer.make("float32", has_biases=True), random(3, 64)
+    layer.biases[projection][2, 5] = np.nan
+    ids, weights = np.array([[0], [2], [1]], np.int32), random(3, 1, seed=1)
+    y = layer.run(x, ids, weights, activation="capped_swiglu")
+    np.testing.assert_array_equal(np.isnan(y), np.broadcast_to(ids == 2, y.shape))
 
 
 def test_one_expert_for_all_tokens():

@@ -19,6 +19,7 @@ from jaxis.kernels.ragged_paged_attention import blockwise, reference
 from jaxis.kernels.ragged_paged_attention import ragged_paged_attention as write_and_attend
 from jaxis.kernels.ragged_paged_attention.layout import write_kv_cache
 from tests.support.attention_steps import MIX, Step, make_step, with_cache_type
+from tests.support.quick_rows import quick_rows
 
 IMPLEMENTATIONS = {"reference": reference.ragged_paged_attention, "blockwise": blockwise.ragged_paged_attention}
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -55,7 +56,7 @@ def test_sliding_windows_shorter_equal_and_longer_than_a_chunk(implementation, w
 
 
 @implementations
-@pytest.mark.parametrize("chunk", [1, 24, 256, 300])
+@pytest.mark.parametrize("chunk", quick_rows([1, 24, 256, 300], [1, 24]))
 def test_a_token_sees_only_its_own_chunk(implementation, chunk):
     step = make_step([(600, 1), (255, 1), (256, 1), (3, 1), (0, 90), (530, 80), (0, 1)])
     check(implementation, step, span=AttentionSpan(None, chunk))

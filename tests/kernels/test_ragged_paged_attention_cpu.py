@@ -184,6 +184,7 @@ def test_extreme_steps(requests):
     check(make_step(requests))
 
 
+@pytest.mark.slow
 @cache_types
 def test_a_context_of_16k_tokens(dtype):
     check(make_step([(16383, 1), (100, 1), (15000, 3)], num_heads=4, num_kv_heads=2), dtype)

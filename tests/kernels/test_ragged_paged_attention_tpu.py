@@ -144,6 +144,7 @@ def padded_step(requests: list[tuple[int, int]]) -> Step:
     return step
 
 
+@pytest.mark.slow
 def test_a_step_without_requests_is_finite_and_changes_no_cache():
     step = padded_step([(0, 0)])
     step.request_distribution[:] = 0
@@ -163,6 +164,7 @@ def test_without_keys_and_values_the_cache_is_read_as_it_is():
     np.testing.assert_array_equal(cache, written)
 
 
+@pytest.mark.slow
 def test_pages_before_a_window_are_not_read():
     """Their entries in the block table name blocks that are not there: to read one is an error."""
     step, span = padded_step([(140, 1), (96, 20)]), AttentionSpan(17)

@@ -23,6 +23,7 @@ kernels = {
     "one key head": (states.delta_rule_kernel(1, 12, 16, 24, by_channel=True), 1),
     "heads that do not divide": (states.delta_rule_kernel(1, 6, 16, 24), None),
     "two groups": (states.ssd_kernel(8, 2, 16, 32), 1),
+    "channels of a scan": (states.scan_kernel(24, 5), 2),
     "channels": (states.conv_kernel(24, 4, bias=True, activation="silu"), 2),
     "channels that do not divide": (states.conv_kernel(22, 3, bias=False, activation=None), None),
 }
@@ -48,7 +49,7 @@ for name, (kernel, axis) in kernels.items():
 @pytest.mark.multi_device
 def test_four_devices_give_what_one_does():
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }

@@ -12,7 +12,10 @@ from tests.support.state_kernels import KERNELS, NUM_SLOTS, StateStep
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the native library is not built")
 DELTA_RULE, SSD, CONV = (KERNELS[name] for name in ("delta rule, 2 heads a key", "ssd, 2 groups", "conv of 4"))
-each_kernel = pytest.mark.parametrize("kernel", [DELTA_RULE, SSD, CONV], ids=["delta rule", "ssd", "conv"])
+SCAN = KERNELS["selective scan"]
+each_kernel = pytest.mark.parametrize(
+    "kernel", [DELTA_RULE, SSD, SCAN, CONV], ids=["delta rule", "ssd", "selective scan", "conv"]
+)
 
 
 def error(message):

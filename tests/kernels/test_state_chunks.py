@@ -7,6 +7,7 @@ import pytest
 
 from jaxis.kernels.delta_rule import chunked as delta_rule
 from jaxis.kernels.delta_rule import reference
+from jaxis.kernels.selective_scan import chunked as selective_scan
 from jaxis.kernels.ssd import chunked as ssd
 from tests.support.state_kernels import KERNELS, MIX, StateStep, check_step, check_whole_sequences, each_kernel
 
@@ -17,7 +18,7 @@ LONG = StateStep(((150, -1, 0, -1, 0), (1, 1, 1, -1, 0), (130, 2, 3, 4, 100), (6
 @pytest.fixture(autouse=True)
 def by_chunks(monkeypatch):
     monkeypatch.setattr("jaxis.kernels.native.library", lambda: None)
-    for package in ("delta_rule", "ssd"):
+    for package in ("delta_rule", "selective_scan", "ssd"):
         monkeypatch.setattr(f"jaxis.kernels.{package}.target_platform", lambda: "tpu")
 
 
@@ -25,6 +26,7 @@ def by_chunks(monkeypatch):
 def chunk_size(request, monkeypatch):
     monkeypatch.setattr(delta_rule, "CHUNK_SIZE", request.param)
     monkeypatch.setattr(delta_rule, "CHANNEL_CHUNK_SIZE", request.param)
+    monkeypatch.setattr(selective_scan, "CHUNK_SIZE", request.param)
     monkeypatch.setattr(ssd, "CHUNK_SIZE", request.param)
 
 
@@ -53,7 +55,7 @@ def test_the_chunked_kernels_were_what_ran(name, monkeypatch):
     def fail(*_, **__):
         raise AssertionError
 
-    for module in (delta_rule, ssd):
+    for module in (delta_rule, selective_scan, ssd):
         monkeypatch.setattr(module, "run_chunks", fail)
     with pytest.raises(AssertionError):
         check_whole_sequences(KERNELS[name], [3])
@@ -71,7 +73,7 @@ def test_derivatives_are_the_definitions(name, monkeypatch):
         return jnp.sum(jnp.sin(kernel.call(inputs, None, None, starts, jnp.int32(3))[1]))
 
     gradients = jax.jit(jax.grad(loss))(inputs)
-    for package in ("delta_rule", "ssd"):
+    for package in ("delta_rule", "selective_scan", "ssd"):
         monkeypatch.setattr(f"jaxis.kernels.{package}.target_platform", lambda: "cpu")
     expected = jax.jit(lambda inputs: jax.grad(loss)(inputs))(inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, expected)

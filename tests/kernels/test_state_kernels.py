@@ -24,12 +24,12 @@ def test_a_mix_of_requests_equals_transformers(name):
     check_step(KERNELS[name], MIX)
 
 
-@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "conv of 4"])
+@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_whole_sequences_equal_transformers(name):
     check_whole_sequences(KERNELS[name], [70, 1, 9])
 
 
-@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "conv of 4"])
+@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_a_step_without_requests_changes_nothing(name):
     kernel, rng = KERNELS[name], np.random.default_rng(2)
     state = rng.normal(size=(NUM_SLOTS, *kernel.state_shape)).astype(kernel.dtype)
@@ -68,7 +68,7 @@ def test_bits_depend_neither_on_chunks_nor_on_company_nor_on_kept_states(name, p
     np.testing.assert_array_equal(state[:2], whole[:2])
 
 
-@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "conv of 4"])
+@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_derivatives_are_the_definitions(name, path, monkeypatch):  # noqa: F811
     kernel = KERNELS[name]
     inputs = tuple(map(jnp.asarray, kernel.make_inputs(9, np.random.default_rng(4))))
@@ -91,7 +91,7 @@ def test_derivatives_are_the_definitions(name, path, monkeypatch):  # noqa: F811
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, expected)
 
 
-@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "conv of 4"])
+@each_kernel(often=["delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4"])
 def test_a_donated_state_is_updated_in_place(name, path):  # noqa: F811
     if path == PLAIN:
         pytest.skip("XLA decides")

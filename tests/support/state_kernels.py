@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from transformers.models.jamba.modeling_jamba import mamba_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_update, mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from jaxis.kernels.causal_conv import causal_conv
 from jaxis.kernels.delta_rule import gated_delta_rule
+from jaxis.kernels.selective_scan import selective_scan
 from jaxis.kernels.ssd import ssd
 from jaxis.kernels.state_slots import StateSlots
 
@@ -153,6 +155,33 @@ def ssd_kernel(heads: int, groups: int, head_dim: int, state_size: int, *, has_d
     return StateKernel((heads, head_dim, state_size), make_inputs, call, oracle)
 
 
+def scan_kernel(channels: int, state_size: int) -> StateKernel:
+    rng = np.random.default_rng(1)
+    a = -np.exp(rng.normal(size=(channels, state_size))).astype(np.float32)
+    d = rng.normal(size=channels).astype(np.float32)
+
+    def make_inputs(num_tokens: int, rng: np.random.Generator) -> Arrays:
+        return (
+            rng.normal(size=(num_tokens, channels)).astype(np.float32),
+            np.log1p(np.exp(rng.normal(size=(num_tokens, channels)))).astype(np.float32),
+            *(rng.normal(size=(num_tokens, state_size)).astype(np.float32) for _ in range(2)),
+        )
+
+    def call(inputs: Arrays, *step: Any) -> tuple[jax.Array | None, jax.Array]:
+        x, dt, b, c = inputs
+        return selective_scan(x, dt, jnp.asarray(a), b, c, jnp.asarray(d), *step)
+
+    def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = state.mT.clone()
+        tokens = zip(*(x.unbind(1) for x in inputs), strict=True)
+        y = [
+            mamba_selective_state_update(state, x, dt, torch.tensor(a), b, c, torch.tensor(d)) for x, dt, b, c in tokens
+        ]
+        return torch.stack(y, 1), state.mT
+
+    return StateKernel((state_size, channels), make_inputs, call, oracle)
+
+
 def conv_kernel(
     channels: int, width: int, *, bias: bool, activation: str | None, dtype: Any = np.float32
 ) -> StateKernel:
@@ -183,12 +212,13 @@ KERNELS: dict[str, StateKernel] = {
     "delta rule, by channel, 3 heads a key": delta_rule_kernel(1, 3, 32, 16, by_channel=True),
     "ssd, 1 group": ssd_kernel(3, 1, 21, 24),
     "ssd, 2 groups": ssd_kernel(4, 2, 16, 32, has_d=False),
+    "selective scan": scan_kernel(70, 16),
     "conv of 4": conv_kernel(40, 4, bias=True, activation="silu"),
     "conv of 3": conv_kernel(21, 3, bias=False, activation=None),
     "conv of 7, bfloat16": conv_kernel(48, 7, bias=True, activation="silu", dtype=jnp.bfloat16),
 }
 
-OFTEN = ("delta rule, 3 heads a key", "delta rule, by channel", "ssd, 2 groups", "conv of 4")
+OFTEN = ("delta rule, 3 heads a key", "delta rule, by channel", "ssd, 2 groups", "selective scan", "conv of 4")
 
 
 def each_kernel(names: Iterable[str] = KERNELS, often: Iterable[str] = OFTEN) -> pytest.MarkDecorator:

@@ -35,6 +35,7 @@ def latent_attention(
     block_tables: jax.Array,
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
+    selection: jax.Array | None = None,
     *,
     value_dim: int,
     scale: float,
@@ -45,7 +46,7 @@ def latent_attention(
     """
     block_size = kv_cache.shape[2] // layout.entry_size(q.shape[-1], kv_cache.dtype)
     kv_cache, out = native.call(
-        "latent_attention",
+        "latent_attention" if selection is None else "selected_latent_attention",
         (
             jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
             jax.ShapeDtypeStruct((*q.shape[:2], value_dim), jnp.float32),
@@ -57,6 +58,7 @@ def latent_attention(
         block_tables,
         query_start_loc,
         request_distribution,
+        *([] if selection is None else [selection]),
         aliases={2: 0},
         block_size=np.int64(block_size),
         scale=np.float32(scale),

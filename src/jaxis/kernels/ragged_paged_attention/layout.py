@@ -16,11 +16,16 @@ SCALE_BYTES = 4
 INT8_MAX = 127
 
 
+def entry_size(head_dim: int, dtype: DTypeLike) -> int:
+    """Elements of the cache's type that store a key or value of D = `head_dim` elements."""
+    return head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0)
+
+
 def kv_cache_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> tuple[int, ...]:
     """The shape of a layer's cache."""
-    return (num_blocks, block_size, 2 * num_kv_heads, head_dim + (SCALE_BYTES if dtype == jnp.int8 else 0))
+    return (num_blocks, block_size, 2 * num_kv_heads, entry_size(head_dim, dtype))
 
 
 def encode(x: jax.Array, dtype: DTypeLike) -> jax.Array:

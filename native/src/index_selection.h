@@ -1,0 +1,34 @@
+// Which tokens of a paged context each token attends to: those that an indexer scores best.
+#pragma once
+
+#include <cstdint>
+
+#include "attention.h"
+
+namespace jaxis {
+
+// Writes the step's index keys into their cache, then selects the num_selected best tokens up to each token itself. The
+// score of a key is the sum over heads of weight * max(0, q . key); of equal scores the earlier token's counts as
+// better. T tokens of R requests, H heads, keys of D elements; D is a multiple of 16. Requests as in LatentAttention.
+//
+// The cache is [num_blocks][block_size] keys. An int8 key has its float32 scale after its D elements.
+struct IndexSelection {
+  const float* q;        // [T, H, D]
+  const float* weights;  // [T, H]
+  const float* keys;     // [T, D]
+  void* cache;
+  const int32_t* seq_lens;         // [R]
+  const int32_t* block_tables;     // [R, max_blocks]
+  const int32_t* query_start_loc;  // [R + 1]
+  int32_t* selected;               // [T, num_selected]: ascending positions; -1 after the last, and in padding rows
+  CacheType type;
+  int64_t num_tokens;
+  int64_t num_requests;
+  int64_t num_heads;
+  int64_t head_dim;
+  int64_t block_size;
+  int64_t max_blocks;
+  int64_t num_selected;
+};
+
+}  // namespace jaxis

@@ -1,0 +1,66 @@
+"""Which tokens of a paged context each token attends to: those that an indexer scores best (DeepSeek Sparse Attention).
+
+The score of token s for query t is the sum over heads of `weight[t, h] * max(0, q[t, h] . key[s])`. The best tokens are
+selected; of equal scores, which the maximum with 0 makes common, the earlier token's counts as better. So a query's
+selection is a function of its own context alone. `reference.py` is the definition for whole sequences; `tiled.py` (any
+platform) and `cpu.py` select from a cache.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.typing import DTypeLike
+
+from jaxis.kernels.index_selection import cpu, tiled
+from jaxis.kernels.index_selection.reference import select_from_whole_sequences
+from jaxis.kernels.ragged_paged_attention import layout
+
+__all__ = ["index_cache_shape", "select_from_whole_sequences", "select_tokens"]
+
+
+def index_cache_shape(num_blocks: int, block_size: int, head_dim: int, dtype: DTypeLike) -> tuple[int, ...]:
+    """The shape of a layer's cache of keys of D elements: `[num_blocks, block_size, D]`, int8 with D + 4.
+
+    Args:
+      num_blocks: The number of blocks.
+      block_size: Tokens of a block.
+      head_dim: D.
+      dtype: float32, bfloat16, float16, or int8 with a float32 scale per key.
+    """
+    return (num_blocks, block_size, layout.entry_size(head_dim, dtype))
+
+
+def select_tokens(
+    q: jax.Array,
+    weights: jax.Array,
+    keys: jax.Array,
+    key_cache: jax.Array,
+    positions: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_selected: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Writes this step's keys into the cache, then selects from it.
+
+    Args:
+      q: [T, H, D].
+      weights: float32 [T, H].
+      keys: [T, D].
+      key_cache: Its shape is from `index_cache_shape`. Donate it, and it is updated in place.
+      positions: i32 [T], each token's position in its sequence.
+      seq_lens: i32 [R], each request's length after this step.
+      block_tables: i32 [R, max_blocks], the blocks that hold each request's tokens, in order.
+      query_start_loc: i32 [R + 1]; request r's tokens are rows [r] to [r + 1] of the flat batch.
+      request_distribution: i32 [3]; the third is the number of requests. Rows past the last request's are padding.
+      num_selected: K, the most tokens that a token attends to.
+
+    Returns:
+      The updated cache, and i32 [T, K]: the positions selected, ascending, then -1. Tokens at positions below K select
+      all up to themselves; padding selects none.
+    """
+    rest = (positions, seq_lens, block_tables, query_start_loc, request_distribution)
+    chosen = cpu if cpu.supports(keys.shape[-1], key_cache.dtype) else tiled
+    return chosen.select_tokens(q, weights, keys, key_cache, *rest, num_selected=num_selected)

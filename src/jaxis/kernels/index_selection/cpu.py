@@ -1,0 +1,51 @@
+"""The selection from a cache on CPU: the native kernel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxis.kernels import native
+from jaxis.kernels.native_constants import ATTENTION_TILE
+
+CACHE_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int8)
+
+
+def supports(head_dim: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel takes a cache of keys of this size and type. It has the layout of other platforms."""
+    return native.usable() and head_dim % ATTENTION_TILE == 0 and dtype in CACHE_DTYPES
+
+
+def select_tokens(
+    q: jax.Array,
+    weights: jax.Array,
+    keys: jax.Array,
+    key_cache: jax.Array,
+    positions: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_selected: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Same arguments and result as `jaxis.kernels.index_selection.select_tokens`."""
+    del positions
+    key_cache, selected = native.call(
+        "index_selection",
+        (
+            jax.ShapeDtypeStruct(key_cache.shape, key_cache.dtype),
+            jax.ShapeDtypeStruct((q.shape[0], num_selected), jnp.int32),
+        ),
+        q.astype(jnp.float32),
+        weights.astype(jnp.float32),
+        keys.astype(jnp.float32),
+        key_cache,
+        seq_lens,
+        block_tables,
+        query_start_loc,
+        request_distribution,
+        aliases={3: 0},
+    )
+    return key_cache, selected

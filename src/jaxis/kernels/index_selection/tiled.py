@@ -1,0 +1,126 @@
+"""The selection from a cache in plain JAX.
+
+Queries go by tiles of a fixed number, padded, and contexts by chunks of a fixed number of tokens: products have the
+same shapes in every step, so that a compiler has no reason to sum them differently.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxis.kernels.index_selection.reference import scores_of_keys
+from jaxis.kernels.ragged_paged_attention.context_chunks import blocks_of_chunk, whole_chunks
+from jaxis.kernels.ragged_paged_attention.layout import decode, encode, request_of_token
+
+TILE_QUERIES = 8
+CHUNK_TOKENS = 256
+
+
+def select_tokens(
+    q: jax.Array,
+    weights: jax.Array,
+    keys: jax.Array,
+    key_cache: jax.Array,
+    positions: jax.Array,
+    seq_lens: jax.Array,
+    block_tables: jax.Array,
+    query_start_loc: jax.Array,
+    request_distribution: jax.Array,
+    *,
+    num_selected: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Same arguments and result as `jaxis.kernels.index_selection.select_tokens`."""
+    del seq_lens
+    num_tokens = q.shape[0]
+    request, valid = request_of_token(query_start_loc, request_distribution[2], num_tokens)
+    key_cache = _write(key_cache, keys, positions, block_tables[request], valid)
+    last = jnp.where(valid, positions, -1)
+    selected = _all_up_to(last, num_selected)
+    if block_tables.shape[1] * key_cache.shape[1] <= num_selected:
+        return key_cache, selected
+    padding = -num_tokens % TILE_QUERIES
+    q, weights, request, last, selected = (
+        jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for x in (q, weights, request, last, selected)
+    )
+
+    def one_tile(i: jax.Array, selected: jax.Array) -> jax.Array:
+        begin = i * TILE_QUERIES
+
+        def rows(x: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(x, begin, TILE_QUERIES)
+
+        positions = rows(last)
+
+        def best() -> jax.Array:
+            tables = block_tables[rows(request)]
+            scores = _scores(rows(q), rows(weights), key_cache, tables, positions, num_selected)
+            return jnp.where((positions < num_selected)[:, None], rows(selected), _best(scores, num_selected))
+
+        tile = lax.cond(jnp.max(positions) < num_selected, lambda: rows(selected), best)
+        return lax.dynamic_update_slice_in_dim(selected, tile, begin, axis=0)
+
+    num_tiles = (query_start_loc[request_distribution[2]] + TILE_QUERIES - 1) // TILE_QUERIES
+    return key_cache, lax.fori_loop(0, num_tiles, one_tile, selected)[:num_tokens]
+
+
+def _write(
+    key_cache: jax.Array, keys: jax.Array, positions: jax.Array, block_tables: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """Writes keys [T, D] at their positions [T], by each token's own table [T, max_blocks]; padding writes nothing."""
+    num_blocks, block_size, _ = key_cache.shape
+    index = jnp.minimum(positions // block_size, block_tables.shape[1] - 1)
+    block = jnp.take_along_axis(block_tables, index[:, None], axis=1)[:, 0]
+    block = jnp.where(valid, block, num_blocks)
+    return key_cache.at[block, positions % block_size].set(encode(keys, key_cache.dtype), mode="drop")
+
+
+def _all_up_to(last: jax.Array, num_selected: int) -> jax.Array:
+    """last i32 [T] -> i32 [T, K]: 0, 1, ... up to it, then -1."""
+    position = jnp.arange(num_selected, dtype=jnp.int32)
+    return jnp.where(position <= last[:, None], position, -1)
+
+
+def _scores(
+    q: jax.Array,
+    weights: jax.Array,
+    key_cache: jax.Array,
+    block_tables: jax.Array,
+    last: jax.Array,
+    num_selected: int,
+) -> jax.Array:
+    """Scores of a tile's queries for their contexts, float32 [N, S]; -inf past each query.
+
+    Args:
+      q: [N, H, D].
+      weights: float32 [N, H].
+      key_cache: See `select_tokens`.
+      block_tables: i32 [N, max_blocks], each query's own.
+      last: i32 [N], its position; -1 for padding.
+      num_selected: S is at least this.
+    """
+    num, block_size = q.shape[0], key_cache.shape[1]
+    chunk_tokens, block_tables = whole_chunks(block_tables, block_size, CHUNK_TOKENS)
+    context_len = max(block_tables.shape[1] * block_size, num_selected)
+
+    def one_chunk(chunk: jax.Array, scores: jax.Array) -> jax.Array:
+        position = chunk * chunk_tokens + jnp.arange(chunk_tokens)
+        visible = position <= last[:, None]
+        # Gathered before it is reshaped: XLA would copy a reshaped cache that this step has written to.
+        cached = key_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
+        keys = decode(cached).reshape(num, chunk_tokens, -1)
+        # Blocks past a request's own hold other requests' keys, or garbage: a NaN there must not spread.
+        keys = jnp.where(visible[..., None], keys, 0).astype(jnp.promote_types(keys.dtype, q.dtype))
+        found = scores_of_keys(q[:, None], weights[:, None], keys)[:, 0]
+        found = jnp.where(visible, found, -jnp.inf)
+        return lax.dynamic_update_slice_in_dim(scores, found, chunk * chunk_tokens, axis=1)
+
+    scores = jnp.full((num, context_len), -jnp.inf, jnp.float32)
+    return lax.fori_loop(0, jnp.max(last) // chunk_tokens + 1, one_chunk, scores)
+
+
+def _best(scores: jax.Array, num_selected: int) -> jax.Array:
+    """scores [N, S] -> i32 [N, K], the positions of the best, ascending; of equal scores, `top_k` takes the first."""
+    _, best = lax.top_k(scores, num_selected)
+    return jnp.sort(best.astype(jnp.int32), axis=-1)

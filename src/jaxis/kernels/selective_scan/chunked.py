@@ -1,0 +1,56 @@
+"""Mamba's selective scan for GPU and TPU: decodes together, and prefills token by token within chunks.
+
+Each element of a state decays at its own rate, so that a chunk is no product of matrices, as it is in Mamba2. A chunk
+is a loop that carries a state and neither reads nor writes slots.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.kernels.selective_scan import reference
+from jaxis.kernels.state_chunks import run_chunks
+from jaxis.kernels.state_slots import StateSlots
+
+CHUNK_SIZE = 64
+UNROLLED_TOKENS = 8
+
+
+def selective_scan(
+    x: jax.Array,
+    dt: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array,
+    state: jax.Array | None,
+    slots: StateSlots | None,
+    query_start_loc: jax.Array,
+    num_requests: jax.Array,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Same arguments and result as `jaxis.kernels.selective_scan.selective_scan`."""
+    token_step = functools.partial(reference.token_step, a.T, d.astype(jnp.float32))
+
+    def chunk_step(state: jax.Array, rows: reference.ScanInputs, num_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A chunk of C tokens: state [N, I], outputs [C, I]."""
+        valid = jnp.arange(rows.x.shape[0]) < num_tokens
+        # Padding neither decays, since its time step is 0, nor adds.
+        rows = reference.ScanInputs(*(jnp.where(valid[:, None], row, 0) for row in rows))
+        return jax.lax.scan(token_step, state, rows, unroll=UNROLLED_TOKENS)
+
+    state, y = run_chunks(
+        chunk_step,
+        token_step,
+        state,
+        a.T.shape,
+        slots,
+        query_start_loc,
+        num_requests,
+        reference.ScanInputs.of(x, dt, b, c),
+        x.shape[1:],
+        chunk_size=CHUNK_SIZE,
+    )
+    return state, y.astype(x.dtype)
