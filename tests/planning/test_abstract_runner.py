@@ -10,6 +10,8 @@ import pytest
 
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.sampling_batch import SamplerFeatures
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
@@ -64,14 +66,16 @@ def config(request):
 
 def test_programs_and_sizes_are_those_of_a_runner(config):
     mesh = make_mesh()
-    runner = Runner(config, load_model(config, mesh), mesh, on_compile=lambda key: contextlib.nullcontext())
+    model = load_model(config, mesh)
+    plan = plan_kv_caches(model, config, mesh)
+    runner = Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))
     abstract = AbstractRunner(config, mesh)
     assert bytes_per_device(abstract.weights) == runner.weight_bytes
-    assert bytes_per_device(abstract.caches) == sum(cache.nbytes for cache in runner._caches)
+    assert bytes_per_device(abstract.caches) == sum(cache.nbytes for cache in runner.executor.caches)
     assert all(isinstance(array, jax.ShapeDtypeStruct) for array in abstract.weights + abstract.caches)
 
     shape = runner.step_shape(8)
-    assert abstract.forward(8).as_text() == runner._step_programs.lower(ForwardKey(shape)).as_text()
-    sampler = runner._step_programs.lower(SampleKey(shape.num_seqs, SamplerFeatures()))
+    assert abstract.forward(8).as_text() == runner.executor.step_programs.lower(ForwardKey(shape)).as_text()
+    sampler = runner.executor.step_programs.lower(SampleKey(shape.num_seqs, SamplerFeatures()))
     assert abstract.sampler(8).as_text() == sampler.as_text()
     runner.close()

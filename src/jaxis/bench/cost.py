@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from jaxis.config.expert_counts import experts_per_token, num_experts
+from jaxis.layers.indexer import IndexKeyCache
 from jaxis.layers.kv_cache_spec import HasCache
 from jaxis.layers.module import named_modules, named_parameters
 from jaxis.models.model_loader import construct_model
@@ -120,8 +121,9 @@ def prefill_cost(vllm_config: VllmConfig) -> PrefillCost:
     model = nnx.eval_shape(lambda: construct_model(model_class, plain))
     shapes = {name: param.get_value().shape for name, param in named_parameters(model)}
     share = expert_share(text_config)
-    # A model of one's own may have attention of its own, in every layer.
-    num_attending = sum(isinstance(module, HasCache) for _, module in named_modules(model))
+    # A model of one's own may have attention of its own, in every layer. An indexer's keys are beside a layer's cache.
+    modules = [module for _, module in named_modules(model)]
+    num_attending = sum(isinstance(m, HasCache) and not isinstance(m, IndexKeyCache) for m in modules)
     num_attending = num_attending or text_config["num_hidden_layers"]
     return PrefillCost(
         layer_params=sum(

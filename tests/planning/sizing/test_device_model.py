@@ -108,3 +108,13 @@ def test_int8_weights_are_counted_with_their_scales():
     assert narrow.decode(3, 100).flops == wide.decode(3, 100).flops, "they are widened on the chip"
     # A bfloat16 scale for each 32 elements.
     assert narrow.held_bytes == (36 * LAYER + 2 * EMBEDDING) * 34 // 32 + 2 * NORMS
+
+
+def test_layers_that_share_a_cache_read_it_and_keep_none():
+    part = Planner(published("gemma-4-e2b"), Wanted(quantization="none", dtype="bfloat16")).device_model(
+        parse_target("h100x1")
+    )
+    # 28 layers of windows of 512 tokens, K=1, D=256, and 7 of full context, D=512: of them 16 and 4 share.
+    window, full = 2 * 256 * 2, 2 * 512 * 2
+    assert part.decode(1, 8000).context_bytes == 28 * window * 512 + 7 * full * 8000
+    assert sum(part.bytes_per_block.values()) == part.block_size * (12 * window + 3 * full)

@@ -139,8 +139,8 @@ def test_devices_that_cannot_share_are_refused(size, message):
 
 
 def test_an_unknown_family_cannot_be_planned():
-    with pytest.raises(ConfigError, match=r"deepseek-v3.2 cannot run: .*jaxis analyze says more"):
-        Planner(published("deepseek-v3.2"), Wanted())
+    with pytest.raises(ConfigError, match=r"deepseek-v4-flash cannot run: .*jaxis analyze says more"):
+        Planner(published("deepseek-v4-flash"), Wanted())
 
 
 def test_json_has_every_option_and_what_binds():

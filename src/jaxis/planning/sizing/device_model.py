@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
@@ -38,11 +39,15 @@ class LayerCache:
       span: Which tokens a token sees.
       block_bytes: Bytes of a block of the cache.
       flops_per_key: Operations for one query token and one token of its context, in all heads of the device.
+      num_layers: Layers that attend to it: its own, and those without a cache of their own that share it.
+      num_selected: The most tokens that a query token reads, of those it sees; None: all.
     """
 
     span: AttentionSpan
     block_bytes: int
     flops_per_key: int
+    num_layers: int
+    num_selected: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class DeviceModel:
       reads: Its weights as a step reads them.
       layer_flops: Operations of products for one token, of its share of the experts too.
       head_flops: The same of the head, for one token that is sampled from.
-      caches: One for each layer that attends.
+      caches: One for each layer that has one.
       state_bytes: Bytes of a request's recurrent states in all layers.
       block_size: Tokens of a block of the cache.
       hidden_bytes: Bytes of one token's hidden state.
@@ -98,11 +103,15 @@ class DeviceModel:
         context_bytes = 2.0 * self.state_bytes * num_sampled
         flops = self.layer_flops * num_tokens + self.head_flops * num_sampled
         is_one_request = num_sampled == 1
-        for cache, num_layers in Counter(self.caches).items():
+        for cache, num_caches in Counter(self.caches).items():
+            num_layers = num_caches * cache.num_layers
             first = cache.span.first_visible(positions)
             num_keys = positions - first + 1
+            if cache.num_selected is not None:
+                num_keys = np.minimum(num_keys, cache.num_selected)
             # The tokens of one request share its context; each is written once, too.
             num_read = positions.max() - first.min() + 1 if is_one_request else num_keys.sum()
+            num_read = min(num_read, num_keys.sum())
             context_bytes += num_layers * float(num_read) * cache.block_bytes / self.block_size
             flops += num_layers * float(num_keys.sum()) * cache.flops_per_key
         sent = self.num_reductions * all_reduce_bytes(num_tokens * self.hidden_bytes, self.num_devices)
@@ -113,6 +122,7 @@ class DeviceModel:
 
 def device_model(
     specs: Sequence[CacheSpec | StateCacheSpec],
+    layers_per_cache: Sequence[int],
     weights: Sequence[StoredWeight],
     vllm_config: VllmConfig,
     accelerator: Accelerator,
@@ -123,6 +133,7 @@ def device_model(
 
     Args:
       specs: The caches of its layers, as `cache_specs` has them.
+      layers_per_cache: For each of them, the layers that use it.
       weights: Its weights, on each of so many devices.
       vllm_config: What it was constructed from.
       accelerator: The devices; some kernels want a cache of another shape than others.
@@ -134,10 +145,18 @@ def device_model(
     """
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads: int = config["num_attention_heads"]
-    paged = [spec.on_devices(num_devices) for spec in specs if not isinstance(spec, StateCacheSpec)]
+    paged = [
+        (spec.on_devices(num_devices), number)
+        for spec, number in zip(specs, layers_per_cache, strict=True)
+        if not isinstance(spec, StateCacheSpec)
+    ]
     check_heads(num_heads, num_heads, num_devices)
     mesh = abstract_mesh(accelerator, num_devices)
     share = expert_share(config)
+    # An indexer's keys are a cache beside that of its layer, which is counted.
+    num_layers = sum(
+        number for spec, number in zip(specs, layers_per_cache, strict=True) if not isinstance(spec, IndexCacheSpec)
+    )
     vocab_size: int = config["vocab_size"]
     is_vocab_split = num_devices > 1 and vocab_size % num_devices == 0
     return DeviceModel(
@@ -150,9 +169,11 @@ def device_model(
             LayerCache(
                 spec.span,
                 _block_bytes(spec, vllm_config.cache_config.block_size, cache_dtype, mesh),
-                2 * (num_heads // num_devices) * _numbers_per_key(spec),
+                _flops_per_key(spec, num_heads // num_devices),
+                number,
+                spec.num_selected if isinstance(spec, LatentCacheSpec) else None,
             )
-            for spec in paged
+            for spec, number in paged
         ),
         state_bytes=sum(
             _state_bytes(spec, vllm_config.model_config.dtype, mesh)
@@ -162,7 +183,7 @@ def device_model(
         block_size=vllm_config.cache_config.block_size,
         hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
         logits_bytes=vocab_size * _LOGIT_BYTES,
-        num_reductions=0 if num_devices == 1 else _REDUCTIONS_PER_LAYER * len(specs) + is_vocab_split,
+        num_reductions=0 if num_devices == 1 else _REDUCTIONS_PER_LAYER * num_layers + is_vocab_split,
         gathers_logits=is_vocab_split,
     )
 
@@ -201,10 +222,12 @@ def _state_bytes(spec: StateCacheSpec, dtype: DTypeLike, mesh: AbstractMesh) -> 
     )
 
 
-def _numbers_per_key(spec: CacheSpec) -> int:
-    """Multiplications for one head's query and one token: with its key, and with its value."""
+def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:
+    """Operations for one query, of `num_heads` on this device, and one token: with its key, and with its value."""
     if isinstance(spec, LatentCacheSpec):
-        return 2 * spec.latent_dim + spec.rope_dim
+        return 2 * num_heads * (2 * spec.latent_dim + spec.rope_dim)
     if isinstance(spec, KVCacheSpec):
-        return 2 * spec.head_dim
+        return 2 * num_heads * 2 * spec.head_dim
+    if isinstance(spec, IndexCacheSpec):
+        return 2 * spec.num_heads * spec.head_dim  # of an indexer, every device has all heads
     return 0  # a layer of another kind, whose arithmetic is not known

@@ -211,8 +211,15 @@ class Planner:
 
     def _device_model(self, target: Target, width: Width, cache: str, num_devices: int) -> DeviceModel:
         dtype = CACHE_DTYPES[cache] or width.vllm_config.model_config.dtype
+        weights = width.weights_on(num_devices)
         return device_model(
-            width.cache_specs, width.weights_on(num_devices), width.vllm_config, target.accelerator, num_devices, dtype
+            width.cache_specs,
+            width.layers_per_cache,
+            weights,
+            width.vllm_config,
+            target.accelerator,
+            num_devices,
+            dtype,
         )
 
     def _options(self, target: Target) -> Iterator[PlanOption]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,9 @@ from jaxis.engine.execution.kv_cache import cache_specs
 from jaxis.engine.setup import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec
-from jaxis.layers.module import JaxModule
+from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.models.common.decoder import DecoderModel
 from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
@@ -49,6 +51,15 @@ class Width:
     def cache_specs(self) -> list[CacheSpec | StateCacheSpec]:
         """The cache of each layer that has one."""
         return cache_specs(self.model, self.vllm_config)
+
+    @functools.cached_property
+    def layers_per_cache(self) -> list[int]:
+        """For each of `cache_specs`, how many layers use it."""
+        decoder = next((module for _, module in named_modules(self.model) if isinstance(module, DecoderModel)), None)
+        if decoder is None:
+            return [1] * len(self.cache_specs)
+        uses = Counter(entry for entries in decoder.cache_entries for entry in entries)
+        return [uses[entry] for entry in range(len(self.cache_specs))]
 
     def weights_on(self, num_devices: int) -> list[StoredWeight]:
         """Its weights, on each of so many devices."""
