@@ -35,6 +35,8 @@ _TRANSFORMERS = Path(transformers.__file__).parent
 _SHARED = ("cache_utils.py", "masking_utils.py", "modeling_rope_utils.py")
 # Keys that the code for all families reads from keyword arguments of the configuration class.
 _SHARED_KEYS = frozenset({"rope_scaling", "rope_theta", "partial_rotary_factor", "per_layer_config"})
+# Architectures that the reference has only as the text of a multimodal model -> the model type of that text.
+_TEXT_PARTS = {"Step3p5ForCausalLM": "step3p5"}
 # Fields and methods that every configuration class has.
 _BASE = (frozenset(dir(transformers.PreTrainedConfig)) - _SHARED_KEYS) | {
     field.name for field in dataclasses.fields(transformers.PreTrainedConfig)
@@ -46,9 +48,9 @@ def reference_keys() -> dict[str, Any]:
 
     Returns:
       "transformers": the version read. "architectures": model type -> the classes of its checkpoints that jaxis has.
-      "keys": model type -> key -> the value that the reference assumes without the key; null if none, or if it follows
-      from other keys. "aliases": model type -> another name of a key -> the key. "other_keys": keys that only other
-      language models read.
+      "keys": model type -> key -> the value that the reference assumes without the key; null if none, if it follows
+      from other keys, or if each layer may have its own. "aliases": model type -> another name of a key -> the key.
+      "other_keys": keys that only other language models read.
     """
     shared = {key for name in _SHARED for key in _keys_read_by_model(_TRANSFORMERS / name)} | _SHARED_KEYS
     architectures = _architectures()
@@ -75,6 +77,8 @@ def _architectures() -> dict[str, list[str]]:
                     found.setdefault(model_type, [])
                     if architecture not in found[model_type]:
                         found[model_type].append(architecture)
+        if architecture in _TEXT_PARTS:
+            found[_TEXT_PARTS[architecture]] = [architecture]
     return dict(sorted(found.items()))
 
 
@@ -151,6 +155,8 @@ def _text(node: ast.expr) -> Iterator[str]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
+    if "list[" in str(field.type) and isinstance(field.default, int):
+        return None  # the number of all layers, each of which may have its own
     if field.default is not dataclasses.MISSING:
         value = field.default
     else:

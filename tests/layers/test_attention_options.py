@@ -14,6 +14,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.errors import ConfigError
 from jaxis.kernels.ragged_paged_attention import kv_cache_shape, make_kv_cache
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention import apply_rope, attention
@@ -117,6 +118,7 @@ def test_a_paged_cache_equals_dense_attention(option):
     check_paged(option, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.production_xla
 def test_sharded_heads_equal_dense_attention():
@@ -131,6 +133,7 @@ def test_sharded_heads_equal_dense_attention():
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.slow
 def test_gradients_of_sinks_and_soft_caps_equal_finite_differences():
     q, k, v = (x[:9] for x in operands())
     metadata = AttentionMetadata.for_whole_sequences([9])
@@ -171,6 +174,27 @@ def test_norms_apply_without_a_rope_too():
     np.testing.assert_allclose(out, expected(q, k, v), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_devices_that_share_heads_have_the_rows_of_smaller_values_too(packed):
+    """Two kv heads, of keys of 16 and values of 12, on four devices."""
+    layer = GroupedQueryAttention(scope_of(SIZES), value_dim=12, packed_qkv=packed)
+    orders = [np.asarray(order.rows) for order in layer.row_orders(4)]
+    keys, values = (np.arange(2 * size).reshape(2, size)[[0, 0, 1, 1]] for size in (16, 12))
+    if not packed:
+        expected_orders = [keys.ravel(), values.ravel()]
+    else:
+        queries = np.arange(4 * 16).reshape(4, 16)
+        expected_orders = [np.concatenate([queries, 64 + keys, 64 + 32 + values], axis=1).ravel()]
+    for order, rows in zip(orders, expected_orders, strict=True):
+        np.testing.assert_array_equal(order, rows)
+    assert layer.kv_cache_spec.head_dim == 16
+
+
+def test_values_larger_than_keys_are_refused():
+    with pytest.raises(ConfigError, match="values of 20 dimensions, more than the 16 of keys"):
+        GroupedQueryAttention(scope_of(SIZES), value_dim=20)
+
+
 SIZES = {
     **{"hidden_size": 12, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM},
     "rms_norm_eps": 1e-6,
@@ -188,6 +212,8 @@ LAYER_OPTIONS = {
     "no rope": {"use_rope": False},
     "biases": {"qkv_bias": True, "o_bias": True},
     "packed": {"packed_qkv": True},
+    "smaller values": {"value_dim": 12},
+    "value scale": {"value_scale": 0.5},
 }
 
 

@@ -93,7 +93,11 @@ def paged(attention, x, chunks):
     ],
     ids=["plain", "native", "native int8"],
 )
-@pytest.mark.parametrize("weights_dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "weights_dtype",
+    [np.float32, pytest.param(ml_dtypes.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def test_absorbed_attention_over_latents_equals_that_to_keys_and_values(config, weights_dtype):
     attention, _ = make_attention(config, weights_dtype=weights_dtype)
     x = jnp.asarray(random(LENGTH, SIZES.hidden_size, seed=99))

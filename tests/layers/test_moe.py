@@ -227,6 +227,7 @@ def test_gradients_reach_router_and_chosen_experts():
         assert np.array_equal(np.abs(gradients[f"experts.{name}"][...]).max((1, 2)) > 0, is_chosen)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close_to_float32():
     _, ours = blocks("GPT-OSS")
     # Each expert's weights and inputs are rounded; the choice is kept.

@@ -47,6 +47,19 @@ def test_an_accepted_config_makes_the_references_parameters(name, tmp_path):
     assert ours == {path: tuple(parameter.shape) for path, parameter in reference.named_parameters()}
 
 
+@pytest.mark.parametrize("name", ["InternLM3", "IQuestCoder"])
+def test_a_llama_of_another_name_has_the_parameters_that_the_reference_says(name, tmp_path):
+    config = getattr(transformers, f"{name}Config")(num_hidden_layers=1, architectures=[f"{name}ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        reference = transformers.AutoModelForCausalLM.from_config(config)
+    assert type(reference) is transformers.LlamaForCausalLM
+    ours, model = construct(json.loads((tmp_path / "config.json").read_text()))
+    assert ours.unread_keys() == []
+    expected = {path: tuple(parameter.shape) for path, parameter in reference.named_parameters()}
+    assert {path: parameter.shape for path, parameter in model.named_parameters()} == expected
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_config_that_asks_for_something_else_is_refused_by_the_key_and_the_reason(name):
     with pytest.raises(ConfigError) as error:

@@ -8,10 +8,13 @@ import pytest
 from safetensors import safe_open
 
 from jaxis.bringup.analyze.analysis import analyze
-from tests.support.parity import FAMILIES, checkpoint_folder
+from tests.support.parity import FAMILIES, SLOW_NAMES, checkpoint_folder
+from tests.support.quick_rows import quick_rows
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", quick_rows(FAMILIES, [f for f in FAMILIES if f.name not in SLOW_NAMES]), ids=lambda family: family.name
+)
 def test_a_family_of_ours_is_understood_completely(family):
     folder = checkpoint_folder(family)
     analysis = analyze(folder)

@@ -33,14 +33,22 @@ def text_config_of(architecture: str) -> dict:
                 for key, value in values.items()
                 if isinstance(value, list | str) and len(value) == values["num_hidden_layers"]
             }
-            return values | of_layers | {"num_hidden_layers": NUM_LAYERS, "quantization_config": None}
+            unshared = {key: 0 for key in ("num_kv_shared_layers",) if key in values}
+            return values | of_layers | unshared | {"num_hidden_layers": NUM_LAYERS, "quantization_config": None}
     sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     return {"architectures": [architecture], "num_hidden_layers": NUM_LAYERS, "rms_norm_eps": 1e-6, **sizes}
 
 
 TEXT_MODELS = sorted(name for name in built_in_models() if name.endswith("ForCausalLM"))
 # Whose required keys only their makers' config classes fill in; their layers are those of families that are here.
-WITHOUT_CONFIG = {"BambaForCausalLM", "Mamba2ForCausalLM", "Glm4MoeLiteForCausalLM", "Llama4ForCausalLM"}
+WITHOUT_CONFIG = {
+    "BailingHybridForCausalLM",  # published as BailingMoeV3ForCausalLM, in groups of more layers
+    "BambaForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "Llama4ForCausalLM",
+    "Mamba2ForCausalLM",
+    "Mistral4ForCausalLM",
+}
 
 
 class AskedForMethods:

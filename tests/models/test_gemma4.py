@@ -159,6 +159,7 @@ def test_preempted_requests_go_on_as_if_nothing_had_happened():
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_keys_and_values_that_layers_share():
     """Their change by a small step is what the gradient says."""
     graph, state = nnx.split(loaded_model(SHARED))

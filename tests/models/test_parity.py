@@ -1,6 +1,7 @@
 """Every family gives transformers' numbers, in every path."""
 
 import itertools
+from collections.abc import Collection
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,19 +10,36 @@ import pytest
 from jaxis.bringup.verify.compare import GATES, kl_divergence, relative_error
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence, PagedSequences
-from tests.support.parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, Family, prompt
+from tests.support.parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, SLOW_NAMES, Family, prompt
 
 MAX_RELATIVE_ERROR = GATES["float32"].relative_error
 MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
 
-# By module: all tests of a family run before those of the next, which share its model.
-families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, scope="module")
-some_families = pytest.mark.parametrize(
-    "family",
-    [f for f in FAMILIES if f.name in ("Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4")],
-    ids=lambda family: family.name,
-    scope="module",
-)
+
+NAMES = {family.name for family in FAMILIES}
+# One of each kind of state, and the others that have one of them.
+STATE_NAMES = {"Qwen3.5", "Nemotron 3", "LFM2"}
+SLOW_STATE_NAMES = {"Qwen3-Next", "Qwen3.5 MoE", "Granite 4", "Falcon-H1", "Bamba", "Mamba2", "LFM2 MoE"}
+
+
+def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.MarkDecorator:
+    """By module: all tests of a family run before those of the next, which share its model."""
+    rows = [
+        pytest.param(family, marks=[pytest.mark.slow] if family.name in slow_names else [], id=family.name)
+        for family in FAMILIES
+        if family.name in names
+    ]
+    return pytest.mark.parametrize("family", rows, scope="module")
+
+
+families = each_of(NAMES, SLOW_NAMES)
+some_families = each_of({"Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4"})
+families_with_states = each_of(STATE_NAMES | SLOW_STATE_NAMES, SLOW_STATE_NAMES)
+slow_but_for_states = each_of(NAMES, NAMES - STATE_NAMES)
+
+
+def test_names_of_slow_rows_are_names_of_rows():
+    assert NAMES >= SLOW_NAMES | STATE_NAMES | SLOW_STATE_NAMES
 
 
 @families
@@ -42,6 +60,39 @@ def test_greedy_tokens_equal_transformers_generate(family: Family):
     assert parity.greedy_tokens(family, prompt(17)) == parity.reference_greedy_tokens(family, prompt(17))
 
 
+@families_with_states
+def test_states_in_the_slot_equal_those_in_transformers_cache(family: Family):
+    """After a prompt, which comes in chunks, and after each of some decodes."""
+    tokens = prompt(45)
+    paged, sequence = parity.paged_sequences(family), PagedSequence()
+    paged.step([(sequence, tokens[:17])], **parity.PADDING)
+    steps, references = [tokens[17:41], *([token] for token in tokens[41:])], [tokens[:41], *([t] for t in tokens[41:])]
+    for step, expected in zip(steps, parity.reference_states(family, references), strict=True):
+        paged.step([(sequence, step)], **parity.PADDING)
+        found = paged.states(sequence)
+        assert [len(states) for states in found] == [len(states) for states in expected]
+        for layer, (states, (inputs, *recurrent)) in enumerate(zip(found, expected, strict=True)):
+            # transformers keeps one input more than a convolution needs.
+            for ours, theirs in zip(states, [inputs[-len(states[0]) :], *recurrent], strict=True):
+                assert relative_error(ours, theirs) < MAX_RELATIVE_ERROR, (sequence.length, layer)
+
+
+@slow_but_for_states
+def test_a_prompt_in_chunks_of_any_size_equals_transformers(family: Family):
+    """Around the chunks of 64 tokens in which states are computed."""
+    length = 150
+    expected = parity.reference_run(family, length)[0]
+    errors = {
+        chunk: relative_error(parity.chunked(family, prompt(length), chunk), expected) for chunk in (1, 3, 63, 64, 65)
+    }
+    assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
+
+
+@slow_but_for_states
+def test_a_hundred_greedy_tokens_equal_transformers_generate(family: Family):
+    assert parity.greedy_tokens(family, prompt(17), 100) == parity.reference_greedy_tokens(family, prompt(17), 100)
+
+
 @some_families
 def test_a_sequence_alone_gives_the_same_as_in_a_flat_batch(family: Family):
     alone = parity.whole_run(family, (17,))[17][0]
@@ -52,7 +103,7 @@ def test_a_sequence_alone_gives_the_same_as_in_a_flat_batch(family: Family):
 def test_unequal_chunks_of_several_sequences_in_one_step_equal_transformers(family: Family):
     """Decodes, first chunks and later chunks of four sequences side by side, with no padding to spare."""
     paged = parity.paged_sequences(family)
-    lengths = (PAGED_LENGTH, 97, 40, 13)
+    lengths = (PAGED_LENGTH, 87, 40, 13)
     prompts = [prompt(length) for length in lengths]
     sequences, logits = [PagedSequence() for _ in lengths], [[] for _ in lengths]
     rng = np.random.default_rng(1)
@@ -60,7 +111,7 @@ def test_unequal_chunks_of_several_sequences_in_one_step_equal_transformers(fami
         waiting = [i for i, s in enumerate(sequences) if s.length < lengths[i]]
         if not waiting:
             break
-        sizes = [min(int(rng.choice([1, 1, 3, 19, 37])), lengths[i] - sequences[i].length) for i in waiting]
+        sizes = [min(int(rng.choice([1, 1, 3, 19, 25])), lengths[i] - sequences[i].length) for i in waiting]
         work = [
             (sequences[i], prompts[i][sequences[i].length :][:size]) for i, size in zip(waiting, sizes, strict=True)
         ]
@@ -84,7 +135,7 @@ def test_steps_of_one_token_and_of_fewer_tokens_than_requests_equal_transformers
     assert relative_error(np.concatenate(rows), expected) < MAX_RELATIVE_ERROR
 
 
-@some_families
+@each_of({"Llama 3", "GPT-OSS", "DeepSeek V3", "Llama 4"}, {"DeepSeek V3", "Llama 4"})
 def test_bfloat16_stays_close_to_float32(family: Family):
     """Or as close as the reference does: a rounded router's choice of another expert is no error of ours."""
     logits = parity.whole_run(family, dtype=jnp.bfloat16)[500][0]

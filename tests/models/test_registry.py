@@ -65,6 +65,7 @@ def test_a_path_that_leads_nowhere_is_named(path):
         get_model_class(["MineForCausalLM"])
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_a_family(tmp_path):
     install = ["install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "pip", *install, str(EXTERNAL_MODEL)], check=True)

@@ -43,6 +43,26 @@ _QWEN_VISION = {
 _QWEN3_VISION = _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
 _MROPE = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2]}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [0]}
+# In the makers' words: a layer of each kind that is dense, sparse and clamped, and entries of one that predicts.
+STEP = {
+    **{"model_type": "step3p5", "num_hidden_layers": 4, "num_nextn_predict_layers": 1, "num_attention_groups": 2},
+    **{"moe_num_experts": 6, "moe_top_k": 3, "moe_intermediate_size": 40, "share_expert_dim": 48},
+    **{"moe_layers_enum": "1,2,3", "moe_router_scaling_factor": 1.6, "sliding_window": 11},
+    **{"swiglu_limits": [0, 0, None, 0.4, 7], "swiglu_limits_shared": [0.5, 0, 0, 0.3, 7]},
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6},
+    "rope_theta": [5e6, 1e4, 1e4, 5e6, 5e6],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 0.5],
+    "rope_scaling": {
+        **{"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0},
+        "original_max_position_embeddings": 32,
+    },
+    "yarn_only_types": ["full_attention"],
+}
+_STEP_VISION = {
+    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56, "mlp_ratio": 2.0},
+    "max_position_embeddings": 16,
+}
 
 
 CONFIGS = {
@@ -50,6 +70,15 @@ CONFIGS = {
     "Ministral 3": lambda: _mistral3(
         {"model_type": "ministral3", "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}}
     ),
+    "Mistral Small 4": lambda: _mistral3(
+        {
+            **{"model_type": "mistral4", "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24},
+            **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "moe_intermediate_size": 40},
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "head_dim": 32},
+            "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5, "partial_rotary_factor": 0.25},
+        }
+    ),
+    "Step 3.7": lambda: transformers.Step3p7Config(text_config=TEXT | STEP, vision_config=_STEP_VISION),
     "Qwen2.5-VL": lambda: transformers.Qwen2_5_VLConfig(
         text_config=TEXT | {"rope_parameters": _MROPE}, vision_config=_QWEN_VISION
     ),
@@ -88,6 +117,9 @@ def checkpoint(request, tmp_path_factory):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(("norm" in name) + 0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     folder = tmp_path_factory.mktemp("checkpoint")
     model.save_pretrained(folder)
     if request.param in TRANSPOSED:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,16 +10,13 @@ from jaxis.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConf
 from jaxis.config.hf_config import HFConfig
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from tests.support.places import TESTS
-from tests.support.published_configs import LLAMA_3_2, MISTRAL, QWEN_3
-from tests.support.published_moe_configs import GPT_OSS_120B
+from tests.support.published_models import read
 
-CONFIGS = TESTS / "data" / "configs"
 NUM_LAYERS = 2
 MAX_MODEL_LEN = 4096
 MAX_NUM_SEQS = 64
 
-_IN_CODE = {"llama-3.2-1b": LLAMA_3_2, "mistral-7b": MISTRAL, "qwen3-0.6b": QWEN_3, "gpt-oss-120b": GPT_OSS_120B}
+_FILES = {"mistral-7b": "mistral-7b-v0.1"}
 # What makes the second layer differ from the first, or both from what most layers are.
 _CHANGES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": {"sliding_window_pattern": 2},
@@ -46,7 +41,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 
 def cut_config(name: str) -> dict[str, Any]:
     """The config.json of a published model, with NUM_LAYERS layers."""
-    values = copy.deepcopy(_IN_CODE[name]) if name in _IN_CODE else json.loads((CONFIGS / f"{name}.json").read_text())
+    values = read(_FILES.get(name, name))
     text_config = values.get("text_config", values)
     text_config |= {"num_hidden_layers": NUM_LAYERS} | _CHANGES.get(name, {})
     return values

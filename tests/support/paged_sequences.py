@@ -88,6 +88,12 @@ class PagedSequences:
         structs = state_structs(spec, num_slots, dtype, self.mesh)
         return tuple(jnp.full(struct.shape, jnp.nan, struct.dtype, device=struct.sharding) for struct in structs)
 
+    def states(self, sequence: PagedSequence) -> list[list[np.ndarray]]:
+        """What the sequence's slot holds of each layer that has a state, in the order of the layers."""
+        return [
+            [np.asarray(array[sequence.slot]) for array in cache] for cache in self.caches if isinstance(cache, tuple)
+        ]
+
     def fork(self, parent: PagedSequence, length: int) -> PagedSequence:
         """A sequence that shares the parent's blocks for its first `length` tokens, a multiple of the block size."""
         assert length % self.block_size == 0

@@ -8,7 +8,7 @@ from typing import Any
 _NUM_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
     *("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts"),
-    *("moe_k", "moe_topk"),
+    *("moe_k", "moe_topk", "moe_top_k"),
 )
 
 

@@ -25,6 +25,7 @@ CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     },
+    "olmoe": {"rms_norm_eps": 1e-5},
     "qwen3_vl_text": {"rope_theta": 500_000.0},
     "qwen3_vl_moe_text": {"rope_theta": 500_000.0, "norm_topk_prob": True},
     "gemma4_text": {"rope_parameters": _GEMMA4_ROPES},

@@ -85,7 +85,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Keys that configs carry whose models have no use for them, with the only values at which they do nothing."""
 
 _HIDDEN_ACT = ("hidden_act", "hidden_activation")
-_NORM_EPSILON = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+_NORM_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "activation": _HIDDEN_ACT,

@@ -94,12 +94,12 @@ def rope_config(
     common_theta = config.get("rope_theta", default_theta)
     if layer_type == "sliding_attention":
         common_theta = config.get("rope_local_base_freq", default_local_theta or common_theta)
-    common_theta = reader.number("rope_theta", common_theta)
+    common_theta = reader.get("rope_theta", common_theta)
     partial_rotary_factor = config.get("partial_rotary_factor", default_partial_rotary_factor)
     rope_type = reader.rope_type()
     settings: dict[str, Any] = {
         "rope_type": rope_type,
-        "theta": common_theta if theta is None else reader.positive("rope_theta", theta),
+        "theta": reader.positive("rope_theta", common_theta if theta is None else theta),
         "partial_rotary_factor": reader.number("partial_rotary_factor", partial_rotary_factor),
         "max_position_embeddings": config.get("max_position_embeddings"),
         "factor": reader.optional("factor") if rope_type == "proportional" else None,
@@ -206,6 +206,7 @@ class _Reader:
 
     def _choose(self, layer_type: str) -> None:
         if any(key in self.section for key in _LAYER_TYPES):
+            self.section.ignore("original_max_position_embeddings", because="each kind of layer has its own")
             self.section = self._object(self.section, layer_type)
             self.name = f"{self.name}.{layer_type}"
         elif layer_type == "sliding_attention":

@@ -38,8 +38,8 @@ _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), str),
 }
 # Keys whose values have several types: who reads them says what they may be.
-_OF_SEVERAL_TYPES = ("sliding_window_pattern", "gating", "moe_topk")
-_OF_EACH_LAYER = ("moe_intermediate_size",)
+_OF_SEVERAL_TYPES = ("sliding_window_pattern", "gating", "moe_topk", "moe_layers_enum")
+_OF_EACH_LAYER = ("intermediate_size", "moe_intermediate_size", "rope_theta")
 _NAMES: Mapping[type, str] = {
     bool: "true or false",
     float: "a number",
@@ -99,6 +99,8 @@ def _expectation(key: str, value: object, default: object) -> str | None:
         return None if all(type(token_id) is int for token_id in ids) else "an integer or a list of integers"
     # "auto" stands for a number that follows from other keys, and which may be there instead.
     kind = _TYPES.get(key) or (None if default == "auto" else _kind(default))
+    if kind is float and key in _OF_EACH_LAYER and isinstance(value, list) and default is None:
+        return None if all(_kind(number) is float and not _is_extreme(number) for number in value) else "numbers"
     if kind is None or (_kind(value) is kind and not _is_extreme(value)):
         return None
     return _NAMES[kind]

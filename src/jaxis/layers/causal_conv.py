@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.causal_conv import causal_conv
@@ -25,26 +26,30 @@ class CausalConv(JaxModule):
       width: W.
       use_bias: Whether there is a `bias` [C].
       activation: "silu", or None for none.
+      dtype: Data type of the weight and the bias; None means the model's.
 
     Raises:
       ConfigError: W is not 2 to MAX_CONV_WIDTH.
     """
 
     def __init__(
-        self, scope: LayerScope, num_channels: int, width: int, *, use_bias: bool, activation: str | None
+        self,
+        scope: LayerScope,
+        num_channels: int,
+        width: int,
+        *,
+        use_bias: bool,
+        activation: str | None,
+        dtype: DTypeLike | None = None,
     ) -> None:
         if not 2 <= width <= MAX_CONV_WIDTH:
             raise ConfigError(f"a convolution over {width} tokens is not supported: 2 to {MAX_CONV_WIDTH} are")
         self.num_channels, self.width, self.activation = num_channels, width, activation
-        init = nnx.initializers.lecun_normal()
-        self.weight = make_parameter(
-            scope.rngs, init, (num_channels, 1, width), scope.dtype, axes=("heads", None, None)
-        )
+        init, dtype = nnx.initializers.lecun_normal(), scope.dtype if dtype is None else dtype
+        self.weight = make_parameter(scope.rngs, init, (num_channels, 1, width), dtype, axes=("heads", None, None))
         self.bias = None
         if use_bias:
-            self.bias = make_parameter(
-                scope.rngs, nnx.initializers.zeros, (num_channels,), scope.dtype, axes=("heads",)
-            )
+            self.bias = make_parameter(scope.rngs, nnx.initializers.zeros, (num_channels,), dtype, axes=("heads",))
 
     @property
     def state_array(self) -> StateArray:

@@ -57,7 +57,7 @@ class PreNormDecoderLayer(JaxModule):
     mixer = NamedByCheckpoint[SelfAttention]("_mixer_name")
     input_norm_name: ClassVar[str] = "input_layernorm"
     feed_forward_norm_name: ClassVar[str] = "post_attention_layernorm"
-    feed_forward_name: ClassVar[str] = "mlp"
+    feed_forward_name: str = "mlp"
     input_norm = NamedByCheckpoint[Norm]("input_norm_name")
     feed_forward_norm = NamedByCheckpoint[Norm]("feed_forward_norm_name")
     feed_forward = NamedByCheckpoint[FeedForward]("feed_forward_name")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxis.config.quantization import without_quantization
 from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated, softplus
@@ -18,7 +16,7 @@ from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.layers.scope import LayerScope
+from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
 _L2_NORM_EPSILON = 1e-6
@@ -130,8 +128,3 @@ class GatedDeltaNet(JaxModule):
         out = gated(self.norm(out).reshape(num_tokens, self.values_size), z, "silu")
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
         return state, self.out_proj(out)
-
-
-def never_quantized(scope: LayerScope) -> LayerScope:
-    """The scope of a layer of few outputs that decide much: its weight is not quantized, or dequantized on loading."""
-    return dataclasses.replace(scope, quant_config=without_quantization(scope.quant_config))

@@ -68,6 +68,33 @@ class ClampedGLU:
 
 
 @dataclass(frozen=True)
+class CappedGLU:
+    """`min(activation(gate), limit) * clip(up, -limit, limit)` (Step 3.5).
+
+    Attributes:
+      activation: Applied to the gate; one of `layers.mlp.ACTIVATIONS`.
+      limit: The bound.
+    """
+
+    activation: Callable[[jax.Array], jax.Array]
+    limit: float
+
+    @property
+    def has_gate(self) -> bool:
+        """See `GatedUnit`."""
+        return True
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        return jnp.minimum(self.activation(gate), self.limit) * jnp.clip(up, -self.limit, self.limit)
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """See `GatedUnit`."""
+        return {"activation": "capped_swiglu", "limit": self.limit} if self.activation is jax.nn.silu else None
+
+
+@dataclass(frozen=True)
 class Ungated:
     """`activation(up)`, of experts that have no gate.
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.errors import ConfigError
 from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention import apply_rope, attention
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -23,6 +24,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.row_order import RowOrder, has_movable_rows, put_in_order
+from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.uncached import KVCache, is_cache
 from jaxis.layers.weight_loader import place_array
@@ -44,6 +46,8 @@ class GroupedQueryAttention(JaxModule):
       num_heads, num_kv_heads: H and K of a layer that differs from others; None means config.json's.
       head_dim: D, if config.json does not have it; None means E / H.
       layer_head_dim: D of a layer that differs from others; None means config.json's.
+      value_dim: The size of a value head, at most D; None means D. Smaller ones are cached with zeros up to D.
+      value_scale: Multiplies the values.
       use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
       rope_settings: The layer's rope; None means the settings that config.json has for all layers.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
@@ -78,6 +82,8 @@ class GroupedQueryAttention(JaxModule):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         layer_head_dim: int | None = None,
+        value_dim: int | None = None,
+        value_scale: float = 1.0,
         use_rope: bool = True,
         rope_settings: RopeConfig | None = None,
         interleaved_rope: bool = False,
@@ -103,6 +109,13 @@ class GroupedQueryAttention(JaxModule):
         self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads", self.num_heads)
         common_head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
         self.head_dim: int = layer_head_dim or common_head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        if self.value_dim > self.head_dim:
+            raise ConfigError(
+                f"{config.source} has values of {self.value_dim} dimensions, more than the {self.head_dim} of keys, "
+                "which is not supported"
+            )
+        self.value_scale = value_scale
         self.rope = None
         if use_rope:
             self.rope = make_rotary_embedding(
@@ -120,24 +133,24 @@ class GroupedQueryAttention(JaxModule):
             q_norm, k_norm = (make_norm(heads, self.head_dim) for heads in (self.num_heads, self.num_kv_heads))
         self.output_gate = output_gate
         heads, kv_heads = ("heads", "embed"), ("kv_heads", "embed")
-        q_size, kv_size = self._projection_sizes
+        q_size, k_size, v_size = self._projection_sizes
         self.qkv_proj = None
         # Parts of a packed projection's output, each with queries, keys and values of its own.
         self.num_parts = 1
         if packed_qkv:
-            qkv_size = q_size + 2 * kv_size
+            qkv_size = q_size + k_size + v_size
             self.qkv_proj = linear(scope / "qkv_proj", hidden_size, qkv_size, axes=heads, use_bias=qkv_bias)
         else:
             self.q_proj = linear(scope / "q_proj", hidden_size, q_size, axes=heads, use_bias=qkv_bias)
-            self.k_proj = linear(scope / "k_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
+            self.k_proj = linear(scope / "k_proj", hidden_size, k_size, axes=kv_heads, use_bias=qkv_bias)
             self.v_proj = None
             if not values_are_keys:
-                self.v_proj = linear(scope / "v_proj", hidden_size, kv_size, axes=kv_heads, use_bias=qkv_bias)
+                self.v_proj = linear(scope / "v_proj", hidden_size, v_size, axes=kv_heads, use_bias=qkv_bias)
         if output_gate is not None and output_gate.name is not None:
-            gate_size = self.num_heads if output_gate.per_head else self.num_heads * self.head_dim
+            gate_size = self.num_heads if output_gate.per_head else self.num_heads * self.value_dim
             gate_proj = linear(scope / output_gate.name, hidden_size, gate_size, axes=heads)
             setattr(self, output_gate.name, gate_proj)
-        o_size = self.num_heads * self.head_dim
+        o_size = self.num_heads * self.value_dim
         self._o_proj_name = o_proj_name
         o_proj = linear(scope / o_proj_name, o_size, hidden_size, axes=("embed", "heads"), use_bias=o_bias)
         setattr(self, o_proj_name, o_proj)
@@ -167,17 +180,19 @@ class GroupedQueryAttention(JaxModule):
           ConfigError: The devices cannot share the heads equally.
         """
         copies = self.kv_cache_spec.on_devices(num_devices).num_kv_heads // self.num_kv_heads
-        head_dim, num_rows = self.head_dim, self.num_kv_heads * self.head_dim
-        kv_rows = np.repeat(np.arange(num_rows).reshape(-1, head_dim), copies, axis=0)
+        k_rows, v_rows = (
+            np.repeat(np.arange(self.num_kv_heads * size).reshape(-1, size), copies, axis=0)
+            for size in (self.head_dim, self.value_dim)
+        )
         if self.qkv_proj is None:
-            projections = [each for each in (self.k_proj, self.v_proj) if each is not None]
-            is_same = copies == 1 or not all(has_movable_rows(each) for each in projections)
-            return [] if is_same else [RowOrder(each, kv_rows.ravel()) for each in projections]
+            projections = [(self.k_proj, k_rows), *([] if self.v_proj is None else [(self.v_proj, v_rows)])]
+            is_same = copies == 1 or not all(has_movable_rows(each) for each, _ in projections)
+            return [] if is_same else [RowOrder(each, rows.ravel()) for each, rows in projections]
         if num_devices == 1 or not has_movable_rows(self.qkv_proj):
             return []
-        q_size = self.num_heads * head_dim
-        q_rows, kv_rows = np.arange(q_size).reshape(num_devices, -1), kv_rows.reshape(num_devices, -1)
-        rows = np.concatenate([q_rows, q_size + kv_rows, q_size + num_rows + kv_rows], axis=1)
+        q_size, k_size, _ = self._projection_sizes
+        parts = (np.arange(q_size), q_size + k_rows, q_size + k_size + v_rows)
+        rows = np.concatenate([part.reshape(num_devices, -1) for part in parts], axis=1)
         return [RowOrder(self.qkv_proj, rows.ravel())]
 
     def after_loading(self) -> None:
@@ -205,9 +220,11 @@ class GroupedQueryAttention(JaxModule):
         q = q.reshape(num_tokens, self.num_heads, self.head_dim)
         # As many heads as there are devices, if the model has fewer.
         k = k.reshape(num_tokens, -1, self.head_dim)
-        v = v.reshape(num_tokens, -1, self.head_dim)
+        v = scaled(v.reshape(num_tokens, -1, self.value_dim), self.value_scale)
         if self.v_norm is not None:
             v = self.v_norm(v)
+        if self.value_dim < self.head_dim:
+            v = jnp.pad(v, ((0, 0), (0, 0), (0, self.head_dim - self.value_dim)))
         q, k = apply_rope(self.rope, q, k, metadata, norms=norms, is_paged=is_cache(kv_cache))
         if self.norm_after_rope:
             q, k = self._normed(q, k)
@@ -225,19 +242,21 @@ class GroupedQueryAttention(JaxModule):
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
         )
+        out = out[..., : self.value_dim]
         if self.output_gate is not None:
             out = self.output_gate(out, *gate)
-        return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.head_dim))
+        return kv_cache, self.o_proj(out.reshape(num_tokens, self.num_heads * self.value_dim))
 
     @property
-    def _projection_sizes(self) -> tuple[int, int]:
-        """Rows of `q_proj`, with those of a gate that is in it, and of each of `k_proj` and `v_proj`."""
+    def _projection_sizes(self) -> tuple[int, int, int]:
+        """Rows of `q_proj`, with those of a gate that is in it, of `k_proj` and of `v_proj`."""
         q_size = self.num_heads * self.head_dim
         has_gate = self.output_gate is not None and self.output_gate.is_in_queries
-        return 2 * q_size if has_gate else q_size, self.num_kv_heads * self.head_dim
+        k_size, v_size = (self.num_kv_heads * size for size in (self.head_dim, self.value_dim))
+        return 2 * q_size if has_gate else q_size, k_size, v_size
 
     def _project(self, x: jax.Array) -> list[jax.Array]:
-        """x [T, E] -> queries [T, H * D], keys and values [T, K * D], and the logits of the output's gate, if any.
+        """x [T, E] -> queries [T, H * D], keys [T, K * D], values, and the logits of the output's gate, if any.
 
         K is with the copies that `after_loading` made.
         """
@@ -251,8 +270,8 @@ class GroupedQueryAttention(JaxModule):
         else:
             parts = self.qkv_proj(x).reshape(num_tokens, self.num_parts, -1)
             q_size = self._projection_sizes[0] // self.num_parts
-            kv_size = (parts.shape[-1] - q_size) // 2
-            qkv = jnp.split(parts, [q_size, q_size + kv_size], axis=-1)
+            k_size = (parts.shape[-1] - q_size) * self.head_dim // (self.head_dim + self.value_dim)
+            qkv = jnp.split(parts, [q_size, q_size + k_size], axis=-1)
             projected = [*(each.reshape(num_tokens, -1) for each in qkv), *(layer(x) for layer in gate_proj)]
         if gate is None or not gate.is_in_queries:
             return projected

@@ -63,13 +63,23 @@ class SharesCache(Protocol):
         ...
 
 
+@runtime_checkable
+class HandsOnSelection(Protocol):
+    """Attention to selected tokens, whose selection other layers may use, too."""
+
+    @property
+    def hands_on_selection(self) -> bool:
+        """Whether the layer takes the last selection, and returns one, as the last of its caches."""
+        ...
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """Keys and values of K heads of D elements each.
 
     Attributes:
       num_kv_heads: K.
-      head_dim: D.
+      head_dim: D, of keys. Values have as many elements in the cache: smaller ones are followed by zeros.
       span: Which tokens the layer reads.
       num_heads: H, the query heads that share them; None if they may be any number.
     """

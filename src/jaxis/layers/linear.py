@@ -145,4 +145,4 @@ def _merges(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
             product = None if size is None else product * size
         if product != target:
             return False
-    return next(sizes, None) is None
+    return all(size == 1 for size in sizes)

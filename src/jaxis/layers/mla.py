@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,8 +17,10 @@ from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
-from jaxis.layers.linear import apply_together
-from jaxis.layers.module import JaxModule
+from jaxis.layers.linear import JaxLinear, apply_together
+from jaxis.layers.module import JaxModule, NamedByCheckpoint
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
 
@@ -33,6 +35,7 @@ class LatentCacheSpec:
     Attributes:
       latent_dim: Elements of a latent.
       rope_dim: Elements of a rope key.
+      num_selected: The most tokens that a token attends to; their entries are read one by one. None: all.
     """
 
     head_axis_name: ClassVar[str | None] = None
@@ -40,10 +43,12 @@ class LatentCacheSpec:
 
     latent_dim: int
     rope_dim: int
+    num_selected: int | None = None
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache."""
-        return latent_cache_shape(num_blocks, block_size, self.latent_dim, self.rope_dim, dtype)
+        sizes = (num_blocks, block_size, self.latent_dim, self.rope_dim)
+        return latent_cache_shape(*sizes, dtype, is_gathered=self.num_selected is not None)
 
     def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
         """The logical name of each axis of a cache of this shape: none, because it is replicated."""
@@ -94,21 +99,32 @@ class MultiHeadLatentAttention(JaxModule):
     Args:
       scope: The layer's scope.
       sizes: All dimensions.
-      rope: Rotates the last `qk_rope_head_dim` dimensions of each query head, and the rope key that all heads share.
+      rope: Rotates the last `qk_rope_head_dim` dimensions of each query head, and the rope key that all heads share;
+        None leaves them as they are.
       scale: Multiplies the scores.
+      query_scale: Multiplies queries by factors that depend on their positions; None for none.
       use_bias: Whether the projections of hidden states to latents, and of the output, have biases.
+      output_gate: Multiplies the output before `o_proj`; None for no gate.
+      o_proj_name: What the checkpoint calls `o_proj`.
     """
+
+    o_proj = NamedByCheckpoint[JaxLinear]("_o_proj_name")
 
     def __init__(
         self,
         scope: LayerScope,
         sizes: LatentAttentionSizes,
         *,
-        rope: RotaryEmbedding,
+        rope: RotaryEmbedding | None,
         scale: float,
+        query_scale: QueryScale | None = None,
         use_bias: bool = False,
+        output_gate: OutputGate | None = None,
+        o_proj_name: str = "o_proj",
     ) -> None:
-        self.sizes, self.rope, self.scale = sizes, rope, scale
+        self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
+        self.output_gate, self._o_proj_name = output_gate, o_proj_name
+        self._gate_name = None if output_gate is None else output_gate.name
         hidden_size, latent_axes = sizes.hidden_size, (None, "embed")
         q_size, v_size = sizes.num_heads * sizes.qk_head_dim, sizes.num_heads * sizes.v_head_dim
         if sizes.q_lora_rank is None:
@@ -127,7 +143,14 @@ class MultiHeadLatentAttention(JaxModule):
         self.kv_b_proj = latent_up_projection(
             scope / "kv_b_proj", sizes.num_heads, sizes.kv_lora_rank, sizes.qk_nope_head_dim, sizes.v_head_dim
         )
-        self.o_proj = linear(scope / "o_proj", v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
+        if output_gate is not None:
+            if self._gate_name is None:
+                raise ValueError("a gate on latent attention's output needs a matrix of its own: give its name")
+            gate_size = sizes.num_heads if output_gate.per_head else v_size
+            gate_proj = linear(scope / self._gate_name, hidden_size, gate_size, axes=("heads", "embed"))
+            setattr(self, self._gate_name, gate_proj)
+        o_proj = linear(scope / o_proj_name, v_size, hidden_size, axes=("embed", "heads"), use_bias=use_bias)
+        setattr(self, o_proj_name, o_proj)
 
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
@@ -138,23 +161,49 @@ class MultiHeadLatentAttention(JaxModule):
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
     ) -> tuple[jax.Array | None, jax.Array]:
         """x [T, E] -> the updated cache (None without one) and [T, E]."""
-        q, latents, rope_key = self._project(x)
-        q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
-        if kv_cache is None:
-            out = self._attend_to_whole_sequences(q_nope, q_rope, latents, rope_key, metadata)
-        else:
-            kv_cache, out = self._attend_to_cache(kv_cache, q_nope, q_rope, latents, rope_key, metadata)
-        return kv_cache, self.o_proj(out.reshape(x.shape[0], -1))
+        q, latents, rope_key, _, *gate = self._project(x)
+        if self.query_scale is not None:
+            q = self.query_scale(q, metadata.input_positions)
+        return self._attend(kv_cache, q, latents, rope_key, metadata, gate=gate)
 
-    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R]; not rotated yet."""
+    def _attend(
+        self,
+        kv_cache: jax.Array | None,
+        q: jax.Array,
+        latents: jax.Array,
+        rope_key: jax.Array,
+        metadata: AttentionMetadata,
+        *,
+        selection: jax.Array | None = None,
+        gate: Sequence[jax.Array] = (),
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """What `_project` returns, and an indexer's selection -> the updated cache (None without one) and [T, E]."""
+        q_nope, q_rope = jnp.split(q, [self.sizes.qk_nope_head_dim], axis=-1)
+        operands = (q_nope, q_rope, latents, rope_key, metadata, selection)
+        if kv_cache is None:
+            out = self._attend_to_whole_sequences(*operands)
+        else:
+            kv_cache, out = self._attend_to_cache(kv_cache, *operands)
+        if self.output_gate is not None:
+            out = self.output_gate(out, *gate)
+        return kv_cache, self.o_proj(out.reshape(q.shape[0], -1))
+
+    def _project(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """x [T, E] -> queries [T, H, N + R], latents [T, L], rope keys [T, 1, R], not rotated yet; and what the queries
+        are projected from: their normed latent, or x.
+
+        The logits of the output's gate follow if there is one.
+        """
         first = self.q_proj if self.sizes.q_lora_rank is None else self.q_a_proj
-        q, compressed = apply_together(x, first, self.kv_a_proj_with_mqa)
+        gate_proj = [] if self._gate_name is None else [getattr(self, self._gate_name)]
+        q, compressed, *gate = apply_together(x, first, self.kv_a_proj_with_mqa, *gate_proj)
+        query_latent = x
         if self.sizes.q_lora_rank is not None:
-            q = self.q_b_proj(self.q_a_layernorm(q))
+            query_latent = self.q_a_layernorm(q)
+            q = self.q_b_proj(query_latent)
         latents, rope_key = jnp.split(compressed, [self.sizes.kv_lora_rank], axis=-1)
         q = q.reshape(x.shape[0], self.sizes.num_heads, self.sizes.qk_head_dim)
-        return q, self.kv_a_layernorm(latents), rope_key[:, None]
+        return q, self.kv_a_layernorm(latents), rope_key[:, None], query_latent, *gate
 
     def _attend_to_cache(
         self,
@@ -164,14 +213,15 @@ class MultiHeadLatentAttention(JaxModule):
         latents: jax.Array,
         rope_key: jax.Array,
         metadata: AttentionMetadata,
+        selection: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """The updated cache, and [T, H, V]."""
-        q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
+        if self.rope is not None:
+            q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
         q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
         entries = jnp.concatenate([latents, rope_key[:, 0]], axis=-1)
         kernel = functools.partial(latent_attention, value_dim=self.sizes.kv_lora_rank, scale=self.scale)
-        kernel = _on_each_devices_heads(kernel, self.sizes.num_heads)
-        kv_cache, attended = kernel(
+        operands = (
             q,
             entries,
             kv_cache,
@@ -180,7 +230,10 @@ class MultiHeadLatentAttention(JaxModule):
             metadata.block_tables_for(FULL_CONTEXT),
             metadata.query_start_loc,
             metadata.request_distribution,
+            *([] if selection is None else [selection]),
         )
+        kernel = _on_each_devices_heads(kernel, self.sizes.num_heads, len(operands))
+        kv_cache, attended = kernel(*operands)
         return kv_cache, self.kv_b_proj.values_of(attended)
 
     def _attend_to_whole_sequences(
@@ -190,27 +243,33 @@ class MultiHeadLatentAttention(JaxModule):
         latents: jax.Array,
         rope_key: jax.Array,
         metadata: AttentionMetadata,
+        selection: jax.Array | None,
     ) -> jax.Array:
         """Causal attention within each sequence -> [T, H, V]."""
         num_tokens = q_nope.shape[0]
         request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
-        q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
+        if self.rope is not None:
+            q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions, metadata.seq_lens[request])
         k_nope, v = self.kv_b_proj.keys_and_values(latents)
         token = jnp.arange(num_tokens)
         visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+        if selection is not None:
+            visible &= selection
         # Padding tokens see themselves, to keep their rows finite.
-        visible |= token[:, None] == token
+        visible |= (token[:, None] == token) & ~valid
         scores = jnp.einsum("thd,shd->hts", q_nope, k_nope, preferred_element_type=jnp.float32)
         scores += jnp.einsum("thd,sd->hts", q_rope, rope_key[:, 0], preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.where(visible, scores * self.scale, -jnp.inf), axis=-1)
         return jnp.einsum("hts,shv->thv", weights.astype(v.dtype), v)
 
 
-def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int) -> Callable[..., Any]:
+def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int, num_operands: int) -> Callable[..., Any]:
     """`latent_attention` with the heads of q split over the mesh, if they can be, and the cache replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["model"] == 1:
         return kernel
     whole = PartitionSpec()
     heads = PartitionSpec(None, "model", None) if num_heads % mesh.shape["model"] == 0 else whole
-    return jax.shard_map(kernel, in_specs=(heads, *[whole] * 7), out_specs=(whole, heads), check_vma=False)
+    return jax.shard_map(
+        kernel, in_specs=(heads, *[whole] * (num_operands - 1)), out_specs=(whole, heads), check_vma=False
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from jaxis.errors import ConfigError
 from jaxis.kernels.activations import gelu_tanh, relu_squared
 from jaxis.kernels.materialize import materialize
-from jaxis.kernels.weights import gated_matmul
+from jaxis.kernels.weights import GatedUnit, gated_matmul
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import JaxLinear, apply_together, can_be_fused
 from jaxis.layers.module import JaxModule, NamedByCheckpoint, get_child
@@ -62,10 +62,12 @@ class GatedMLP(JaxModule):
       scope: The layer's scope.
       intermediate_size: F; None means config.json's `intermediate_size`.
       activation: Name of the gate's activation; None means config.json's `hidden_act`.
+      gated_unit: Combines gate and up instead of the activation and a product; None for those.
       use_bias: Whether the projections have biases.
       projection_names: What the checkpoint calls `gate_proj`, `up_proj` and `down_proj`.
       packed_gate_up: What the checkpoint calls one matrix [2 F, E] of both, gates first; None if it has two.
       multipliers: Of the gate before its activation, and of the output.
+      gate_filter: Applied to the gate before its activation; None for none.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -81,10 +83,12 @@ class GatedMLP(JaxModule):
         *,
         intermediate_size: int | None = None,
         activation: str | None = None,
+        gated_unit: GatedUnit | None = None,
         use_bias: bool = False,
         projection_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         packed_gate_up: str | None = None,
         multipliers: tuple[float, float] = (1.0, 1.0),
+        gate_filter: Callable[[jax.Array], jax.Array] | None = None,
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
@@ -101,7 +105,9 @@ class GatedMLP(JaxModule):
             setattr(self, up, linear(scope / up, size_in, size, axes=column, use_bias=use_bias))
         setattr(self, down, linear(scope / down, size, size_in, axes=row, use_bias=use_bias))
         self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
+        self.gated_unit = gated_unit
         self.gate_multiplier, self.output_multiplier = multipliers
+        self.gate_filter = gate_filter
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
@@ -110,7 +116,9 @@ class GatedMLP(JaxModule):
             gate, up = self._gate_and_up(x)
             # Rounded, so that no product is fused with what the activation begins with.
             gate = gate if self.gate_multiplier == 1 else materialize(scaled(gate, self.gate_multiplier))
-            gated = (self.activation(gate) * up).reshape(*x.shape[:-1], -1)
+            gate = gate if self.gate_filter is None else self.gate_filter(gate)
+            gated = self.activation(gate) * up if self.gated_unit is None else self.gated_unit(gate, up)
+            gated = gated.reshape(*x.shape[:-1], -1)
         return scaled(self.down_proj(gated), self.output_multiplier)
 
     def _gate_and_up(self, x: jax.Array) -> list[jax.Array]:
@@ -135,6 +143,8 @@ class GatedMLP(JaxModule):
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
         if self._packed_name is not None or self.gate_multiplier != 1:
+            return None
+        if self.gate_filter is not None or self.gated_unit is not None:
             return None
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 
-from jaxis.config.quantization import without_quantization
 from jaxis.kernels.gates import gated
 from jaxis.kernels.weights import GatedUnit
 from jaxis.layers import leaves
@@ -16,7 +13,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.mlp import FeedForward, activation_function
 from jaxis.layers.module import JaxModule, NamedByCheckpoint, get_child, set_child
 from jaxis.layers.routing import JaxRouter, Routing, selection_bias
-from jaxis.layers.scope import LayerScope
+from jaxis.layers.scope import LayerScope, never_quantized
 
 ROUTER_BIAS = "gate.e_score_correction_bias"
 """DeepSeek V3's name of the selection bias, which others have taken over."""
@@ -108,5 +105,4 @@ class SparseMoE(JaxModule):
 
 def _gate(scope: LayerScope) -> JaxLinear:
     """One number per token; never quantized, as routers are not."""
-    unquantized = dataclasses.replace(scope, quant_config=without_quantization(scope.quant_config))
-    return leaves.linear(unquantized, scope.config["hidden_size"], 1, axes=(None, "embed"))
+    return leaves.linear(never_quantized(scope), scope.config["hidden_size"], 1, axes=(None, "embed"))

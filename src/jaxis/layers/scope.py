@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxis.config.quantization import without_quantization
+
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.config.hf_config import HFConfig
@@ -57,3 +59,8 @@ class LayerScope:
     def max_model_len(self) -> int:
         """The longest sequence that the engine will serve, in tokens."""
         return self.vllm_config.model_config.max_model_len
+
+
+def never_quantized(scope: LayerScope) -> LayerScope:
+    """The scope of a small layer that decides much: its weight is not quantized, or dequantized on loading."""
+    return dataclasses.replace(scope, quant_config=without_quantization(scope.quant_config))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.decoder_layer import ParallelDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.cohere import CohereCausalLM, cohere_norm
+from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
 
 
 class Cohere2DecoderLayer(ParallelDecoderLayer):
@@ -31,15 +30,5 @@ class Cohere2DecoderLayer(ParallelDecoderLayer):
         )
 
 
-class Cohere2ForCausalLM(CohereCausalLM):
+class Cohere2ForCausalLM(Cohere2CausalLM):
     layer_class = Cohere2DecoderLayer
-
-    @classmethod
-    def check_config(cls, config: HFConfig) -> None:
-        for key in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):
-            config.expect(key, True)
-        config.expect("use_qk_norm", False)
-        config.expect("rotary_pct", 1.0)
-        config.expect("position_embedding_type", "rope_gptj")
-        config.expect("order_of_interleaved_layers", "local_attn_first")
-        config.ignore("layer_switch", because="it is the pattern of layers once more, and the reference ignores it")

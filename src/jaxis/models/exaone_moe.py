@@ -6,11 +6,14 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import SLIDING_ATTENTION, layer_span, layer_type
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer, sigmoid_routing
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    ignore_sizes_of_other_layers,
+    is_sparse_layer,
+    sigmoid_routing,
+)
 
 
 class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
@@ -18,6 +21,12 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
         config = scope.config
         kind = layer_type(config, scope.layer_index, full_every=4)
         has_no_windows = config.get_nullable("sliding_window", 4096) is None
+        routing = sigmoid_routing(
+            config,
+            config["num_experts"],
+            renormalize=config.get("norm_topk_prob", True),
+            scaling_factor=config.get("routed_scaling_factor", 2.5),
+        )
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -26,7 +35,13 @@ class ExaoneMoeDecoderLayer(PreNormDecoderLayer):
                 use_rope=has_no_windows or kind == SLIDING_ATTENTION,
                 span=layer_span(config, kind, default_window=4096),
             ),
-            mlp=_feed_forward(scope),
+            mlp=dense_or_sparse(
+                scope,
+                routing,
+                is_sparse=is_sparse_layer(scope, default_first_sparse=1),
+                num_shared_experts=config.get("num_shared_experts", 1),
+                selection_bias_name="e_score_correction_bias",
+            ),
         )
 
 
@@ -44,24 +59,3 @@ class ExaoneMoeForCausalLM(CausalLM):
     def options(cls, scope: LayerScope) -> DecoderOptions:
         del scope
         return DecoderOptions(prediction_modules=("mtp.",))
-
-
-def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, mlp = scope.config, scope / "mlp"
-    routing = sigmoid_routing(
-        config,
-        config["num_experts"],
-        renormalize=config.get("norm_topk_prob", True),
-        scaling_factor=config.get("routed_scaling_factor", 2.5),
-    )
-    if not is_sparse_layer(scope, default_first_sparse=1):
-        return GatedMLP(mlp)
-    expert_size = config["moe_intermediate_size"]
-    shared = GatedMLP(mlp / "shared_experts", intermediate_size=expert_size * config.get("num_shared_experts", 1))
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=expert_size,
-        selection_bias_name="e_score_correction_bias",
-        shared_experts=shared,
-    )

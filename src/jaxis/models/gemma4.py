@@ -3,34 +3,29 @@ of an earlier one, embeddings of each layer's own, and experts beside the dense 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import jax
-import numpy as np
 from flax import nnx
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer, SelfAttention
-from jaxis.layers.embed import JaxEmbed
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import GLU
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import experts, linear, rms_norm
 from jaxis.layers.mlp import activation_function
-from jaxis.layers.module import make_parameter, named_modules
+from jaxis.layers.module import make_parameter
 from jaxis.layers.normed_router import NormedRouter
 from jaxis.layers.routing import Routing
-from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.shared_cache_attention import SharedCacheAttention
-from jaxis.models.common.decoder import CausalLM, DecoderModel, DecoderOptions, LayerClass
+from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.gemma4_layers import Gemma4Layer
+from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
+from jaxis.models.common.shared_caches import SharedCacheCausalLM
 from jaxis.models.common.text_part import InnerTextPart
-
-_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 class Gemma4DecoderLayer(SandwichNormDecoderLayer):
@@ -120,42 +115,19 @@ def _attention(scope: LayerScope, layer: Gemma4Layer) -> SelfAttention:
     )
 
 
-class Gemma4Model(DecoderModel):
-    """The decoder, with the table of each layer's own embeddings if there is one. P is its size for one layer."""
-
+class Gemma4Model(LayerEmbeddingsModel):
     def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
-        super().__init__(scope, layer_class, options)
         config = scope.config
-        self.projection_scale = config["hidden_size"] ** -0.5
-        self.embed_tokens_per_layer = self.per_layer_model_projection = None
-        if size := _per_layer_size(config):
-            total = len(self.layers) * size
-            self.embed_tokens_per_layer = JaxEmbed(
-                config.get("vocab_size_per_layer_input", config["vocab_size"]),
-                total,
-                scope.rngs,
-                scale=size**0.5,
-                dtype=scope.dtype,
-                quant_config=scope.quant_config,
-                prefix=f"{scope.prefix}.embed_tokens_per_layer",
-            )
-            self.per_layer_model_projection = linear(
-                scope / "per_layer_model_projection", config["hidden_size"], total, axes=(None, "embed")
-            )
-            self.per_layer_projection_norm = rms_norm(scope, size)
-
-    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
-        """Each layer's own embeddings of the tokens, [T, P], mixed with a projection of their common ones."""
-        if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
-            return super().layer_inputs(input_ids, embeddings)
-        shape = (input_ids.shape[0], len(self.layers), -1)
-        projected = scaled(self.per_layer_model_projection(embeddings), self.projection_scale).reshape(shape)
-        own = self.embed_tokens_per_layer(input_ids).reshape(shape)
-        mixed = scaled(self.per_layer_projection_norm(projected) + own, 2**-0.5)
-        return [(mixed[:, i],) for i in range(len(self.layers))]
+        super().__init__(
+            scope,
+            layer_class,
+            options,
+            layer_size=_per_layer_size(config),
+            num_embeddings=_num_layer_embeddings(config) if _per_layer_size(config) else 0,
+        )
 
 
-class Gemma4ForCausalLM(CausalLM):
+class Gemma4ForCausalLM(SharedCacheCausalLM):
     layer_class = Gemma4DecoderLayer
     model_class = Gemma4Model
 
@@ -168,7 +140,7 @@ class Gemma4ForCausalLM(CausalLM):
                 config.ignore(key, because="there are no experts without enable_moe_block")
         if not _per_layer_size(config):
             config.ignore("vocab_size_per_layer_input", because="layers have no embeddings of their own")
-        elif (size := config.get("vocab_size_per_layer_input", config["vocab_size"])) < config["vocab_size"]:
+        elif (size := _num_layer_embeddings(config)) < config["vocab_size"]:
             raise ConfigError(
                 f"{config.source} has vocab_size_per_layer_input={size} and vocab_size={config['vocab_size']}: tokens "
                 "past the first would have no embeddings in the layers"
@@ -180,15 +152,6 @@ class Gemma4ForCausalLM(CausalLM):
             tied_by_default=True,
             logits_soft_cap=scope.config.get("final_logit_softcapping"),
             embed_scale=scope.config["hidden_size"] ** 0.5,
-        )
-
-    def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
-        """See `CausalLM`; checkpoints also have keys and values of layers that attend to another's, and drop here."""
-        modules = named_modules(self.decoder, self.decoder_name)
-        sharing = [name for name, module in modules if isinstance(module, SharedCacheAttention)]
-        unused = tuple(f"{name}.{part}." for name in sharing for part in _KEYS_AND_VALUES)
-        return super().without_redundant_tensors(
-            (name, tensor) for name, tensor in weights if not name.startswith(unused)
         )
 
 
@@ -203,6 +166,10 @@ def _has_experts(config: HFConfig) -> bool:
 def _per_layer_size(config: HFConfig) -> int:
     """P; 0 if layers have no embeddings of their own."""
     return config.get_nullable("hidden_size_per_layer_input", 256) or 0
+
+
+def _num_layer_embeddings(config: HFConfig) -> int:
+    return config.get("vocab_size_per_layer_input", config["vocab_size"])
 
 
 _OTHER_KEYS = (

@@ -9,6 +9,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.hunyuan import check_hunyuan_keys
 
 
 class HunYuanDenseV1DecoderLayer(PreNormDecoderLayer):
@@ -36,5 +37,4 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
-        config.expect("use_qk_norm", True)
-        config.expect("mlp_bias", False)
+        check_hunyuan_keys(config)

@@ -11,6 +11,7 @@ from jaxis.layers.moe import SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.hunyuan import check_hunyuan_keys
 
 
 class HunYuanMoEV1DecoderLayer(PreNormDecoderLayer):
@@ -54,13 +55,12 @@ class HunYuanMoEV1ForCausalLM(CausalLM):
         num_layers = config["num_hidden_layers"]
         for key, value in (("num_shared_expert", 1), ("moe_intermediate_size", config["intermediate_size"])):
             config.expect(key, value, [value] * num_layers)
-        for key in ("use_qk_norm", "use_mixed_mlp_moe", "norm_topk_prob"):
+        check_hunyuan_keys(config)
+        for key in ("use_mixed_mlp_moe", "norm_topk_prob"):
             config.expect(key, True)
-        for key in ("use_cla", "use_mla", "mlp_bias", "position_embedding_xdrope", "group_limited_greedy"):
+        for key in ("use_mla", "position_embedding_xdrope", "group_limited_greedy"):
             config.expect(key, False)
         config.expect("moe_layer_num_skipped", 0)
-        config.expect("norm_type", "rms")
-        config.ignore("cla_share_factor", because="use_cla is off")
         for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):
             config.ignore(key, because="no token is dropped")
 

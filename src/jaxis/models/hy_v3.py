@@ -6,17 +6,26 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import SparseMoE
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
-from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer, sigmoid_routing
+from jaxis.models.common.sparse_layers import (
+    dense_or_sparse,
+    ignore_sizes_of_other_layers,
+    is_sparse_layer,
+    sigmoid_routing,
+)
 
 
 class HYV3DecoderLayer(PreNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         use_bias = config.get("attention_bias", False)
+        routing = sigmoid_routing(
+            config,
+            config["num_experts"],
+            renormalize=True,
+            scaling_factor=config.get("router_scaling_factor", 2.826),
+        )
         super().__init__(
             scope,
             self_attn=GroupedQueryAttention(
@@ -27,7 +36,16 @@ class HYV3DecoderLayer(PreNormDecoderLayer):
                 qkv_bias=use_bias,
                 o_bias=use_bias,
             ),
-            mlp=_feed_forward(scope),
+            mlp=dense_or_sparse(
+                scope,
+                routing,
+                is_sparse=is_sparse_layer(scope, default_first_sparse=1),
+                num_shared_experts=config.get("num_shared_experts", 1),
+                use_bias=config.get("mlp_bias", False),
+                router_name="router.gate",
+                selection_bias_name="expert_bias",
+                shared_experts_name="shared_mlp",
+            ),
         )
 
 
@@ -47,27 +65,3 @@ class HYV3ForCausalLM(CausalLM):
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
         return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 1))
-
-
-def _feed_forward(scope: LayerScope) -> FeedForward:
-    config, mlp = scope.config, scope / "mlp"
-    use_bias = config.get("mlp_bias", False)
-    routing = sigmoid_routing(
-        config,
-        config["num_experts"],
-        renormalize=True,
-        scaling_factor=config.get("router_scaling_factor", 2.826),
-    )
-    if not is_sparse_layer(scope, default_first_sparse=1):
-        return GatedMLP(mlp, use_bias=use_bias)
-    expert_size = config["moe_intermediate_size"]
-    shared_size = expert_size * config.get("num_shared_experts", 1)
-    return SparseMoE(
-        mlp,
-        routing=routing,
-        intermediate_size=expert_size,
-        router_name="router.gate",
-        selection_bias_name="expert_bias",
-        shared_experts=GatedMLP(mlp / "shared_mlp", intermediate_size=shared_size, use_bias=use_bias),
-        shared_experts_name="shared_mlp",
-    )

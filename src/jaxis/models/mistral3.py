@@ -1,9 +1,11 @@
-"""Ministral 3: Mistral with queries scaled by position; the text of Mistral Small 3.1, 3.2 and Medium 3.5."""
+"""Ministral 3: Mistral with queries scaled by position; and the text of Mistral Small 3.1 to 4 and of Medium 3.5."""
 
 from __future__ import annotations
 
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
-from jaxis.models.common.mistral import Ministral3DecoderLayer
+from jaxis.models.common.mistral import Ministral3DecoderLayer, Mistral4DecoderLayer
 from jaxis.models.common.text_part import TextPart
 
 
@@ -11,10 +13,16 @@ class Ministral3ForCausalLM(CausalLM):
     layer_class = Ministral3DecoderLayer
 
 
-class Mistral3ForConditionalGeneration(TextPart, Ministral3ForCausalLM):
+def _layer_of_text(scope: LayerScope) -> PreNormDecoderLayer:
+    is_mistral4 = scope.config.get("model_type") == "mistral4"
+    return Mistral4DecoderLayer(scope) if is_mistral4 else Ministral3DecoderLayer(scope)
+
+
+class Mistral3ForConditionalGeneration(TextPart, CausalLM):
     """The multimodal checkpoints; images are not supported."""
 
-    text_model_types = ("mistral", "ministral3")
+    layer_class = _layer_of_text
+    text_model_types = ("mistral", "ministral3", "mistral4")
     other_parts = ("vision_tower", "multi_modal_projector")
     other_keys = (
         *("vision_config", "image_token_index", "projector_hidden_act", "vision_feature_layer", "spatial_merge_size"),

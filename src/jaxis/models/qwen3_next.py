@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxis.config.hf_config import HFConfig
-from jaxis.layers.gated_delta_net import GatedDeltaNet, Projections, never_quantized
+from jaxis.layers.gated_delta_net import GatedDeltaNet, Projections
 from jaxis.layers.leaves import linear
 from jaxis.layers.linear import apply_together
 from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.scope import LayerScope
+from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.models.common.qwen_hybrid import QwenHybridCausalLM, QwenHybridLayer, qwen_hybrid_moe
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import layer_norm
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.scope import LayerScope
@@ -21,3 +22,17 @@ class CohereCausalLM(CausalLM):
         return DecoderOptions(
             tied_by_default=True, norm=cohere_norm(scope), logits_multiplier=scope.config.get("logit_scale", 0.0625)
         )
+
+
+class Cohere2CausalLM(CohereCausalLM):
+    """Base of those whose layers are in parallel and have windows by a pattern, with experts or without."""
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        for key in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):
+            config.expect(key, True)
+        config.expect("use_qk_norm", False)
+        config.expect("rotary_pct", 1.0)
+        config.expect("position_embedding_type", "rope_gptj")
+        config.expect("order_of_interleaved_layers", "local_attn_first")
+        config.ignore("layer_switch", because="it is the pattern of layers once more, and the reference ignores it")

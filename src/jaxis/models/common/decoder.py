@@ -21,7 +21,7 @@ from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.embed import JaxLmHead
-from jaxis.layers.kv_cache_spec import HasCache, SharesCache
+from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, named_modules, set_child
 from jaxis.layers.norm import Norm
@@ -95,7 +95,9 @@ class DecoderModel(JaxModule):
 
     Attributes:
       cache_entries: For each layer, the indices of its entries in `kv_caches`. Layers that share an earlier layer's
-        cache have that layer's; of the others, each has its own, in their order: one, several or none.
+        cache have that layer's; of the others, each has its own, in their order: one, several or none. Layers that
+        share the selection of an indexer have that as one more, past all of `kv_caches`: it lasts for one step.
+      has_shared_selection: Whether layers do.
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
         decoding and for comparing with a reference); none by default. The number of layers means the states
         that leave the last one, before the final norm.
@@ -108,6 +110,7 @@ class DecoderModel(JaxModule):
         num_layers = options.num_layers or scope.config["num_hidden_layers"]
         self.layers = [layer_class(scope.layer(i)) for i in range(num_layers)]
         self.norm = options.norm or rms_norm(scope / "norm")
+        self.has_shared_selection = any(map(_hands_on_selection, self.layers))
         self.cache_entries = _cache_entries(self.layers)
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
@@ -121,31 +124,38 @@ class DecoderModel(JaxModule):
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """See `CausalLM.__call__`."""
-        embeddings = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        embeddings = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if intermediate_tensors is not None:
             x = intermediate_tensors["hidden_states"]
         else:
-            x = scaled(embeddings, self.embedding_multiplier)
+            x = self.first_input(scaled(embeddings, self.embedding_multiplier))
         layer_inputs = self.layer_inputs(input_ids, embeddings)
-        caches: list[LayerCache] = self._uncached() if kv_caches is None else list(kv_caches)
+        caches = self.step_caches(kv_caches)
         aux_hidden_states = []
         for i, layer in enumerate(self.layers):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
                 run = layer if calls_are_observed() else functools.partial(_run_layer, *nnx.split(layer))
-                entries = self.cache_entries[i]
-                cache, x = run(_pick(caches, entries), x, attention_metadata, *layer_inputs[i])
-            for entry, updated in zip(entries, [cache] if len(entries) == 1 else cache or (), strict=True):
-                caches[entry] = updated
+                cache, x = run(self.cache_of_layer(caches, i), x, attention_metadata, *layer_inputs[i])
+            self.keep_cache_of_layer(caches, i, cache)
         if len(self.layers) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
-        return None if kv_caches is None else caches, self.norm(x), aux_hidden_states
+        outputs = self.norm(self.last_output(x))
+        return None if kv_caches is None else caches[: len(kv_caches)], outputs, aux_hidden_states
 
-    def _embed(self, input_ids: jax.Array) -> jax.Array:
-        """input_ids [T] -> [T, E]."""
+    def embed(self, input_ids: jax.Array) -> jax.Array:
+        """input_ids [T] -> [T, E], not yet multiplied by `embedding_multiplier`."""
         x = self.embed_tokens(input_ids)
         return x if self.embed_norm is None else self.embed_norm(x)
+
+    def first_input(self, x: jax.Array) -> jax.Array:
+        """Embeddings [T, E] -> what the first layer gets; families whose layers pass on something else override it."""
+        return x
+
+    def last_output(self, x: jax.Array) -> jax.Array:
+        """What leaves the last layer -> [T, E], not normed; the counterpart of `first_input`."""
+        return x
 
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
         """What each layer takes besides its cache, x and the metadata; families override this, which is nothing.
@@ -157,10 +167,33 @@ class DecoderModel(JaxModule):
         del input_ids, embeddings
         return [()] * len(self.layers)
 
+    def step_caches(self, kv_caches: Caches) -> list[LayerCache]:
+        """What `cache_entries` counts, as it is before the first layer; layers replace it one after the other.
+
+        Args:
+          kv_caches: See `CausalLM.__call__`.
+        """
+        caches: list[LayerCache] = self._uncached() if kv_caches is None else list(kv_caches)
+        return [*caches, None] if self.has_shared_selection else caches
+
+    def cache_of_layer(self, caches: Sequence[LayerCache], layer: int) -> LayerCache:
+        """What the layer of this index takes of `step_caches`: a tuple if that are several; None if it has none."""
+        entries = self.cache_entries[layer]
+        if len(entries) == 1:
+            return caches[entries[0]]
+        return tuple(caches[entry] for entry in entries) or None
+
+    def keep_cache_of_layer(self, caches: list[LayerCache], layer: int, updated: LayerCache) -> None:
+        """Puts what the layer of this index has made of its caches in their places in `step_caches`."""
+        entries = self.cache_entries[layer]
+        for entry, cache in zip(entries, [updated] if len(entries) == 1 else updated or (), strict=True):
+            caches[entry] = cache
+
     def _uncached(self) -> list[LayerCache]:
         """What stands in the place of each entry of `kv_caches` where whole sequences run without them."""
         uses = Counter(entry for entries in self.cache_entries for entry in entries)
-        return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(len(uses))]
+        num_caches = len(uses) - self.has_shared_selection
+        return [UncachedKeysAndValues() if uses[entry] > 1 else None for entry in range(num_caches)]
 
 
 def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[int, ...], ...]:
@@ -177,18 +210,17 @@ def _cache_entries(layers: Sequence[JaxModule]) -> tuple[tuple[int, ...], ...]:
             continue
         entries.append(tuple(range(stop, stop + number)))
         stop += number
-    return tuple(entries)
+    return tuple(
+        (*own, stop) if _hands_on_selection(layer) else own for layer, own in zip(layers, entries, strict=True)
+    )
+
+
+def _hands_on_selection(layer: JaxModule) -> bool:
+    return any(isinstance(m, HandsOnSelection) and m.hands_on_selection for _, m in named_modules(layer))
 
 
 def _num_caches(layer: JaxModule) -> int:
     return sum(isinstance(module, HasCache | HasState) for _, module in named_modules(layer))
-
-
-def _pick(caches: Sequence[LayerCache], entries: Sequence[int]) -> LayerCache:
-    """A layer's cache; a tuple of them if it has several; None if it has none."""
-    if len(entries) == 1:
-        return caches[entries[0]]
-    return tuple(caches[entry] for entry in entries) or None
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -219,7 +251,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
       layer_class: Creates each decoder layer.
       model_class: The decoder below the head.
       decoder_name, head_name: The checkpoint's names of the two parts, dotted if they are inside of others.
-      tensor_names: Pieces of the names of tensors that jaxis has elsewhere -> what they are replaced by.
+      tensor_names: Pieces of the names of tensors that jaxis has elsewhere -> what they are replaced by, in this order.
       decoder: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
 
@@ -314,14 +346,15 @@ class CausalLM(JaxModule, LoadableWithIterator):
         return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
-        renamed = ((self._name_of(name), tensor) for name, tensor in weights)
+        renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
         return super().load_weights(self.without_redundant_tensors(renamed))
 
-    def _name_of(self, name_in_file: str) -> str:
+    def parameter_name(self, name_in_file: str) -> str:
+        """See `RenamesTensors`."""
+        name = name_in_file
         for piece, replacement in self.tensor_names.items():
-            if piece in name_in_file:
-                return name_in_file.replace(piece, replacement)
-        return name_in_file
+            name = name.replace(piece, replacement)
+        return name
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.

@@ -1,19 +1,24 @@
-"""Code shared by DeepSeek V2, V3 and later families: latent attention, and routed and shared experts."""
+"""Code shared by DeepSeek V2, V3 and later families: the decoder layer with latent attention, and routing."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import dataclass
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.errors import ConfigError
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.experts import StackLayout
 from jaxis.layers.mla import LatentAttentionSizes, MultiHeadLatentAttention
-from jaxis.layers.mlp import FeedForward, GatedMLP
-from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
-from jaxis.layers.rope import make_rotary_embedding
+from jaxis.layers.moe import ROUTER_BIAS
+from jaxis.layers.query_scale import QueryScale
+from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
 class DeepseekDecoderLayer(PreNormDecoderLayer):
@@ -27,6 +32,8 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
       use_selection_bias: Whether the router has a selection bias.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
       mlp_bias: Whether the dense and the shared block have biases.
+      stack_layout: See `JaxExperts`.
+      self_attn: The attention, where it is not `latent_attention`.
 
     Raises:
       ConfigError: config.json's sizes are inconsistent.
@@ -41,16 +48,24 @@ class DeepseekDecoderLayer(PreNormDecoderLayer):
         use_selection_bias: bool = False,
         interleaved_rope: bool = True,
         mlp_bias: bool = False,
+        stack_layout: StackLayout | None = None,
+        self_attn: MultiHeadLatentAttention | None = None,
     ) -> None:
-        self_attn = latent_attention(scope / "self_attn", interleaved_rope=interleaved_rope)
-        mlp: FeedForward
-        if is_sparse:
-            scope.config.ignore("intermediate_size", because="sparse layers do not have it")
-            mlp = _sparse(scope / "mlp", routing, use_selection_bias=use_selection_bias, use_bias=mlp_bias)
-        else:
-            for key in ("moe_intermediate_size", "n_shared_experts"):
-                scope.config.ignore(key, because="dense layers do not have it")
-            mlp = GatedMLP(scope / "mlp", use_bias=mlp_bias)
+        if self_attn is None:
+            self_attn = latent_attention(scope / "self_attn", interleaved_rope=interleaved_rope)
+        config = scope.config
+        unused = ("intermediate_size",) if is_sparse else ("moe_intermediate_size", "n_shared_experts")
+        for key in unused:
+            config.ignore(key, because="layers of the other kind have it")
+        mlp = dense_or_sparse(
+            scope,
+            routing,
+            is_sparse=is_sparse,
+            num_shared_experts=config["n_shared_experts"] if is_sparse else 0,
+            use_bias=mlp_bias,
+            stack_layout=stack_layout,
+            selection_bias_name=ROUTER_BIAS if use_selection_bias else None,
+        )
         super().__init__(scope, self_attn=self_attn, mlp=mlp)
 
 
@@ -62,56 +77,81 @@ class DeepseekCausalLM(CausalLM):
         return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
 
 
-def _sparse(scope: LayerScope, routing: Routing, *, use_selection_bias: bool, use_bias: bool) -> SparseMoE:
-    expert_size, num_shared = scope.config["moe_intermediate_size"], scope.config["n_shared_experts"]
-    return SparseMoE(
-        scope,
-        routing=routing,
-        intermediate_size=expert_size,
-        selection_bias_name=ROUTER_BIAS if use_selection_bias else None,
-        shared_experts=GatedMLP(
-            scope / "shared_experts", intermediate_size=num_shared * expert_size, use_bias=use_bias
-        ),
-    )
-
-
-def latent_attention(scope: LayerScope, *, interleaved_rope: bool = True) -> MultiHeadLatentAttention:
+def latent_attention(
+    scope: LayerScope, *, interleaved_rope: bool = True, query_scale: QueryScale | None = None
+) -> MultiHeadLatentAttention:
     """Latent attention with config.json's sizes, rope and scale.
 
     Args:
       scope: The attention's scope.
       interleaved_rope: Whether the rope pairs neighbouring dimensions.
+      query_scale: See `MultiHeadLatentAttention`.
 
     Raises:
       ConfigError: The sizes are inconsistent.
     """
-    config = scope.config
-    sizes = LatentAttentionSizes(
-        hidden_size=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        q_lora_rank=config.get("q_lora_rank"),
-        kv_lora_rank=config["kv_lora_rank"],
-        qk_nope_head_dim=config["qk_nope_head_dim"],
-        qk_rope_head_dim=config["qk_rope_head_dim"],
-        v_head_dim=config["v_head_dim"],
-    )
-    # Redundant keys that transformers derives from the others.
-    config.expect("num_key_value_heads", sizes.num_heads)
-    config.expect("qk_head_dim", sizes.qk_head_dim)
-    config.expect("head_dim", sizes.qk_rope_head_dim)
-    rope = rope_config(config)
+    settings = LatentAttentionSettings.of(scope)
+    # A redundant key that transformers derives from others.
+    scope.config.expect("head_dim", settings.sizes.qk_rope_head_dim, settings.sizes.qk_head_dim)
     return MultiHeadLatentAttention(
         scope,
-        sizes,
-        rope=make_rotary_embedding(
-            rope, head_dim=sizes.qk_rope_head_dim, max_model_len=scope.max_model_len, interleaved=interleaved_rope
-        ),
-        scale=sizes.qk_head_dim**-0.5 * _mscale(rope) ** 2,
-        use_bias=config.get("attention_bias", False),
+        settings.sizes,
+        rope=settings.make_rope(interleaved=interleaved_rope),
+        scale=settings.scale,
+        query_scale=query_scale,
+        use_bias=settings.use_bias,
     )
 
 
-def _mscale(rope: RopeConfig) -> float:
+@dataclass(frozen=True)
+class LatentAttentionSettings:
+    """What config.json says of latent attention.
+
+    Attributes:
+      sizes: All dimensions.
+      rope: Settings of the rope.
+      max_model_len: The longest sequence that the engine will serve, in tokens.
+      scale: Multiplies the scores.
+      use_bias: Whether the projections to latents, and of the output, have biases.
+    """
+
+    sizes: LatentAttentionSizes
+    rope: RopeConfig
+    max_model_len: int
+    scale: float
+    use_bias: bool
+
+    @classmethod
+    def of(cls, scope: LayerScope) -> LatentAttentionSettings:
+        """Reads config.json.
+
+        Raises:
+          ConfigError: The sizes are inconsistent.
+        """
+        config = scope.config
+        sizes = latent_attention_sizes(config)
+        rope = rope_config(config)
+        if rope.partial_rotary_factor not in (1.0, sizes.qk_rope_head_dim / sizes.qk_head_dim):
+            raise ConfigError(
+                f"{config.source} has partial_rotary_factor={rope.partial_rotary_factor!r}, but qk_rope_head_dim of "
+                f"{sizes.qk_head_dim} dimensions are {sizes.qk_rope_head_dim}: correct the file"
+            )
+        # Which share of a head is rotated is said by its sizes: of the rope's own dimensions, all are.
+        rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
+        scale = sizes.qk_head_dim**-0.5 * yarn_mscale(rope) ** 2
+        return cls(sizes, rope, scope.max_model_len, scale, config.get("attention_bias", False))
+
+    def make_rope(self, *, interleaved: bool) -> RotaryEmbedding:
+        """The rope; `interleaved` says whether it pairs neighbouring dimensions."""
+        return make_rotary_embedding(
+            self.rope,
+            head_dim=self.sizes.qk_rope_head_dim,
+            max_model_len=self.max_model_len,
+            interleaved=interleaved,
+        )
+
+
+def yarn_mscale(rope: RopeConfig) -> float:
     """The factor on queries and keys for a context extended by YaRN."""
     if rope.mscale_all_dim is None or rope.factor is None or rope.factor <= 1:
         return 1.0
@@ -137,3 +177,24 @@ def deepseek_v3_routing(config: HFConfig) -> Routing:
         group_score="top2_sum",
         float32_logits=True,
     )
+
+
+def latent_attention_sizes(config: HFConfig) -> LatentAttentionSizes:
+    """Reads latent attention's sizes by DeepSeek's names of them.
+
+    Raises:
+      ConfigError: They are inconsistent.
+    """
+    sizes = LatentAttentionSizes(
+        hidden_size=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        q_lora_rank=config.get("q_lora_rank"),
+        kv_lora_rank=config["kv_lora_rank"],
+        qk_nope_head_dim=config["qk_nope_head_dim"],
+        qk_rope_head_dim=config["qk_rope_head_dim"],
+        v_head_dim=config["v_head_dim"],
+    )
+    # Redundant keys that transformers derives from the others.
+    config.expect("num_key_value_heads", sizes.num_heads)
+    config.expect("qk_head_dim", sizes.qk_head_dim)
+    return sizes

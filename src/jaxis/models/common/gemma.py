@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
+
+import jax
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.layers.leaves import rms_norm
@@ -17,17 +20,24 @@ def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm
     return rms_norm(scope, num_features, add_unit_offset=True)
 
 
-def gemma_mlp(scope: LayerScope, intermediate_size: int | None = None) -> GatedMLP:
+def gemma_mlp(
+    scope: LayerScope,
+    intermediate_size: int | None = None,
+    *,
+    gate_filter: Callable[[jax.Array], jax.Array] | None = None,
+) -> GatedMLP:
     """The feed-forward block; Gemma has its own config key for the activation.
 
     Args:
       scope: The block's scope.
       intermediate_size: F; None means config.json's `intermediate_size`.
+      gate_filter: See `GatedMLP`.
 
     Raises:
       ConfigError: `hidden_act`, which older software reads, names another activation.
     """
-    return GatedMLP(scope, intermediate_size=intermediate_size, activation=gemma_activation(scope.config))
+    activation = gemma_activation(scope.config)
+    return GatedMLP(scope, intermediate_size=intermediate_size, activation=activation, gate_filter=gate_filter)
 
 
 def gemma_activation(config: HFConfig) -> str:

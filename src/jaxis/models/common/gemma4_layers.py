@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, layer_span, layer_type
+from jaxis.config.layer_values import settings_of_layer
 from jaxis.config.rope_config import RopeConfig, rope_config
-from jaxis.errors import ConfigError
+from jaxis.models.common.shared_caches import cache_owner
 
 FULL_EVERY = 6
 
@@ -43,7 +44,8 @@ class Gemma4Layer:
           ConfigError: A key is missing, or no layer has the cache that this one should share.
         """
         kind = _kind(config, index)
-        owner = shares_cache_of(config, index)
+        kinds = [_kind(config, i) for i in range(config["num_hidden_layers"])]
+        owner = cache_owner(config, kinds, index)
         values_are_keys = config.get("attention_k_eq_v", False) and kind == FULL_ATTENTION
         is_wide = config.get("use_double_wide_mlp", False) and owner is not None
         head_dim, num_kv_heads = _head_sizes(config, index, kind)
@@ -58,29 +60,6 @@ class Gemma4Layer:
         )
 
 
-def shares_cache_of(config: HFConfig, index: int) -> int | None:
-    """The layer whose keys and values the layer attends to: the last of its kind that has any.
-
-    Returns:
-      Its index; None for a layer with keys and values of its own, as all but the last `num_kv_shared_layers` are.
-
-    Raises:
-      ConfigError: There is no such layer.
-    """
-    num_layers: int = config["num_hidden_layers"]
-    num_owners = num_layers - config.get("num_kv_shared_layers", 0)
-    if index < num_owners:
-        return None
-    kind = _kind(config, index)
-    for owner in reversed(range(num_owners)):
-        if _kind(config, owner) == kind:
-            return owner
-    raise ConfigError(
-        f"num_kv_shared_layers={num_layers - num_owners} in {config.source}: layer {index} of {num_layers} shares the "
-        f"keys and values of an earlier {kind!r} layer, and none of the first {max(0, num_owners)} is one"
-    )
-
-
 def _kind(config: HFConfig, index: int) -> str:
     """The layer's type; the last layer sees everything, whatever `layer_types` says."""
     kind = layer_type(config, index, full_every=FULL_EVERY)
@@ -91,11 +70,10 @@ def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
     """D and K: from `per_layer_config`, as later versions of the reference write them, or by the layer's kind."""
     head_dim: int = config.get("head_dim", 256)
     num_kv_heads: int = config.get("num_key_value_heads", 4)
-    by_layer = config.get("per_layer_config")
-    if by_layer is not None:
+    if "per_layer_config" in config:
         for key in ("global_head_dim", "num_global_key_value_heads"):
             config.ignore(key, because="per_layer_config has the sizes")
-        own = _settings_of_layer(config, by_layer, index)
+        own = settings_of_layer(config, index)
         return own.get("head_dim", head_dim), own.get("num_key_value_heads", num_kv_heads)
     if kind != FULL_ATTENTION:
         return head_dim, num_kv_heads
@@ -103,13 +81,3 @@ def _head_sizes(config: HFConfig, index: int, kind: str) -> tuple[int, int]:
         config.ignore("num_global_key_value_heads", because="the reference reads it only with attention_k_eq_v")
         return config.get("global_head_dim", 512), num_kv_heads
     return config.get("global_head_dim", 512), config.get("num_global_key_value_heads", num_kv_heads)
-
-
-def _settings_of_layer(config: HFConfig, by_layer: object, index: int) -> HFConfig:
-    """The layer's object in `per_layer_config`, whose keys are indices that may begin with zeros."""
-    if not isinstance(by_layer, HFConfig) or not all(key.isdecimal() for key in by_layer):
-        raise ConfigError(f"per_layer_config in {config.source} is not an object with an object for each layer's index")
-    settings = next((by_layer[key] for key in by_layer if int(key) == index), HFConfig({}))
-    if not isinstance(settings, HFConfig):
-        raise ConfigError(f"per_layer_config in {config.source} has {settings!r} for layer {index}, expected an object")
-    return settings

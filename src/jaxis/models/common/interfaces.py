@@ -24,6 +24,15 @@ class DropsRedundantTensors(Protocol):
         ...
 
 
+@runtime_checkable
+class RenamesTensors(Protocol):
+    """A model whose checkpoints have other names for some of its parameters."""
+
+    def parameter_name(self, name_in_file: str) -> str:
+        """The name of the parameter that a tensor of this name fills; of a parameter's own name, that name."""
+        ...
+
+
 class LoadableWithIterator:
     """Gives a model class whose names and shapes match the checkpoint's a `load_weights` by the automatic loader."""
 

@@ -90,7 +90,8 @@ def check_mamba_keys(config: HFConfig) -> None:
         config.ignore(key, because="states are float32")
     config.ignore("residual_in_fp32", because="residuals have the type of the activations")
     config.ignore("rescale_prenorm_residual", because="it says how training begins")
-    config.ignore("use_mamba_kernels", because="kernels are chosen by the device")
+    for key in ("use_mamba_kernels", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"):
+        config.ignore(key, because="kernels are chosen by the device")
     config.ignore("num_logits_to_keep", because="the engine knows whose logits it needs")
 
 

@@ -1,4 +1,4 @@
-"""Code shared by Mistral and Ministral 3: the decoder layer."""
+"""Code shared by the checkpoints of Mistral: the decoder layers of Mistral, Ministral 3 and Mistral 4."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import uniform_span
 from jaxis.config.rope_config import llama_4_scaling_beta, rope_config
 from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.experts import StackLayout
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.query_scale import QueryScale
+from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.deepseek import DeepseekDecoderLayer, latent_attention
 
 
 class MistralDecoderLayer(PreNormDecoderLayer):
@@ -40,10 +43,39 @@ class Ministral3DecoderLayer(MistralDecoderLayer):
         if scope.config.get("model_type") == "mistral":
             super().__init__(scope)
         else:
-            super().__init__(scope, default_window=None, query_scale=_query_scale(scope.config))
+            super().__init__(scope, default_window=None, query_scale=mistral_query_scale(scope.config))
 
 
-def _query_scale(config: HFConfig) -> QueryScale | None:
+class Mistral4DecoderLayer(DeepseekDecoderLayer):
+    """DeepSeek V3's layer with queries scaled by position, and experts chosen by a softmax."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        self_attn = latent_attention(
+            scope / "self_attn",
+            interleaved_rope=config.get("rope_interleave", True),
+            query_scale=mistral_query_scale(config),
+        )
+        routing = Routing(
+            num_experts=config["n_routed_experts"],
+            num_experts_per_token=config["num_experts_per_tok"],
+            renormalize=config.get("norm_topk_prob", True),
+            scaling_factor=config.get("routed_scaling_factor", 1.0),
+            num_groups=config.get("n_group", 1),
+            num_allowed_groups=config.get("topk_group", 1),
+            group_score="top2_sum",
+        )
+        super().__init__(
+            scope,
+            routing=routing,
+            is_sparse=scope.layer_index >= config.get("first_k_dense_replace", 0),
+            stack_layout=StackLayout(transposed=False),
+            self_attn=self_attn,
+        )
+
+
+def mistral_query_scale(config: HFConfig) -> QueryScale | None:
+    """The factors of queries that config.json's rope settings ask for; None if they do not."""
     beta = llama_4_scaling_beta(config)
     if beta is None:
         return None

@@ -1,4 +1,4 @@
-"""Code shared by OLMo 2 and OLMo 3: attention with a norm over all query heads and one over all key heads."""
+"""Code shared by OLMo 2 and later: attention with a norm over all query heads and one over all key heads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from jaxis.layers.scope import LayerScope
 
 
 def olmo_attention(
-    scope: LayerScope, *, rope_settings: RopeConfig | None = None, span: AttentionSpan = FULL_CONTEXT
+    scope: LayerScope,
+    *,
+    use_rope: bool = True,
+    rope_settings: RopeConfig | None = None,
+    span: AttentionSpan = FULL_CONTEXT,
 ) -> GroupedQueryAttention:
     """A layer's attention; for the arguments, see `GroupedQueryAttention`."""
     use_bias = scope.config.get("attention_bias", False)
     return GroupedQueryAttention(
         scope,
+        use_rope=use_rope,
         rope_settings=rope_settings,
         qkv_bias=use_bias,
         o_bias=use_bias,

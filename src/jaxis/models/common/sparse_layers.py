@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
+from jaxis.layers.experts import StackLayout
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import ROUTER_BIAS, SparseMoE
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 
@@ -32,6 +35,52 @@ def ignore_sizes_of_other_layers(config: HFConfig) -> None:
     config.ignore("intermediate_size", because="sparse layers do not have it")
     for key in ("moe_intermediate_size", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"):
         config.ignore(key, because="dense layers do not have it")
+
+
+def dense_or_sparse(
+    scope: LayerScope,
+    routing: Routing,
+    *,
+    is_sparse: bool,
+    num_shared_experts: int,
+    use_bias: bool = False,
+    stack_layout: StackLayout | None = None,
+    router_name: str = "gate",
+    selection_bias_name: str | None = ROUTER_BIAS,
+    shared_experts_name: str = "shared_experts",
+) -> FeedForward:
+    """A layer's `mlp` in the manner of DeepSeek: a dense block of `intermediate_size`, or experts of
+    `moe_intermediate_size` and one block as wide as all shared ones together.
+
+    Args:
+      scope: The decoder layer's scope.
+      routing: How the router chooses experts.
+      is_sparse: Whether the layer has experts.
+      num_shared_experts: The shared ones; 0 for none.
+      use_bias: Whether the dense and the shared block have biases.
+      stack_layout: See `JaxExperts`.
+      router_name: See `SparseMoE`, as for the other names.
+      selection_bias_name: None for none.
+      shared_experts_name: Of the block of all shared experts.
+    """
+    mlp = scope / "mlp"
+    if not is_sparse:
+        return GatedMLP(mlp, use_bias=use_bias)
+    expert_size: int = scope.config["moe_intermediate_size"]
+    shared = None
+    if num_shared_experts:
+        shared_size = num_shared_experts * expert_size
+        shared = GatedMLP(mlp / shared_experts_name, intermediate_size=shared_size, use_bias=use_bias)
+    return SparseMoE(
+        mlp,
+        routing=routing,
+        intermediate_size=expert_size,
+        stack_layout=stack_layout,
+        shared_experts=shared,
+        router_name=router_name,
+        shared_experts_name=shared_experts_name,
+        selection_bias_name=selection_bias_name,
+    )
 
 
 def sigmoid_routing(config: HFConfig, num_experts: int, *, renormalize: bool, scaling_factor: float) -> Routing:

@@ -1,0 +1,199 @@
+"""Linear attention by the gated delta rule, with a projection and a short convolution each for queries, keys, values.
+
+Kimi Delta Attention (arXiv:2510.26692), whose states decay channel by channel, and the gated delta networks
+(arXiv:2412.06464) of OLMo Hybrid. `layers.gated_delta_net` is the form with packed projections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxis.errors import ConfigError
+from jaxis.kernels.delta_rule import gated_delta_rule
+from jaxis.kernels.gates import gated, softplus
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.causal_conv import CausalConv
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.linear import JaxLinear, apply_together, load_reshaped
+from jaxis.layers.module import JaxModule, make_parameter
+from jaxis.layers.scope import LayerScope, never_quantized
+from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
+
+_L2_NORM_EPSILON = 1e-6
+
+State = tuple[jax.Array | None, ...] | None
+"""The inputs of the convolutions of queries, keys and values, and the recurrent state; None without a cache."""
+
+
+@dataclass(frozen=True)
+class DeltaAttentionSizes:
+    """Heads and their dimensions.
+
+    Attributes:
+      num_key_heads: Hk, the heads of queries and keys.
+      num_value_heads: Hv; Hv / Hk consecutive value heads share a key head.
+      key_dim: dk.
+      value_dim: dv.
+      conv_width: W, the tokens that a convolution sees.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+
+@dataclass(frozen=True)
+class DecayGate:
+    """How logits f become the logarithms of decays, in float32, with the parameters `A_log` and `dt_bias`.
+
+    `-exp(A_log) * softplus(f + dt_bias)`, or, with a lower bound, `lower_bound * sigmoid(exp(A_log) * (f + dt_bias))`.
+
+    Attributes:
+      per_channel: Whether each of the dk rows of a head's state has a decay of its own; otherwise the head has one.
+      lower_bound: Below 0, the least logarithm; None for none.
+    """
+
+    per_channel: bool
+    lower_bound: float | None = None
+
+    def __call__(self, logits: jax.Array, log_rates: jax.Array, bias: jax.Array) -> jax.Array:
+        """logits [T, N], log_rates [Hv], bias [N], with N = Hv, or Hv dk by channel -> float32 [T, N]."""
+        logits = logits.astype(jnp.float32)
+        rates = jnp.repeat(jnp.exp(log_rates), bias.size // log_rates.size)
+        if self.lower_bound is None:
+            return -rates * softplus(logits, bias)
+        return gated(jnp.full_like(logits, self.lower_bound), rates * (logits + bias), "sigmoid")
+
+
+class DeltaAttention(JaxModule):
+    """`o_proj(norm(delta_rule(q, k, v)) * activation(gate(x)))`, each of q, k and v convolved over time.
+
+    Args:
+      scope: The layer's scope.
+      sizes: All dimensions.
+      decay: Makes decays of their logits.
+      decay_names: What the checkpoint calls the layer that computes these; two are applied one after the other, with
+        dv features between them.
+      gate_names: The same for the gates of the output.
+      gate_activation: Makes factors of these; a key of `jaxis.kernels.gates.ACTIVATIONS`.
+      norm_epsilon: Of the output's norm.
+      beta_scale: The largest rate at which the state is corrected; with 2, it can be reflected.
+
+    Raises:
+      ConfigError: The key heads do not divide the value heads, or W is not supported.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        sizes: DeltaAttentionSizes,
+        *,
+        decay: DecayGate,
+        decay_names: Sequence[str],
+        gate_names: Sequence[str],
+        gate_activation: str,
+        norm_epsilon: float,
+        beta_scale: float = 1.0,
+    ) -> None:
+        if sizes.num_key_heads < 1 or sizes.num_value_heads % sizes.num_key_heads:
+            raise ConfigError(
+                f"{scope.config.source} gives linear attention {sizes.num_key_heads} key heads, which must divide "
+                f"its {sizes.num_value_heads} value heads: correct the file"
+            )
+        self.sizes, self.decay, self.beta_scale = sizes, decay, beta_scale
+        self.gate_activation = gate_activation
+        self.decay_names, self.gate_names = tuple(decay_names), tuple(gate_names)
+        size_in: int = scope.config["hidden_size"]
+        keys_size, values_size = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
+        heads = ("heads", "embed")
+        for name, size in (("q", keys_size), ("k", keys_size), ("v", values_size)):
+            setattr(self, f"{name}_proj", linear(scope / f"{name}_proj", size_in, size, axes=heads))
+            conv = CausalConv(
+                scope / f"{name}_conv1d",
+                size,
+                sizes.conv_width,
+                use_bias=False,
+                activation="silu",
+                dtype=jnp.float32,  # that of many checkpoints, and of the computation
+            )
+            setattr(self, f"{name}_conv1d", conv)
+        self.b_proj = linear(never_quantized(scope / "b_proj"), size_in, sizes.num_value_heads, axes=heads)
+        num_decays = sizes.num_value_heads * (sizes.key_dim if decay.per_channel else 1)
+        # One number a head decides much; of as many as there are channels, each decides little.
+        self._make_layers(scope if decay.per_channel else never_quantized(scope), self.decay_names, num_decays)
+        self._make_layers(scope, self.gate_names, values_size)
+        zeros, ones = nnx.initializers.zeros, nnx.initializers.ones
+        shape = (sizes.num_value_heads,)
+        # In float32 regardless of the model's type, as the decays' logarithms are. Some files have axes of size one.
+        self.A_log = make_parameter(scope.rngs, zeros, shape, jnp.float32, axes=("heads",), weight_loader=load_reshaped)
+        self.dt_bias = make_parameter(
+            scope.rngs, ones, (num_decays,), jnp.float32, axes=("heads",), weight_loader=load_reshaped
+        )
+        self.o_norm = rms_norm(scope / "o_norm", sizes.value_dim, epsilon=norm_epsilon)
+        self.o_proj = linear(scope / "o_proj", values_size, size_in, axes=("embed", "heads"))
+
+    def _make_layers(self, scope: LayerScope, names: Sequence[str], size_out: int) -> None:
+        """Creates the layer or the two layers from hidden states to `size_out` features."""
+        size_in: int = scope.config["hidden_size"]
+        if len(names) == 1:
+            setattr(self, names[0], linear(scope / names[0], size_in, size_out, axes=("heads", "embed")))
+            return
+        into, out_of = names
+        rank = self.sizes.value_dim
+        setattr(self, into, linear(scope / into, size_in, rank, axes=(None, "embed")))
+        setattr(self, out_of, linear(scope / out_of, rank, size_out, axes=("heads", None)))
+
+    @property
+    def _convolutions(self) -> list[CausalConv]:
+        return [getattr(self, f"{name}_conv1d") for name in "qkv"]
+
+    @property
+    def state_cache_spec(self) -> StateCacheSpec:
+        """The state that the engine allocates for this layer."""
+        shape = (self.sizes.num_value_heads, self.sizes.key_dim, self.sizes.value_dim)
+        recurrent = StateArray(shape, ("heads", None, None), jnp.float32)
+        return StateCacheSpec((*(conv.state_array for conv in self._convolutions), recurrent))
+
+    def __call__(self, kv_cache: State, x: jax.Array, metadata: AttentionMetadata) -> tuple[State, jax.Array]:
+        """x [T, E] -> the updated state (None without one) and [T, E]."""
+        num_tokens, sizes = x.shape[0], self.sizes
+        *inputs, recurrent = (None,) * 4 if kv_cache is None else kv_cache
+        *qkv, b, f, z = self._project(x)
+        convolved = [
+            conv(state, rows, metadata) for conv, state, rows in zip(self._convolutions, inputs, qkv, strict=True)
+        ]
+        q, k, v = (rows for _, rows in convolved)
+        b = b.astype(jnp.float32)
+        log_decay = self.decay(f, self.A_log[...], self.dt_bias[...])
+        recurrent, out = gated_delta_rule(
+            q.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
+            k.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim),
+            v.reshape(num_tokens, sizes.num_value_heads, sizes.value_dim),
+            log_decay.reshape(num_tokens, sizes.num_value_heads, -1) if self.decay.per_channel else log_decay,
+            gated(jnp.full_like(b, self.beta_scale), b, "sigmoid"),
+            recurrent,
+            None if recurrent is None else metadata.state_slots,
+            metadata.query_start_loc,
+            metadata.request_distribution[2],
+            l2_norm_epsilon=_L2_NORM_EPSILON,
+            scale=sizes.key_dim**-0.5,
+        )
+        out = gated(self.o_norm(out).reshape(num_tokens, -1), z, self.gate_activation)
+        state = None if kv_cache is None else (*(inputs for inputs, _ in convolved), recurrent)
+        return state, self.o_proj(out)
+
+    def _project(self, x: jax.Array) -> list[jax.Array]:
+        """x [T, E] -> queries, keys and values [T, heads * dimensions], and the logits of rates, decays and gates."""
+        layers: list[list[JaxLinear]] = [
+            [getattr(self, name) for name in names]
+            for names in (("q_proj",), ("k_proj",), ("v_proj",), ("b_proj",), self.decay_names, self.gate_names)
+        ]
+        projected = apply_together(x, *(first for first, *_ in layers))
+        return [rest[0](y) if rest else y for y, (_, *rest) in zip(projected, layers, strict=True)]

@@ -1,0 +1,165 @@
+"""The indexer of DeepSeek Sparse Attention: chooses the tokens that each token attends to."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.quantization import without_quantization
+from jaxis.kernels.index_selection import index_cache_shape, select_from_whole_sequences, select_tokens
+from jaxis.kernels.ragged_paged_attention.layout import request_of_token
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.leaves import linear
+from jaxis.layers.linear import JaxLinear
+from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import JaxLayerNorm
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope
+
+# Of the norm of keys: the reference's own, not the config's.
+_NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class IndexCacheSpec:
+    """One key per token, in the same blocks as the layer's latents, replicated on every device.
+
+    Attributes:
+      head_dim: Elements of a key.
+      num_heads: Heads of queries that it is multiplied with.
+    """
+
+    head_axis_name: ClassVar[str | None] = None
+    span: ClassVar[AttentionSpan] = FULL_CONTEXT
+
+    head_dim: int
+    num_heads: int
+
+    def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
+        """The shape of the cache."""
+        return index_cache_shape(num_blocks, block_size, self.head_dim, dtype)
+
+    def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
+        """The logical name of each axis of a cache of this shape: none, because it is replicated."""
+        del dtype
+        return (None,) * len(shape)
+
+    def on_devices(self, tensor_parallel_size: int) -> IndexCacheSpec:
+        """Returns itself: keys are not sharded."""
+        del tensor_parallel_size
+        return self
+
+
+@dataclass(frozen=True)
+class IndexerSizes:
+    """Dimensions of an indexer.
+
+    Attributes:
+      num_heads: H, heads of queries; all share one key per token.
+      head_dim: D, elements of a query or key.
+      num_selected: K, the most tokens that a token attends to.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_selected: int
+
+
+class IndexKeyCache(JaxModule):
+    """The cache of an indexer's keys; apart, because an indexer that no context is long enough for has none.
+
+    Args:
+      kv_cache_spec: The cache that the engine allocates.
+    """
+
+    def __init__(self, kv_cache_spec: IndexCacheSpec) -> None:
+        self.kv_cache_spec = kv_cache_spec
+
+
+class Indexer(JaxModule):
+    """Scores the tokens of a context and selects the best (section 2.1 of the DeepSeek V3.2 report, arXiv:2512.02556).
+
+    The score of token s for token t is the sum over heads of `w[t, h] * relu(q[t, h] . k[s])`. The published model also
+    turns queries and keys by a Hadamard matrix, which leaves products as they are, and rounds them to fp8, which is not
+    done here, nor in transformers.
+
+    All devices of a mesh compute the same selection; nothing here is sharded.
+
+    Args:
+      scope: The indexer's scope.
+      sizes: Its dimensions.
+      query_size: Elements of what queries are projected from: the normed latent of attention's own queries.
+      rope: Rotates the first `rope.rotary_dim` elements of queries and keys.
+      has_cache: Whether it will select from a cache.
+    """
+
+    def __init__(
+        self, scope: LayerScope, sizes: IndexerSizes, *, query_size: int, rope: RotaryEmbedding, has_cache: bool = True
+    ) -> None:
+        self.sizes, self.rope = sizes, rope
+        self.key_cache = IndexKeyCache(IndexCacheSpec(sizes.head_dim, sizes.num_heads)) if has_cache else None
+        hidden_size: int = scope.config["hidden_size"]
+        self.wq_b = linear(scope / "wq_b", query_size, sizes.num_heads * sizes.head_dim, axes=(None, None))
+        self.wk = linear(scope / "wk", hidden_size, sizes.head_dim, axes=(None, "embed"))
+        self.k_norm = JaxLayerNorm(sizes.head_dim, scope.rngs, epsilon=_NORM_EPSILON, dtype=scope.dtype)
+        # In float32, and never quantized, like a router.
+        self.weights_proj = JaxLinear(
+            hidden_size,
+            sizes.num_heads,
+            scope.rngs,
+            use_bias=False,
+            dtype=jnp.float32,
+            kernel_axes=(None, "embed"),
+            quant_config=without_quantization(scope.quant_config),
+            prefix=(scope / "weights_proj").prefix,
+        )
+
+    def __call__(
+        self, key_cache: jax.Array | None, x: jax.Array, query_latent: jax.Array, metadata: AttentionMetadata
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """The updated cache, and the selection.
+
+        Args:
+          key_cache: Of the keys; None runs whole sequences without one.
+          x: [T, E].
+          query_latent: [T, query_size].
+          metadata: Of the batch.
+
+        Returns:
+          The updated cache (None without one), and i32 [T, K]: see `select_tokens`. Without a cache, bool [T, T]: which
+          of the batch's tokens each attends to.
+        """
+        num_tokens, sizes = x.shape[0], self.sizes
+        q = self.wq_b(query_latent).reshape(num_tokens, sizes.num_heads, sizes.head_dim)
+        keys = self.k_norm(self.wk(x))[:, None]
+        weights = self.weights_proj(x.astype(jnp.float32)) * (sizes.num_heads * sizes.head_dim) ** -0.5
+        if key_cache is None:
+            request, valid = request_of_token(metadata.query_start_loc, metadata.request_distribution[2], num_tokens)
+            q, keys = self.rope(q, keys, metadata.input_positions, metadata.seq_lens[request])
+            token = jnp.arange(num_tokens)
+            visible = (request[:, None] == request) & (token[:, None] >= token) & valid
+            return None, select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
+        q, keys = self.rope(q, keys, metadata.input_positions)
+        select = functools.partial(select_tokens, num_selected=sizes.num_selected)
+        mesh = jax.sharding.get_abstract_mesh()
+        if not mesh.empty and mesh.size > 1:
+            whole = PartitionSpec()
+            select = jax.shard_map(select, in_specs=(whole,) * 9, out_specs=(whole, whole), check_vma=False)
+        return select(
+            q,
+            weights,
+            keys[:, 0],
+            key_cache,
+            metadata.input_positions,
+            metadata.seq_lens,
+            metadata.block_tables_for(FULL_CONTEXT),
+            metadata.query_start_loc,
+            metadata.request_distribution,
+        )

@@ -1,0 +1,99 @@
+"""Multi-head latent attention to selected tokens (DeepSeek Sparse Attention)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxis.errors import ConfigError
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.indexer import Indexer, IndexerSizes
+from jaxis.layers.mla import LatentAttentionSizes, LatentCacheSpec, MultiHeadLatentAttention
+from jaxis.layers.rope import RotaryEmbedding
+from jaxis.layers.scope import LayerScope
+
+
+class SparseLatentAttention(MultiHeadLatentAttention):
+    """Latent attention in which a token attends to at most K tokens, those that an indexer selects.
+
+    Where layers share selections (IndexShare, arXiv:2603.12201), a layer without an indexer attends to what the last
+    one before it with an indexer selected. Its cache is then a tuple whose last entry is that selection: the decoder
+    hands it on from layer to layer.
+
+    An engine that serves no context of more than K tokens attends to all of them, with dense attention's kernels, and
+    caches no keys of indexers.
+
+    Args:
+      scope: The layer's scope.
+      sizes: All dimensions of attention.
+      indexer_sizes: Those of the indexer.
+      has_indexer: Whether the layer has one.
+      rope, scale, use_bias: See `MultiHeadLatentAttention`.
+      indexer_rope: Rotates the first dimensions of the indexer's queries and keys.
+      hands_on_selection: Whether layers share selections.
+
+    Raises:
+      ConfigError: Queries are projected without a latent, from which the indexer projects its own.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        sizes: LatentAttentionSizes,
+        *,
+        indexer_sizes: IndexerSizes,
+        has_indexer: bool = True,
+        rope: RotaryEmbedding,
+        indexer_rope: RotaryEmbedding,
+        scale: float,
+        use_bias: bool = False,
+        hands_on_selection: bool = False,
+    ) -> None:
+        super().__init__(scope, sizes, rope=rope, scale=scale, use_bias=use_bias)
+        if sizes.q_lora_rank is None:
+            raise ConfigError(
+                f"{scope.config.source} has no q_lora_rank, from which the indexer's queries are projected"
+            )
+        self.num_selected = indexer_sizes.num_selected
+        self.serves_short_contexts = scope.max_model_len <= self.num_selected
+        self.hands_on_selection = hands_on_selection
+        self.indexer = None
+        if has_indexer:
+            self.indexer = Indexer(
+                scope / "indexer",
+                indexer_sizes,
+                query_size=sizes.q_lora_rank,
+                rope=indexer_rope,
+                has_cache=not self.serves_short_contexts,
+            )
+
+    @property
+    def kv_cache_spec(self) -> LatentCacheSpec:
+        """The cache that the engine allocates for the latents; that of an indexer's keys follows it."""
+        num_selected = None if self.serves_short_contexts else self.num_selected
+        return LatentCacheSpec(self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim, num_selected)
+
+    def __call__(self, kv_cache: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
+        """x [T, E] -> the updated caches and [T, E].
+
+        Args:
+          kv_cache: The latents' cache, or a tuple of it, the indexer's if there is one, and the last selection if
+            layers share them. Without caches, None stands in the place of each.
+          x: [T, E].
+          metadata: Of the batch.
+        """
+        caches = list(kv_cache) if isinstance(kv_cache, tuple) else [kv_cache]
+        q, latents, rope_key, query_latent = self._project(x)
+        if self.serves_short_contexts and caches[0] is not None:
+            selection = None
+        elif self.indexer is None:
+            selection = caches[-1]
+        elif self.serves_short_contexts:
+            _, selection = self.indexer(None, x, query_latent, metadata)
+        else:
+            caches[1], selection = self.indexer(caches[1], x, query_latent, metadata)
+        if self.hands_on_selection:
+            caches[-1] = selection
+        caches[0], out = self._attend(caches[0], q, latents, rope_key, metadata, selection=selection)
+        return tuple(caches) if isinstance(kv_cache, tuple) else caches[0], out

@@ -1,0 +1,121 @@
+"""Ling 3: Kimi Delta Attention with bounded decays, gated latent attention as the last layer of each group, experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
+from jaxis.layers.glu import CappedGLU
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.kda_hybrid import (
+    hybrid_latent_attention,
+    hybrid_moe,
+    hybrid_routing,
+    kimi_delta_attention,
+    listed_as_linear,
+)
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
+
+
+class BailingHybridDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        mlp: FeedForward
+        if is_sparse_layer(scope, default_first_sparse=2):
+            mlp = hybrid_moe(
+                scope / "mlp",
+                routing=hybrid_routing(scope.config),
+                selection_bias_name="gate.expert_bias",
+                gated_unit=_capped_unit(scope, "expert_swiglu_limit_list"),
+                shared_gated_unit=_capped_unit(scope, "share_expert_swiglu_limit_list"),
+            )
+        else:
+            mlp = GatedMLP(scope / "mlp")
+        super().__init__(scope, self_attn=_mixer(scope / "attention"), mlp=mlp, mixer_name="attention")
+
+
+def _mixer(scope: LayerScope) -> SelfAttention:
+    config = scope.config
+    is_linear = listed_as_linear(scope)
+    if is_linear is None:
+        is_linear = (scope.layer_index + 1) % config.get("layer_group_size", 6) != 0
+    if not is_linear:
+        gate = OutputGate("g_proj", per_head=True)
+        rope = rope_config(config, default_theta=6_000_000.0)
+        return hybrid_latent_attention(scope, rope=rope, output_gate=gate, o_proj_name="dense")
+    return kimi_delta_attention(
+        scope,
+        num_heads=config.get("linear_num_heads", config["num_attention_heads"]),
+        # Files that transformers saves have latent attention's rotated dimensions as `head_dim`.
+        head_dim=config.get("linear_head_dim", config.get("head_dim", 128)),
+        conv_width=config.get("short_conv_kernel_size", 4),
+        lower_bound=config.get("kda_lower_bound", -5.0) if config.get("kda_safe_gate", True) else None,
+        decay_names=("f_proj",),
+        gate_names=("g_proj",),
+    )
+
+
+def _capped_unit(scope: LayerScope, key: str) -> CappedGLU | None:
+    """The bounded unit of a layer with a limit in this list of config.json; 0 and null are none.
+
+    The published weights were trained with the limits, although transformers' code does not read them.
+    """
+    limits = scope.config.get(key)
+    limit = limits[scope.layer_index] if limits else None
+    return CappedGLU(jax.nn.silu, float(limit)) if limit else None
+
+
+class BailingHybridForCausalLM(CausalLM):
+    layer_class = BailingHybridDecoderLayer
+    tensor_names: ClassVar = {".word_embeddings.": ".embed_tokens."}
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        num_layers: int = config["num_hidden_layers"]
+        group_size: int | None = config.get("layer_group_size")
+        if config.get("layer_types") is None and group_size and num_layers % group_size:
+            raise ConfigError(
+                f"{config.source} has num_hidden_layers={num_layers}, which is not a multiple of "
+                f"layer_group_size={group_size}: add layer_types, which says the kind of each layer"
+            )
+        for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+            limits = config.get(key)
+            if limits and len(limits) < num_layers:
+                raise ConfigError(f"{key} in {config.source} has {len(limits)} entries, fewer than {num_layers} layers")
+        ignore_sizes_of_other_layers(config)
+        _expect_what_all_have(config)
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
+
+
+def _expect_what_all_have(config: HFConfig) -> None:
+    """Keys of the makers' own code, with the values that every published checkpoint has."""
+    config.expect("hidden_act", "silu")
+    config.expect("linear_conv_kernel_dim", config.get("short_conv_kernel_size", 4))
+    config.ignore("layer_group_size", because="layer_types, where there is one, names each layer's type")
+    config.expect("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
+    config.expect("gated_attention_proj_granularity_type", "head_wise")
+    config.expect("topk_method", "noaux_tc")
+    for key in ("score_function", "scoring_func"):
+        config.expect(key, "sigmoid")
+    config.expect("router_dtype", "fp32")
+    for key in ("no_kda_lora", "linear_silu", "use_qk_norm", "rope_interleave", "moe_router_enable_expert_bias"):
+        config.expect(key, True)
+    for key in ("use_kda_lora", "use_bias", "use_qkv_bias", "use_mla_nope", "use_nGPT", "up_proj_norm", "value_norm"):
+        config.expect(key, False)
+    config.expect("scale_router_input", False)
+    config.expect("group_norm_size", 1)
+    config.expect("num_kv_heads_for_linear_attn", 0, config["num_attention_heads"])
+    for key in ("partial_rotary_factor", "rotary_dim"):
+        config.ignore(key, because="qk_rope_head_dim says what is rotated")
+    config.ignore("model_max_length", because="it is what transformers calls max_position_embeddings")
+    config.ignore("mtp_use_kda", because="layers that draft tokens are not loaded")

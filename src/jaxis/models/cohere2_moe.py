@@ -1,0 +1,103 @@
+"""North and Command A+ (Cohere 2 MoE): Cohere 2 with experts, after first layers that are dense."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, layer_span, listed_layer_type
+from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import ParallelDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward, GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.norm import Norm
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.cohere import Cohere2CausalLM, cohere_norm
+from jaxis.models.common.decoder import DecoderOptions
+from jaxis.models.common.sparse_layers import is_sparse_layer
+
+
+class Cohere2MoeDecoderLayer(ParallelDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        is_sparse, kind = is_sparse_layer(scope, default_first_sparse=0), _layer_type(config, scope.layer_index)
+        dense_pattern = config.get("prefix_dense_sliding_window_pattern", 1)
+        use_bias = config.get("attention_bias", False)
+        super().__init__(
+            scope,
+            self_attn=GroupedQueryAttention(
+                scope / "self_attn",
+                head_dim=128,
+                use_rope=kind == SLIDING_ATTENTION or (not is_sparse and dense_pattern == 1),
+                interleaved_rope=True,
+                qkv_bias=use_bias,
+                o_bias=use_bias,
+                span=layer_span(config, kind, default_window=4096),
+            ),
+            mlp=_experts(scope / "mlp") if is_sparse else _dense(scope / "mlp"),
+            make_norm=_norm,
+        )
+
+
+class Cohere2MoeForCausalLM(Cohere2CausalLM):
+    layer_class = Cohere2MoeDecoderLayer
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        super().check_config(config)
+        for key in ("rms_norm_eps", "layer_norm_eps"):
+            config.ignore(key, because="the norms are of one of two kinds")
+        for key in ("intermediate_size", "prefix_dense_intermediate_size"):
+            config.ignore(key, because="a model may lack one of the two kinds of layers")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        multiplier = scope.config.get("logit_scale", 0.0625)
+        return DecoderOptions(tied_by_default=True, norm=_norm(scope), logits_multiplier=multiplier)
+
+
+def _norm(scope: LayerScope) -> Norm:
+    """An RMS norm where config.json has `rms_norm_eps`, otherwise Cohere's."""
+    return cohere_norm(scope) if scope.config.get("rms_norm_eps") is None else rms_norm(scope)
+
+
+def _layer_type(config: HFConfig, layer_index: int) -> str:
+    """As `layer_types` says, or by patterns, one of the first dense layers and one of the others."""
+    keys = ("prefix_dense_sliding_window_pattern", "sliding_window_pattern", "first_k_dense_replace")
+    if (kind := listed_layer_type(config, layer_index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
+        for key in keys:
+            config.ignore(key, because="layer_types names each layer's type")
+        return kind
+    dense_pattern, pattern, num_dense = (config.get(key, default) for key, default in zip(keys, (1, 4, 0), strict=True))
+    number, every = (layer_index, dense_pattern) if layer_index < num_dense else (layer_index - num_dense, pattern)
+    if type(every) is not int or every < 1:
+        raise ConfigError(f"{config.source} has a pattern of windows of {every!r}, expected an integer of at least 1")
+    return SLIDING_ATTENTION if (number + 1) % every else FULL_ATTENTION
+
+
+def _dense(scope: LayerScope) -> GatedMLP:
+    return GatedMLP(scope, intermediate_size=scope.config.get("prefix_dense_intermediate_size"))
+
+
+def _experts(scope: LayerScope) -> FeedForward:
+    config = scope.config
+    config.expect("shared_expert_combination_strategy", "average", "sum")
+    is_softmax = config.get("expert_selection_fn", "softmax") == "softmax"
+    num_shared = config.get("num_shared_experts", 0)
+    is_mean = bool(num_shared) and config.get("shared_expert_combination_strategy", "average") == "average"
+    share = 0.5 if is_mean else 1.0
+    # Scores are of the chosen logits alone: of a softmax, that is one over all, renormalized.
+    routing = Routing(
+        num_experts=config.get("num_experts", 8),
+        num_experts_per_token=config.get("num_experts_per_tok", 2),
+        score_function=config.get("expert_selection_fn", "softmax"),
+        renormalize=is_softmax or config.get("norm_topk_prob", True),
+        scaling_factor=share,
+    )
+    size: int = config["intermediate_size"]
+    shared = None
+    if num_shared:
+        width = num_shared * size
+        shared = GatedMLP(scope / "shared_experts", intermediate_size=width, multipliers=(1.0, share))
+    return SparseMoE(scope, routing=routing, intermediate_size=size, shared_experts=shared)

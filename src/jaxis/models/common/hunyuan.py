@@ -1,0 +1,27 @@
+"""Keys of config.json that Hunyuan's models share and that must have one value, or say nothing about the decoder."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+
+_TOKENS = ("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id", "text_end_id", "text_start_id")
+
+
+def check_hunyuan_keys(config: HFConfig) -> None:
+    """Reads them.
+
+    Raises:
+      ConfigError: One has a value with which the decoder would be another.
+    """
+    for key in ("use_qk_norm", "use_rotary_pos_emb"):
+        config.expect(key, True)
+    for key in ("use_cla", "mlp_bias", "add_classification_head"):
+        config.expect(key, False)
+    config.expect("norm_type", "rms")
+    config.expect("attention_head_dim", config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]))
+    config.ignore("cla_share_factor", because="use_cla is off")
+    config.ignore("org_vocab_size", because="vocab_size says it")
+    for key in ("class_num", "dense_list", "pool_type"):
+        config.ignore(key, because="there is no classification head")
+    for key in _TOKENS:
+        config.ignore(key, because="tokens are the tokenizer's business")

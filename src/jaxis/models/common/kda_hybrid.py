@@ -1,0 +1,141 @@
+"""Code shared by Kimi Linear and Ling 3: Kimi Delta Attention, a layer of latent attention now and then, experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.config.rope_config import RopeConfig
+from jaxis.kernels.weights import GatedUnit
+from jaxis.layers.delta_attention import DecayGate, DeltaAttention, DeltaAttentionSizes
+from jaxis.layers.mla import MultiHeadLatentAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.rope import make_rotary_embedding
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.deepseek import latent_attention_sizes, yarn_mscale
+
+
+def listed_as_linear(scope: LayerScope) -> bool | None:
+    """Whether the layer has a state, by `layer_types`; None where config.json has no such list.
+
+    Raises:
+      ConfigError: `layer_types` has an unknown type.
+    """
+    kind = listed_layer_type(scope.config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
+    return None if kind is None else kind == LINEAR_ATTENTION
+
+
+def kimi_delta_attention(
+    scope: LayerScope,
+    *,
+    num_heads: int,
+    head_dim: int,
+    conv_width: int,
+    lower_bound: float | None,
+    decay_names: tuple[str, ...],
+    gate_names: tuple[str, ...],
+) -> DeltaAttention:
+    """A layer with as many key heads as value heads, of one size; for the arguments, see `DeltaAttention`."""
+    return DeltaAttention(
+        scope,
+        DeltaAttentionSizes(num_heads, num_heads, head_dim, head_dim, conv_width),
+        decay=DecayGate(per_channel=True, lower_bound=lower_bound),
+        decay_names=decay_names,
+        gate_names=gate_names,
+        gate_activation="sigmoid",
+        norm_epsilon=scope.config["rms_norm_eps"],
+    )
+
+
+def hybrid_latent_attention(
+    scope: LayerScope,
+    *,
+    rope: RopeConfig | None,
+    output_gate: OutputGate | None = None,
+    o_proj_name: str = "o_proj",
+) -> MultiHeadLatentAttention:
+    """Latent attention with config.json's sizes.
+
+    Args:
+      scope: The attention's scope.
+      rope: That of all `qk_rope_head_dim` dimensions, whatever share of others it says; None for no positions.
+      output_gate: See `MultiHeadLatentAttention`.
+      o_proj_name: See `MultiHeadLatentAttention`.
+
+    Raises:
+      ConfigError: The sizes are inconsistent, or the rope is not supported.
+    """
+    config, sizes = scope.config, latent_attention_sizes(scope.config)
+    rotary_embedding, mscale = None, 1.0
+    if rope is not None:
+        rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
+        rotary_embedding = make_rotary_embedding(
+            rope, head_dim=sizes.qk_rope_head_dim, max_model_len=scope.max_model_len, interleaved=True
+        )
+        mscale = yarn_mscale(rope)
+    return MultiHeadLatentAttention(
+        scope,
+        sizes,
+        rope=rotary_embedding,
+        scale=sizes.qk_head_dim**-0.5 * mscale**2,
+        use_bias=config.get("attention_bias", False),
+        output_gate=output_gate,
+        o_proj_name=o_proj_name,
+    )
+
+
+def hybrid_moe(
+    scope: LayerScope,
+    *,
+    routing: Routing,
+    selection_bias_name: str,
+    gated_unit: GatedUnit | None = None,
+    shared_gated_unit: GatedUnit | None = None,
+) -> SparseMoE:
+    """Experts of `moe_intermediate_size`, and one block as wide as `num_shared_experts` of them.
+
+    Args:
+      scope: The block's scope.
+      routing: See `SparseMoE`.
+      selection_bias_name: See `SparseMoE`.
+      gated_unit: See `SparseMoE`.
+      shared_gated_unit: See `GatedMLP`.
+    """
+    size: int = scope.config["moe_intermediate_size"]
+    shared_size = size * scope.config["num_shared_experts"]
+    return SparseMoE(
+        scope,
+        routing=routing,
+        intermediate_size=size,
+        gated_unit=gated_unit,
+        selection_bias_name=selection_bias_name,
+        shared_experts=GatedMLP(scope / "shared_experts", intermediate_size=shared_size, gated_unit=shared_gated_unit),
+    )
+
+
+def hybrid_routing(config: HFConfig) -> Routing:
+    """DeepSeek V3's routing; the makers and the reference have two names for most of its keys."""
+    return Routing(
+        num_experts=config["num_experts"],
+        num_experts_per_token=_either(config, "num_experts_per_tok", "num_experts_per_token"),
+        score_function="sigmoid",
+        renormalize=_either(config, "norm_topk_prob", "moe_renormalize"),
+        scaling_factor=config["routed_scaling_factor"],
+        num_groups=_either(config, "n_group", "num_expert_group"),
+        num_allowed_groups=config["topk_group"],
+        group_score="top2_sum",
+        float32_logits=True,
+    )
+
+
+def _either(config: HFConfig, name: str, other_name: str) -> Any:
+    """The value of the key that has one of these names. If it has both, they must agree."""
+    present = other_name if config.get(name) is None else name
+    value = config[present]
+    config.expect(other_name if present == name else name, value)
+    return value

@@ -1,0 +1,67 @@
+"""A decoder whose layers have embeddings of their own (Gemma 3n, Gemma 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxis.layers.embed import JaxEmbed
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.scale import scaled
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import DecoderModel, DecoderOptions, LayerClass
+
+
+class LayerEmbeddingsModel(DecoderModel):
+    """The decoder, with the table of each layer's own embeddings, if there is one. P is its size for one layer.
+
+    Tokens past the end of that table, which some checkpoints have for images and sound, have the embedding of token 0.
+
+    Args:
+      scope, layer_class, options: See `DecoderModel`.
+      layer_size: P; 0 without such embeddings.
+      num_embeddings: The tokens in their table.
+    """
+
+    def __init__(
+        self,
+        scope: LayerScope,
+        layer_class: LayerClass,
+        options: DecoderOptions,
+        *,
+        layer_size: int,
+        num_embeddings: int,
+    ) -> None:
+        super().__init__(scope, layer_class, options)
+        hidden_size: int = scope.config["hidden_size"]
+        self.projection_scale = hidden_size**-0.5
+        self.num_layer_embeddings = num_embeddings
+        self.embed_tokens_per_layer = self.per_layer_model_projection = None
+        if layer_size:
+            total = len(self.layers) * layer_size
+            self.embed_tokens_per_layer = JaxEmbed(
+                num_embeddings,
+                total,
+                scope.rngs,
+                scale=layer_size**0.5,
+                dtype=scope.dtype,
+                quant_config=scope.quant_config,
+                prefix=f"{scope.prefix}.embed_tokens_per_layer",
+            )
+            self.per_layer_model_projection = linear(
+                scope / "per_layer_model_projection", hidden_size, total, axes=(None, "embed")
+            )
+            self.per_layer_projection_norm = rms_norm(scope, layer_size)
+
+    def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
+        """Each layer's own embeddings of the tokens, [T, P], mixed with a projection of their common ones."""
+        if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
+            return super().layer_inputs(input_ids, embeddings)
+        shape = (input_ids.shape[0], len(self.layers), -1)
+        projected = scaled(self.per_layer_model_projection(embeddings), self.projection_scale).reshape(shape)
+        in_table = jnp.where(input_ids < self.num_layer_embeddings, input_ids, 0)
+        own = self.embed_tokens_per_layer(in_table).reshape(shape)
+        mixed = scaled(self.per_layer_projection_norm(projected) + own, 2**-0.5)
+        return [(mixed[:, i],) for i in range(len(self.layers))]

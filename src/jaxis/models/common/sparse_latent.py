@@ -1,0 +1,79 @@
+"""Code shared by families with latent attention to the tokens that an indexer selects (DeepSeek Sparse Attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.indexer import IndexerSizes
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.sparse_mla import SparseLatentAttention
+from jaxis.models.common.deepseek import (
+    DeepseekCausalLM,
+    DeepseekDecoderLayer,
+    LatentAttentionSettings,
+    deepseek_v3_routing,
+)
+from jaxis.models.common.sparse_layers import is_sparse_layer
+
+_LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
+
+
+class SparseLatentDecoderLayer(DeepseekDecoderLayer):
+    """DeepSeek V3's layer with such attention.
+
+    Args:
+      scope: The layer's scope.
+      interleaved_index_rope: Whether the rope of the indexer pairs neighbouring dimensions.
+      has_indexer: For each layer of the model, whether it has an indexer; those that have none attend to what the last
+        one before them selected.
+    """
+
+    def __init__(
+        self, scope: LayerScope, *, interleaved_index_rope: bool, has_indexer: Sequence[bool] | None = None
+    ) -> None:
+        config = scope.config
+        settings = LatentAttentionSettings.of(scope)
+        sizes = IndexerSizes(
+            num_heads=config["index_n_heads"], head_dim=config["index_head_dim"], num_selected=config["index_topk"]
+        )
+        if sizes.head_dim < settings.sizes.qk_rope_head_dim:
+            raise ConfigError(
+                f"{config.source} has index_head_dim={sizes.head_dim}, of which the rope cannot rotate "
+                f"qk_rope_head_dim={settings.sizes.qk_rope_head_dim}"
+            )
+        self_attn = SparseLatentAttention(
+            scope / "self_attn",
+            settings.sizes,
+            indexer_sizes=sizes,
+            has_indexer=has_indexer is None or has_indexer[scope.layer_index],
+            rope=settings.make_rope(interleaved=True),
+            indexer_rope=settings.make_rope(interleaved=interleaved_index_rope),
+            scale=settings.scale,
+            use_bias=settings.use_bias,
+            hands_on_selection=has_indexer is not None and not all(has_indexer),
+        )
+        super().__init__(
+            scope,
+            routing=deepseek_v3_routing(config),
+            is_sparse=is_sparse_layer(scope, default_first_sparse=3),
+            use_selection_bias=True,
+            self_attn=self_attn,
+        )
+
+
+class SparseLatentCausalLM(DeepseekCausalLM):
+    """Base of such models; each sets its layer class."""
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("moe_layer_freq", 1)
+        config.expect("rope_interleave", True)
+        config.ignore("head_dim", because="the reference overwrites it with qk_rope_head_dim")
+        config.ignore("mlp_bias", because="the reference's blocks have none, whatever it says")
+        if unknown := set(config.get("layer_types", ())) - set(_LAYER_TYPES):
+            raise ConfigError(
+                f"layer_types in {config.source} has {min(map(repr, unknown))}, of which only "
+                f"{' or '.join(map(repr, _LAYER_TYPES))} is supported"
+            )

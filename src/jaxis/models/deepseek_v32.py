@@ -1,0 +1,16 @@
+"""DeepSeek V3.2: DeepSeek V3 whose tokens attend to those that an indexer selects."""
+
+from __future__ import annotations
+
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.sparse_latent import SparseLatentCausalLM, SparseLatentDecoderLayer
+
+
+class DeepseekV32DecoderLayer(SparseLatentDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        # The indexer's rope pairs halves, unlike attention's own.
+        super().__init__(scope, interleaved_index_rope=scope.config.get("indexer_rope_interleave", False))
+
+
+class DeepseekV32ForCausalLM(SparseLatentCausalLM):
+    layer_class = DeepseekV32DecoderLayer

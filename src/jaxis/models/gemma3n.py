@@ -1,0 +1,161 @@
+"""Gemma 3n, text: several hidden states a token, of which layers compute one, low-rank residuals, sparse activations,
+embeddings of each layer's own, and layers that attend to the keys and values of an earlier one."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.altup import AltUp, join_states, split_states
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer, SelfAttention
+from jaxis.layers.gaussian_top_k import GaussianTopK
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.laurel import Laurel
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.mlp import activation_function
+from jaxis.layers.scale import scaled
+from jaxis.layers.scope import LayerScope
+from jaxis.layers.shared_cache_attention import SharedCacheAttention
+from jaxis.models.common.decoder import DecoderOptions, LayerClass
+from jaxis.models.common.gemma import gemma_activation, gemma_mlp
+from jaxis.models.common.gemma3n_layers import Gemma3nLayer
+from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
+from jaxis.models.common.shared_caches import SharedCacheCausalLM
+from jaxis.models.common.text_part import InnerTextPart
+
+
+class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        layer = Gemma3nLayer.of(config, scope.layer_index)
+        gate_filter = GaussianTopK(layer.sparsity) if layer.sparsity else None
+        super().__init__(
+            scope,
+            self_attn=_attention(scope / "self_attn", layer),
+            mlp=gemma_mlp(scope / "mlp", layer.intermediate_size, gate_filter=gate_filter),
+        )
+        hidden_size, size = config["hidden_size"], _per_layer_size(config)
+        self.activation = activation_function(gemma_activation(config))
+        self.altup = AltUp(scope / "altup", _num_states(config), config.get("altup_active_idx", 0))
+        self.scales_corrected = config.get("altup_correct_scale", True)
+        self.laurel = Laurel(scope / "laurel", config.get("laurel_rank", 64))
+        self.per_layer_input_gate = linear(scope / "per_layer_input_gate", hidden_size, size, axes=(None, "embed"))
+        self.per_layer_projection = linear(scope / "per_layer_projection", size, hidden_size, axes=("embed", None))
+        self.post_per_layer_input_norm = rms_norm(scope)
+
+    def __call__(
+        self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata, per_layer_input: jax.Array
+    ) -> LayerOutput:
+        """x [T, A, E] and the layer's own embeddings [T, P] -> the updated cache and [T, A, E]."""
+        predictions = self.altup.predict(x)
+        active = predictions[:, self.altup.active]
+        normed = self.input_layernorm(active)
+        kv_cache, attended = self.self_attn(kv_cache, normed, metadata)
+        residual = active + self.post_attention_layernorm(attended) + self.laurel(normed)
+        residual = scaled(residual, 2**-0.5)
+        computed = residual + self.post_norm(self.mlp(self.pre_norm(residual)))
+        corrected = self.altup.correct(predictions, computed)
+        first = corrected[:, self.altup.active]
+        if self.scales_corrected:
+            first = first * self.altup.correct_output_scale[...]
+        gated = self.activation(self.per_layer_input_gate(first)) * per_layer_input
+        update = self.post_per_layer_input_norm(self.per_layer_projection(gated))
+        return kv_cache, corrected.at[:, 1:].add(update[:, None])
+
+
+def _attention(scope: LayerScope, layer: Gemma3nLayer) -> SelfAttention:
+    use_bias = scope.config.get("attention_bias", False)
+    if layer.shares_cache_of is not None:
+        return SharedCacheAttention(
+            scope,
+            shares_cache_of=layer.shares_cache_of,
+            head_dim=scope.config.get("head_dim", 256),
+            rope_settings=layer.rope,
+            scale=1.0,
+            use_bias=use_bias,
+            span=layer.span,
+        )
+    return GroupedQueryAttention(
+        scope,
+        head_dim=256,
+        rope_settings=layer.rope,
+        scale=1.0,
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        qk_norm=True,
+        span=layer.span,
+        use_v_norm=True,
+    )
+
+
+class Gemma3nModel(LayerEmbeddingsModel):
+    """The decoder, whose layers pass on A hidden states of each token, [T, A, E]."""
+
+    def __init__(self, scope: LayerScope, layer_class: LayerClass, options: DecoderOptions) -> None:
+        config = scope.config
+        super().__init__(
+            scope,
+            layer_class,
+            options,
+            layer_size=_per_layer_size(config),
+            num_embeddings=config.get("vocab_size_per_layer_input", 262_144),
+        )
+        size: int = config["hidden_size"]
+        self.altup_projections, self.altup_unembed_projections = (
+            [linear(scope / f"{name}.{i}", size, size, axes=(None, "embed")) for i in range(_num_states(config) - 1)]
+            for name in ("altup_projections", "altup_unembed_projections")
+        )
+
+    def first_input(self, x: jax.Array) -> jax.Array:
+        return split_states(x, self.altup_projections)
+
+    def last_output(self, x: jax.Array) -> jax.Array:
+        return join_states(x, self.altup_unembed_projections)
+
+
+class Gemma3nForCausalLM(SharedCacheCausalLM):
+    layer_class = Gemma3nDecoderLayer
+    model_class = Gemma3nModel
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        active, num_states = config.get("altup_active_idx", 0), _num_states(config)
+        if not 0 <= active < num_states:
+            raise ConfigError(
+                f"{config.source} has altup_active_idx={active} and altup_num_inputs={num_states}, expected an index "
+                "of the inputs, from 0: correct the file"
+            )
+        for key in ("altup_coef_clip", "altup_lr_multiplier"):
+            config.ignore(key, because="it is for training")
+        config.ignore("query_pre_attn_scalar", because="scores are not scaled")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(
+            tied_by_default=True,
+            logits_soft_cap=scope.config.get_nullable("final_logit_softcapping", 30.0),
+            embed_scale=scope.config["hidden_size"] ** 0.5,
+        )
+
+
+def _num_states(config: HFConfig) -> int:
+    """A."""
+    return config.get("altup_num_inputs", 4)
+
+
+def _per_layer_size(config: HFConfig) -> int:
+    """P."""
+    return config.get("hidden_size_per_layer_input", 256)
+
+
+class Gemma3nForConditionalGeneration(InnerTextPart, Gemma3nForCausalLM):
+    """E2B and E4B as published; images, video and audio are not supported."""
+
+    text_model_types = ("gemma3n_text",)
+    other_parts = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
+    other_keys = (
+        *("vision_config", "audio_config", "image_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"),
+        *("boa_token_id", "eoa_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image"),
+    )

@@ -1,0 +1,79 @@
+"""Kimi Linear (arXiv:2510.26692): Kimi Delta Attention, latent attention without positions in every fourth layer."""
+
+from __future__ import annotations
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.layers.decoder_layer import PreNormDecoderLayer, SelfAttention
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.moe import ROUTER_BIAS
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.kda_hybrid import (
+    hybrid_latent_attention,
+    hybrid_moe,
+    hybrid_routing,
+    kimi_delta_attention,
+    listed_as_linear,
+)
+from jaxis.models.common.mamba import ignore_rope
+from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
+
+
+class KimiLinearDenseLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=GatedMLP(scope / "mlp"))
+
+
+class KimiLinearSparseLayer(PreNormDecoderLayer):
+    feed_forward_name = "block_sparse_moe"
+
+    def __init__(self, scope: LayerScope) -> None:
+        routing = hybrid_routing(scope.config)
+        experts = hybrid_moe(scope / "block_sparse_moe", routing=routing, selection_bias_name=ROUTER_BIAS)
+        super().__init__(scope, self_attn=_mixer(scope / "self_attn"), mlp=experts)
+
+
+def _layer(scope: LayerScope) -> PreNormDecoderLayer:
+    is_sparse = is_sparse_layer(scope, default_first_sparse=1)
+    return KimiLinearSparseLayer(scope) if is_sparse else KimiLinearDenseLayer(scope)
+
+
+def _mixer(scope: LayerScope) -> SelfAttention:
+    config = scope.config
+    # Files that transformers saves have no such object, but `layer_types` and sizes of other names.
+    linear: HFConfig = config.get("linear_attn_config") or HFConfig({}, source=config.source)
+    is_linear = listed_as_linear(scope)
+    if is_linear is None:
+        is_linear = scope.layer_index + 1 in linear["kda_layers"]  # which counts from 1
+    for key in ("kda_layers", "full_attn_layers"):
+        linear.ignore(key, because="each list says what the other does, and layer_types what both do")
+    if not is_linear:
+        return hybrid_latent_attention(scope, rope=None)
+    return kimi_delta_attention(
+        scope,
+        num_heads=linear.get("num_heads", config.get("linear_num_heads", 32)),
+        head_dim=linear.get("head_dim", config.get("linear_head_dim", 128)),
+        conv_width=linear.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        lower_bound=None,
+        decay_names=("f_a_proj", "f_b_proj"),
+        gate_names=("g_a_proj", "g_b_proj"),
+    )
+
+
+class KimiLinearForCausalLM(CausalLM):
+    layer_class = staticmethod(_layer)
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        ignore_rope(config)
+        ignore_sizes_of_other_layers(config)
+        config.expect("mla_use_nope", True)
+        config.expect("moe_router_activation_func", "sigmoid")
+        config.expect("use_grouped_topk", True)
+        config.expect("moe_layer_freq", 1)
+        config.ignore("model_max_length", because="no layer has a rope")
+        config.ignore("head_dim", because="latent attention and linear attention have sizes of their own")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))

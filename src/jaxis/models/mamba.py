@@ -1,0 +1,82 @@
+"""Mamba (arXiv:2312.00752) and Falcon Mamba: layers of Mamba alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import MixerLayer
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mamba1 import Mamba1, Mamba1Sizes, time_step_rank
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.mamba import MAMBA_TENSOR_NAMES, check_mamba_keys, ignore_rope
+
+
+class MambaDecoderLayer(MixerLayer):
+    def __init__(self, scope: LayerScope, *, norm_epsilon: float | None = None) -> None:
+        config = scope.config
+        sizes = Mamba1Sizes(
+            num_channels=_num_channels(config),
+            state_size=config.get("state_size", 16),
+            time_step_rank=time_step_rank(config, "time_step_rank"),
+            conv_width=config.get("conv_kernel", 4),
+        )
+        mixer = Mamba1(
+            scope / "mixer",
+            sizes,
+            conv_bias=config.get("use_conv_bias", True),
+            use_bias=config.get("use_bias", False),
+            norm_epsilon=norm_epsilon,
+            norm_weights=False,
+        )
+        super().__init__(scope, mixer, epsilon=config.get("layer_norm_epsilon", 1e-5))
+
+
+class FalconMambaDecoderLayer(MambaDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        super().__init__(scope, norm_epsilon=scope.config.get("mixer_rms_eps", 1e-6))
+
+
+class MambaForCausalLM(CausalLM):
+    layer_class = MambaDecoderLayer
+    decoder_name = "backbone"
+    # The first checkpoints have the embeddings in the singular.
+    tensor_names: ClassVar = MAMBA_TENSOR_NAMES | {".embedding.": ".embed_tokens."}
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        check_mamba_keys(config)
+        ignore_rope(config)
+        config.expect("hidden_act", "silu")
+        for key in _OF_TRAINING:
+            config.ignore(key, because="it says how training begins")
+        config.expect("rms_norm", True)
+        for key in _OF_MAKERS:
+            config.ignore(key, because="only the makers' own code reads it")
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            config.ignore(key, because="there is nothing but Mamba")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        norm = rms_norm(scope, epsilon=scope.config.get("layer_norm_epsilon", 1e-5))
+        return DecoderOptions(norm=norm, tied_by_default=True)
+
+
+class FalconMambaForCausalLM(MambaForCausalLM):
+    layer_class = FalconMambaDecoderLayer
+
+
+_OF_TRAINING = ("time_step_scale", "time_step_init_scheme")
+_OF_MAKERS = ("d_model", "d_inner", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple")
+
+
+def _num_channels(config: HFConfig) -> int:
+    # As the reference has it, `intermediate_size` counts: Falcon Mamba's `expand` is of something else.
+    if (size := config.get("intermediate_size")) is None:
+        return int(config.get("expand", 2) * config["hidden_size"])
+    config.ignore("expand", because="intermediate_size has the number of channels")
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"{config.source} has intermediate_size={size!r}, expected an integer of at least 1")
+    return size

@@ -1,0 +1,123 @@
+"""MiMo V2 Flash: windows and attention sinks in five of six layers, values smaller than keys, experts by sigmoid."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.config.layer_values import value_of_layer
+from jaxis.config.rope_config import rope_config
+from jaxis.layers.decoder_layer import PreNormDecoderLayer
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import dense_or_sparse, is_sparse_layer, sigmoid_routing
+
+
+class MiMoV2FlashDecoderLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        config = scope.config
+        routing = sigmoid_routing(
+            config,
+            config["n_routed_experts"],
+            renormalize=config.get("norm_topk_prob", True),
+            scaling_factor=config.get("routed_scaling_factor", 1.0),
+        )
+        super().__init__(
+            scope,
+            self_attn=_attention(scope),
+            mlp=dense_or_sparse(scope, routing, is_sparse=_is_sparse(scope), num_shared_experts=0),
+            make_norm=partial(rms_norm, epsilon=_epsilon(config)),
+        )
+
+
+class MiMoV2FlashForCausalLM(CausalLM):
+    layer_class = MiMoV2FlashDecoderLayer
+    tensor_names: ClassVar = {".attention_sink_bias": ".sinks"}
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("n_shared_experts", None, 0)
+        config.ignore("attention_chunk_size", because="windows slide: sliding_window_size says how far they reach")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        config.ignore("moe_intermediate_size", because="dense layers do not have it")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        norm = rms_norm(scope, epsilon=_epsilon(scope.config))
+        return DecoderOptions(norm=norm, prediction_modules=("model.mtp.",))
+
+
+def _attention(scope: LayerScope) -> GroupedQueryAttention:
+    config = scope.config
+    has_window = _has_window(scope)
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, value_dim = config.get("head_dim", 192), config.get("v_head_dim", 128)
+    # Of layers with windows.
+    sizes = (
+        config.get("swa_num_attention_heads", num_heads),
+        config.get("swa_num_key_value_heads", 2 * num_kv_heads),
+        config.get("swa_head_dim", head_dim),
+        config.get("swa_v_head_dim", value_dim),
+    )
+    if has_window:
+        num_heads, num_kv_heads, head_dim, value_dim = sizes
+    sink_key = "add_swa_attention_sink_bias" if has_window else "add_full_attention_sink_bias"
+    use_bias = config.get("attention_bias", False)
+    return GroupedQueryAttention(
+        scope / "self_attn",
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        layer_head_dim=head_dim,
+        value_dim=value_dim,
+        value_scale=config.get_nullable("attention_value_scale", 0.707) or 1.0,
+        rope_settings=rope_config(
+            config,
+            SLIDING_ATTENTION if has_window else FULL_ATTENTION,
+            default_theta=5_000_000.0,
+            default_local_theta=config.get("swa_rope_theta", 10_000.0),
+            default_partial_rotary_factor=0.334,
+        ),
+        qkv_bias=use_bias,
+        span=_window(config) if has_window else FULL_CONTEXT,
+        use_sinks=config.get(sink_key, has_window),
+    )
+
+
+def _has_window(scope: LayerScope) -> bool:
+    """By `layer_types` or, as published, `hybrid_layer_pattern`; without both, every sixth layer sees everything."""
+    config, index = scope.config, scope.layer_index
+    if (kind := listed_layer_type(config, index, FULL_ATTENTION, SLIDING_ATTENTION)) is not None:
+        config.ignore("hybrid_layer_pattern", because="layer_types names each layer's kind")
+        return kind == SLIDING_ATTENTION
+    flag = value_of_layer(config, "hybrid_layer_pattern", index)
+    return index > 0 and (index + 1) % 6 != 0 if flag is None else bool(flag)
+
+
+def _window(config: HFConfig) -> AttentionSpan:
+    """`sliding_window` counts the token itself; `sliding_window_size`, which published files have too, does not."""
+    num_earlier = config.get("sliding_window_size")
+    if num_earlier is None:
+        return AttentionSpan(config.get("sliding_window", 129))
+    config.ignore("sliding_window", because="sliding_window_size says how far windows reach")
+    return AttentionSpan(num_earlier + 1)
+
+
+def _is_sparse(scope: LayerScope) -> bool:
+    """By `mlp_layer_types` or, as published, `moe_layer_freq`; without both, of all layers but the first."""
+    if "mlp_layer_types" in scope.config:
+        scope.config.ignore("moe_layer_freq", because="mlp_layer_types names each layer's kind")
+        return is_sparse_layer(scope, default_first_sparse=1)
+    flag = value_of_layer(scope.config, "moe_layer_freq", scope.layer_index)
+    return scope.layer_index > 0 if flag is None else bool(flag)
+
+
+def _epsilon(config: HFConfig) -> float:
+    """Of the norms, by its published name or the reference's."""
+    epsilon = config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-5))
+    config.expect("layernorm_epsilon", epsilon)
+    return epsilon

@@ -1,0 +1,79 @@
+"""OLMo Hybrid: gated delta networks, normed before, and OLMo 3's attention, normed after, in every fourth layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.layers.decoder_layer import PostNormDecoderLayer, PreNormDecoderLayer
+from jaxis.layers.delta_attention import DecayGate, DeltaAttention, DeltaAttentionSizes
+from jaxis.layers.mlp import GatedMLP
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.mamba import ignore_rope
+from jaxis.models.common.olmo import olmo_attention
+
+
+class OlmoHybridLinearLayer(PreNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        mixer = _delta_net(scope / "linear_attn")
+        super().__init__(scope, self_attn=mixer, mlp=GatedMLP(scope / "mlp"), mixer_name="linear_attn")
+
+
+class OlmoHybridAttentionLayer(PostNormDecoderLayer):
+    def __init__(self, scope: LayerScope) -> None:
+        attention = olmo_attention(scope / "self_attn", use_rope=_has_rope(scope.config))
+        super().__init__(scope, self_attn=attention, mlp=GatedMLP(scope / "mlp"))
+
+
+def _layer(scope: LayerScope) -> OlmoHybridLinearLayer | OlmoHybridAttentionLayer:
+    kind = listed_layer_type(scope.config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
+    is_linear = (scope.layer_index + 1) % 4 if kind is None else kind == LINEAR_ATTENTION
+    return OlmoHybridLinearLayer(scope) if is_linear else OlmoHybridAttentionLayer(scope)
+
+
+def _delta_net(scope: LayerScope) -> DeltaAttention:
+    config = scope.config
+    num_heads: int = config["num_attention_heads"]
+    num_key_heads: int = config.get("linear_num_key_heads", num_heads)
+    key_dim: int = config.get("linear_key_head_dim", int(0.75 * config["hidden_size"] / num_key_heads))
+    return DeltaAttention(
+        scope,
+        DeltaAttentionSizes(
+            num_key_heads,
+            config.get("linear_num_value_heads", num_heads),
+            key_dim,
+            config.get("linear_value_head_dim", 2 * key_dim),
+            config.get("linear_conv_kernel_dim", 4),
+        ),
+        decay=DecayGate(per_channel=False),
+        decay_names=("a_proj",),
+        gate_names=("g_proj",),
+        gate_activation="silu",
+        norm_epsilon=1e-5,  # the reference's, whatever config.json says of other norms
+        beta_scale=2.0 if config.get("linear_allow_neg_eigval", True) else 1.0,
+    )
+
+
+def _has_rope(config: HFConfig) -> bool:
+    """Whether config.json names a base: the published models have no positions, and null in its place."""
+    values = config.to_dict()
+    return (values.get("rope_parameters") or values).get("rope_theta") is not None
+
+
+class OlmoHybridForCausalLM(CausalLM):
+    layer_class = staticmethod(_layer)
+    # The layers of either kind have their own names of the norm before the feed-forward block.
+    tensor_names: ClassVar = {
+        ".attention_layer_norm.": ".input_layernorm.",
+        ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    }
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        config.expect("linear_use_gate", True)
+        if not _has_rope(config):
+            ignore_rope(config)
+        for key in ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"):
+            config.ignore(key, because="it says how weights are initialized")

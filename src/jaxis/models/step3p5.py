@@ -1,0 +1,216 @@
+"""Step 3.5 and 3.7 Flash: windows with more heads and ropes of their own, gated heads, clamped experts.
+
+Published config.json files and those that transformers writes have different keys; both are read here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+import jax
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
+from jaxis.config.layer_values import settings_of_layer, value_of_layer
+from jaxis.config.rope_config import RopeConfig, rope_config
+from jaxis.errors import ConfigError
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, PreNormDecoderLayer
+from jaxis.layers.glu import CappedGLU
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.leaves import rms_norm
+from jaxis.layers.mlp import FeedForward, GatedMLP, activation_function
+from jaxis.layers.moe import SparseMoE
+from jaxis.layers.output_gate import OutputGate
+from jaxis.layers.routing import Routing
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.sparse_layers import is_sparse_layer
+from jaxis.models.common.text_part import TextPart
+
+_norm = partial(rms_norm, add_unit_offset=True)
+
+
+class Step3p5DecoderLayer(PreNormDecoderLayer):
+    """The layer, which in a checkpoint has either `mlp`, or `moe` and `share_expert`."""
+
+    def __init__(self, scope: LayerScope) -> None:
+        config, index = scope.config, scope.layer_index
+        is_sparse, use_bias = _is_sparse(scope), config.get("mlp_bias", False)
+        unit = _unit(config, "swiglu_limits_shared", index)
+        routed_unit = _unit(config, "swiglu_limits", index)
+        shared_size = _either(config, "share_expert_dim", "share_expert_dims")
+        mlp: FeedForward
+        if is_sparse:
+            self.feed_forward_name = "moe"
+            mlp = _experts(scope / "moe", routed_unit)
+        else:
+            mlp = GatedMLP(scope / "mlp", gated_unit=unit, use_bias=use_bias)
+        super().__init__(scope, self_attn=_attention(scope), mlp=mlp, make_norm=_norm)
+        self.share_expert = None
+        if is_sparse:
+            shared = scope / "share_expert"
+            self.share_expert = GatedMLP(shared, intermediate_size=shared_size, gated_unit=unit, use_bias=use_bias)
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, metadata: AttentionMetadata) -> LayerOutput:
+        """x [T, E] -> the updated cache (None without one) and [T, E]."""
+        kv_cache, attended = self.mixer(kv_cache, self.input_norm(x), metadata)
+        x = x + attended
+        y = self.feed_forward_norm(x)
+        out = self.feed_forward(y)
+        return kv_cache, x + (out if self.share_expert is None else out + self.share_expert(y))
+
+
+class Step3p5ForCausalLM(CausalLM):
+    layer_class = Step3p5DecoderLayer
+    tensor_names: ClassVar = {
+        ".moe.gate_proj.": ".moe.experts.gate_proj.",
+        ".moe.up_proj.": ".moe.experts.up_proj.",
+        ".moe.down_proj.": ".moe.experts.down_proj.",
+    }
+
+    @classmethod
+    def check_config(cls, config: HFConfig) -> None:
+        for key in ("use_moe", "use_qk_norm", "use_head_wise_attn_gate", "zero_centered"):
+            config.expect(key, True)
+        for key in ("norm_expert_weight", "use_moe_router_bias"):
+            config.expect(key, True)
+        config.expect("moe_router_activation", "sigmoid")
+        config.expect("att_impl_type", "GQA")
+        config.expect("sink", False)
+        config.expect("use_rope_layers", [], None)
+        config.expect("hidden_act", "silu")
+        config.ignore("need_fp32_gate", because="the router multiplies in float32 in any case")
+        for key in ("moe_layer_offset", "moe_every_n_layer"):
+            config.ignore(key, because="moe_layers_enum or mlp_layer_types names the sparse layers")
+        for key in ("mtp_layer_types", "mtp_mlp_layer_types", "mtp_per_layer_config"):
+            config.ignore(key, because="it is about layers that predict later tokens, which are not loaded")
+        config.ignore("intermediate_size", because="sparse layers do not have it")
+        config.ignore("moe_intermediate_size", because="dense layers do not have it")
+        config.ignore("sliding_window", because="layers that see everything do not have it")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        num_prediction_layers = scope.config.get("num_nextn_predict_layers", 0)
+        return DecoderOptions(norm=_norm(scope), num_prediction_layers=num_prediction_layers)
+
+
+class Step3p7ForConditionalGeneration(TextPart, Step3p5ForCausalLM):
+    """The multimodal checkpoints; images are not supported."""
+
+    decoder_name, head_name = "model", "lm_head"
+    # Those that ModelOpt has quantized have the text in `model.language_model`.
+    tensor_names: ClassVar = {"model.language_model.": "model.", **Step3p5ForCausalLM.tensor_names}
+    text_model_types = ("step3p5",)
+    other_parts = ("vision_model", "vit_large_projector", "model.vision_model", "model.vit_large_projector")
+    other_keys = (
+        *("vision_config", "projector_bias", "understand_projector_stride", "image_token_len", "patch_token_len"),
+    )
+
+
+def _attention(scope: LayerScope) -> GroupedQueryAttention:
+    config = scope.config
+    kind = listed_layer_type(config, scope.layer_index, FULL_ATTENTION, SLIDING_ATTENTION) or FULL_ATTENTION
+    use_bias, head_dim = config.get("attention_bias", False), config.get("head_dim", 128)
+    return GroupedQueryAttention(
+        scope / "self_attn",
+        num_heads=_num_heads(config, scope.layer_index, kind),
+        num_kv_heads=_either(config, "num_attention_groups", "num_key_value_heads"),
+        head_dim=head_dim,
+        rope_settings=_rope(config, scope.layer_index, kind),
+        scale=config.get("query_pre_attn_scalar", head_dim) ** -0.5,
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        qk_norm=lambda _, size: _norm(scope, size),
+        span=AttentionSpan(config["sliding_window"]) if kind == SLIDING_ATTENTION else FULL_CONTEXT,
+        output_gate=OutputGate("g_proj", per_head=True),
+    )
+
+
+def _num_heads(config: HFConfig, layer_index: int, kind: str) -> int:
+    """H of the layer: those with windows may have more, which config.json says in one of three ways."""
+    common: int = config["num_attention_heads"]
+    of_windows = config.get("num_sliding_attention_heads", common)
+    other = config.get("attention_other_setting")
+    if isinstance(other, HFConfig):
+        other.expect("attention_type", SLIDING_ATTENTION)
+        for key in ("num_attention_groups", "num_key_value_heads"):
+            other.expect(key, _either(config, "num_attention_groups", "num_key_value_heads"))
+        for key in ("head_dim", "true_head_dim"):
+            other.expect(key, config.get("head_dim", 128))
+        of_windows = other.get("num_attention_heads", of_windows)
+    own = settings_of_layer(config, layer_index)
+    return own.get("num_attention_heads", of_windows if kind == SLIDING_ATTENTION else common)
+
+
+def _rope(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
+    """The layer's: `rope_parameters` by its kind, or lists with an entry for each layer, of which only the layers that
+    see everything are stretched by `rope_scaling`."""
+    if "rope_scaling" in config:
+        config.expect("yarn_only_types", [FULL_ATTENTION])
+    else:
+        config.ignore("yarn_only_types", because="no rope is stretched")
+    is_listed = isinstance(config.get("rope_theta"), list)
+    share = value_of_layer(config, "partial_rotary_factors", layer_index)
+    return rope_config(
+        config,
+        kind,
+        theta=value_of_layer(config, "rope_theta", layer_index) if is_listed else None,
+        default_partial_rotary_factor=1.0 if share is None else share,
+    )
+
+
+def _experts(scope: LayerScope, gated_unit: CappedGLU | None) -> SparseMoE:
+    config = scope.config
+    routing = Routing(
+        num_experts=_either(config, "moe_num_experts", "n_routed_experts", "num_local_experts"),
+        num_experts_per_token=_either(config, "moe_top_k", "num_experts_per_tok"),
+        score_function="sigmoid",
+        renormalize=True,
+        scaling_factor=config.get("moe_router_scaling_factor", 1.0),
+        float32_logits=True,
+    )
+    return SparseMoE(
+        scope,
+        routing=routing,
+        intermediate_size=config["moe_intermediate_size"],
+        gated_unit=gated_unit,
+        selection_bias_name="router_bias",
+    )
+
+
+def _unit(config: HFConfig, key: str, layer_index: int) -> CappedGLU | None:
+    """The gated unit with the layer's limit; None where that is 0 or null, or there is none."""
+    limit = value_of_layer(config, key, layer_index)
+    return CappedGLU(activation_function("silu"), float(limit)) if limit else None
+
+
+def _is_sparse(scope: LayerScope) -> bool:
+    """By `mlp_layer_types` or, as published, `moe_layers_enum`; without both, of all layers but the first three."""
+    config = scope.config
+    if "mlp_layer_types" in config:
+        config.ignore("moe_layers_enum", because="mlp_layer_types names each layer's kind")
+        return is_sparse_layer(scope, default_first_sparse=3)
+    listed = config.get("moe_layers_enum")
+    if listed is None:
+        return scope.layer_index >= 3
+    numbers = listed.split(",") if isinstance(listed, str) else listed
+    try:
+        return scope.layer_index in {int(number) for number in numbers}
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{config.source} has moe_layers_enum={listed!r}, expected the numbers of layers, like '3,4,5': "
+            "correct the file"
+        ) from None
+
+
+def _either(config: HFConfig, *names: str) -> int:
+    """A size that has several names, of which config.json may have one or, with the same value, several."""
+    value = next((config[name] for name in names if name in config), None)
+    if value is None:
+        raise ConfigError(f"{config.source} has no {' or '.join(map(repr, names))}: correct the file")
+    for name in names:
+        config.expect(name, value)
+    return value

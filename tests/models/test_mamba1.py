@@ -1,0 +1,96 @@
+"""Jamba's and Falcon Mamba's states are the reference's, their published names load, and what config.json may say."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from jaxis.config import ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.errors import ConfigError
+from jaxis.models.model_loader import construct_abstractly, load_model
+from jaxis.parallel.mesh import make_mesh
+from tests.support import parity
+from tests.support.paged_sequences import PagedSequence
+from tests.support.parity import FAMILIES, prompt
+from tests.support.places import TESTS
+
+FOLDER = TESTS / "data" / "configs"
+
+
+def family(name):
+    return next(family for family in FAMILIES if family.name == name)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("Jamba", 2), ("Falcon Mamba", 1)])
+def test_states_in_slots_are_the_references_cache(name, layer):
+    tokens = prompt(17)
+    paged, sequence = parity.paged_sequences(family(name)), PagedSequence()
+    for chunk in (tokens[:11], tokens[11:12], tokens[12:]):
+        paged.step([(sequence, chunk)], **parity.PADDING)
+    inputs, recurrent = (np.asarray(array[sequence.slot]) for array in paged.caches[layer])
+    with torch.no_grad():
+        output = parity.reference_model(family(name))(torch.tensor([tokens]), use_cache=True)
+    cache = getattr(output, "cache_params", None) or output.past_key_values
+    # The reference has channels first, and one input more.
+    expected_inputs = cache.get_conv_state(layer, state_idx=0)[0].numpy().T[-len(inputs) :]
+    np.testing.assert_allclose(inputs, expected_inputs, rtol=1e-4, atol=1e-5)
+    expected = cache.get_recurrent_state(layer, state_idx=0)[0].numpy().T
+    np.testing.assert_allclose(recurrent, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_under_their_published_names_load(tmp_path):
+    folder = parity.checkpoint_folder(family("Jamba"))
+    tensors = {}
+    for name, tensor in load_file(f"{folder}/model.safetensors").items():
+        prefix, found, part = name.partition(".experts.")
+        if not found:
+            tensors[name] = tensor
+            continue
+        parts = {"gate_proj": None, "up_proj": None} if part == "gate_up_proj" else {"down_proj": None}
+        if part not in ("gate_up_proj", "down_proj"):  # saved one by one already
+            tensors[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            for key, piece in zip(parts, np.split(matrix, len(parts)), strict=True):
+                tensors[f"{prefix}.experts.{expert}.{key}.weight"] = piece
+    assert "model.layers.1.feed_forward.experts.7.up_proj.weight" in tensors
+    assert {"model.layers.1.feed_forward.router.weight", "model.final_layernorm.weight"} <= set(tensors)
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HFConfig.from_folder(folder).to_dict()))
+    config = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), max_model_len=1024)
+    logits = parity.run_model(load_model(VllmConfig(config), make_mesh()), (17,))[17][0]
+    np.testing.assert_allclose(logits, parity.reference_run(family("Jamba"), 17)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_table_of_embeddings_may_have_its_first_name(tmp_path):
+    folder = parity.checkpoint_folder(family("Falcon Mamba"))
+    tensors = load_file(f"{folder}/model.safetensors")
+    tensors["backbone.embedding.weight"] = tensors.pop("backbone.embeddings.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HFConfig.from_folder(folder).to_dict()))
+    config = ModelConfig(str(tmp_path), HFConfig.from_folder(tmp_path), max_model_len=1024)
+    load_model(VllmConfig(config), make_mesh())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("jamba-1.5-mini", {"attn_layer_offset": 8}, "attn_layer_period=8 and attn_layer_offset=8, expected an offset"),
+        ("jamba-1.5-mini", {"expert_layer_period": 0}, "expert_layer_period=0 and expert_layer_offset=1, expected"),
+        ("jamba-1.5-mini", {"layers_block_type": ["mamba"] * 32}, "layers_block_type=.*, of which only"),
+        (
+            "jamba-1.5-mini",
+            {"mamba_dt_rank": "all"},
+            "mamba_dt_rank='all', expected 'auto' or an integer of at least 1",
+        ),
+        ("falcon-mamba-7b", {"intermediate_size": 0.5}, "intermediate_size=0.5, expected an integer of at least"),
+        ("falcon-mamba-7b", {"hidden_act": "gelu"}, "hidden_act='gelu', of which only 'silu' is supported"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, changes, message):
+    values = json.loads((FOLDER / f"{name}.json").read_text()) | changes
+    with pytest.raises(ConfigError, match=message):
+        construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
