@@ -36,6 +36,20 @@ FAMILIES = {
         {"num_hidden_layers": 1, "num_local_experts": 4, "intermediate_size": 96, "num_experts_per_tok": 2},
     ),
 }
+# Embeddings of layers, and keys and values that layers share.
+LAYER_EMBEDDINGS = {
+    **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    **{"sliding_window": 11, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 500},
+    **{"intermediate_size": 96, "tie_word_embeddings": True},
+}
+FAMILIES |= {
+    "Gemma 3n": (
+        "Gemma3nTextConfig",
+        LAYER_EMBEDDINGS
+        | {"activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0], "altup_num_inputs": 2, "laurel_rank": 32},
+    ),
+    "Gemma 4": ("Gemma4TextConfig", LAYER_EMBEDDINGS | {"global_head_dim": 32, "vocab_size_per_layer_input": 512}),
+}
 RULES = [
     {
         "module_path": r".*(_proj|\.experts)",
@@ -74,8 +88,8 @@ def divergence(source, folder):
     return (np.exp(p) * (p - q)).sum(-1).mean()
 
 
-# Mixtures of experts that GPT-OSS, with biases and clamping besides, stands for.
-SLOW = ("Qwen3 MoE", "Mixtral")
+# Mixtures of experts that GPT-OSS, with biases and clamping besides, stands for; and much to compile.
+SLOW = ("Gemma 3n", "Gemma 4", "Mixtral", "Qwen3 MoE")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def divergence(source, quantized):
     return float((jnp.exp(p) * (p - q)).sum(-1).mean())
 
 
+@pytest.mark.slow
 def test_chosen_widths_are_better_than_one_width_at_no_more_bytes(tmp_path):
     uniform = [QuantizationRule(".*", "int5", "int8", 32, "affine")]
     with SourcePredictions(EMBEDDED_MODEL, [text_of_answers(tmp_path)]) as source:

@@ -4,10 +4,13 @@ import random
 import re
 import time
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
+from tokenizers import Tokenizer
 
 from jaxis.errors import ConfigError
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.parsing.output_parser import OutputParser, parse_output
 from jaxis.parsing.parser_detection import detect_parsers
 from jaxis.parsing.parser_events import ToolCallArgumentsDelta, ToolCallStart, collect, merge_deltas
@@ -32,7 +35,7 @@ WEATHER = FunctionTool(
     },
 )
 TIME = FunctionTool("now")
-JUMBLES = int(os.environ.get("JUMBLES", "40"))
+JUMBLES = int(os.environ.get("JUMBLES", "25"))
 TOOLS = (WEATHER, TIME)
 ARGUMENTS = {
     "city": 'Köln "a\\b"\n  <b>日本</b> 😀\n{"x": [',
@@ -67,11 +70,14 @@ def without_ids(events):
 
 
 def assert_same_at_every_cut(form, text, prompt=""):
-    """Every position, every pair of positions of a short text, and one character at a time."""
+    """Every position, pairs of positions near each other (of a long text, some), and one character at a time."""
     whole = summary(parse_output(make_parser(form, prompt), text))
     size = len(text)
     cuts = [(i,) for i in range(size + 1)] + [tuple(range(1, size))]
-    cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + (25 if size < 120 else 2)))]
+    if size < 120:
+        cuts += [(i, j) for i in range(size) for j in range(i + 1, min(size, i + 25))]
+    else:
+        cuts += [(i, i + 1) for i in range(0, size, 3)]
     for cut in cuts:
         assert summary(collect(parse_cut(form, text, *cut, prompt=prompt))) == whole, (text, cut)
     return whole
@@ -203,6 +209,76 @@ ODD = [
     ("qwen3_coder", "<function=now></function>", "", [NOW]),
     ("qwen3_coder", "<tool_call>\n<function=now>\n</funct", "", [("now", "", "unfinished")]),
     ("qwen3_coder", "if a<function=b c", None, []),
+    # In the form that a template gives a file's text: nothing around a value belongs to its format.
+    (
+        "glm",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>  a\n\n</arg_value>\n</tool_call>",
+        "",
+        [("get_weather", '{"city": "  a\\n\\n"}', "complete")],
+    ),
+    ("hy_v3", "<tool_calls>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>", "", [NOW]),
+    ("hy_v3", "Well.<tool_calls><tool_call>now<tool_sep></tool_call>", "Well.", [NOW]),
+    ("hy_v3", "<tool_call>now</tool_call>", None, []),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>[e~[', "", [NOW]),
+    ("minimax_m2", '<minimax:tool_call><invoke name="now"></invoke><invoke name="now"></invoke>', "", [NOW, NOW]),
+    ("minimax_m2", '<minimax:tool_call><invoke name="now"></invoke><inv', "", [NOW]),
+    ("minimax_m2", 'In XML, <invoke name="now"></invoke> calls.', None, []),
+    ("minimax_m2", "a <minimax:tool_call> b", None, []),
+    (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="get_weather"><parameter name="days">3</parameter><parameter name="ci',
+        "",
+        [("get_weather", '{"days": 3', "unfinished")],
+    ),
+    ("muse_glimmer", " to=user<|message|>Write <atem:invoke name=now>.<|eot|>", "Write <atem:invoke name=now>.", []),
+    (
+        "muse_glimmer",
+        'to=user<|message|>Is <atem:invoke name="now"></atem:invoke> it?<|eot|>',
+        'Is <atem:invoke name="now"></atem:invoke> it?',
+        [],
+    ),
+    ("muse_glimmer", "Hi.", None, []),
+    ("seed_oss", "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call><seed:eos>", "", [NOW]),
+    (
+        "seed_oss",
+        "<seed:tool_call><function=get_weather><parameter=flags>[{'a': (1, None)}]</parameter></function>",
+        "",
+        [("get_weather", '{"flags": [{"a": [1, null]}]}', "complete")],
+    ),
+    ("hunyuan", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>\n</answer>', "</answer>", [NOW]),
+    ("hunyuan", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_', "", [NOW]),
+    ("hunyuan", "a <tool_calls> b", None, []),
+    ("apertus", '<|tools_prefix|>[{"now": {}}, {"now": {}}]<|tools_suffix|>', "", [NOW, NOW]),
+    ("apertus", '<|tools_prefix|>[{"now": {}}', "", [NOW]),
+    ("apertus", '<|tools_prefix|>[{"now": 1}]', None, []),
+    ("nemotron_nano_v2", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>', "", [NOW]),
+    ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>Checking.<|im_end|>", "Checking.", [NOW]),
+    ("lfm2", "<|tool_call_start|> [now(), now( )]", "", [NOW, NOW]),
+    ("lfm2", '<|tool_call_start|>[{"name": "now", "arguments": {}}]<|tool_call_end|>', "", [NOW]),
+    ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", "<|tool_call_start|>[]", []),
+    ("lfm2", "<|tool_call_start|>[now(1)]", None, []),
+    ("lfm2", "<|tool_call_start|>[now(a=b)]", None, []),
+    ("lfm2", "<|tool_call_start|>[now(a=" + "[" * 102, None, []),
+    ("lfm2", "<|tool_call_start|>[now(a='b", "", [("now", '{"a": "b', "unfinished")]),
+    (
+        "lfm2",
+        "<|tool_call_start|>[now(a='sed -n '3p' it\\'s', b=(1, -2.5), c={'d': None,}, e='', f=\"\\u00e9\\q\",)]",
+        "",
+        [
+            (
+                "now",
+                '{"a": "sed -n \'3p\' it\'s", "b": [1, -2.5], "c": {"d": null}, "e": "", "f": "\\u00e9\\\\q"}',
+                "complete",
+            )
+        ],
+    ),
+    (
+        "olmo3",
+        "<function_calls>now()\nnow(a='''b'c''')</function_calls>",
+        "",
+        [NOW, ("now", '{"a": "b\'c"}', "complete")],
+    ),
+    ("olmo3", "<function_calls>now() and more", "and more", [NOW]),
     ("granite", '<tool_call>[{"name": "now", "arguments": {}}]', "", [NOW]),
     ("granite", '<tool_call>{"name": "now", "arguments": {}}</tool_call> b', "b", [NOW]),
     ("granite", '<|tool_call|>{"name": "now", "arguments": {}}<|end_of_text|>', "", [NOW]),
@@ -240,6 +316,35 @@ REASONING = [
     ("hermes", "", "<think></think>" + CALL, "", ""),
     ("hermes", "", "<think>Shall I " + CALL + "?</think>No.", "Shall I " + CALL + "?", "No."),
     ("kimi", "", "<think>Hm.<|im_end|>", "Hm.", ""),
+    ("kimi", "<think>", "Hm. <|tool_calls_section_begin|><|tool_call_begin|>", "Hm.", "<|tool_call_begin|>"),
+    ("minimax_m2", "]~b]ai\n<think>\n", "Hm.\n</think>\n\nYes.[e~[", "Hm.", "Yes."),
+    (
+        "muse_glimmer",
+        "",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+        "Hm.",
+        "Yes.",
+    ),
+    ("seed_oss", "", "<seed:think>Hm.</seed:think>\nYes.<seed:eos>", "Hm.", "Yes."),
+    (
+        "seed_oss",
+        "",
+        "<seed:think>Hm. <seed:cot_budget_reflect>9 tokens.</seed:cot_budget_reflect> So.</seed:think>Yes.",
+        "Hm. 9 tokens. So.",
+        "Yes.",
+    ),
+    (
+        "seed_oss",
+        "<seed:think><seed:cot_budget_reflect>\n",
+        "None left.</seed:cot_budget_reflect></seed:think>Yes.",
+        "None left.",
+        "Yes.",
+    ),
+    ("hunyuan", "", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+    ("hunyuan", "", "<think>\n\n</think>\n<answer>\nA </answer> B\n</answer>\n", "", "A </answer> B"),
+    ("ernie", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes."),
+    ("ernie", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n</response>\n" + CALL, "Hm.", "Yes."),
+    ("apertus", "", "<|inner_prefix|>Hm.<|inner_suffix|>Yes.<|assistant_end|>", "Hm.", "Yes."),
     ("gemma4", "", "<|channel>thought\nHm. <b>\n<channel|>Yes.<turn|>", "Hm. <b>", "Yes."),
     ("gemma4", "<|channel>thought\n", "Hm.<channel|>Yes.", "Hm.", "Yes."),
     ("gemma4", "<|channel>thought\n<channel|>", "Yes.<turn|>", "", "Yes."),
@@ -317,6 +422,13 @@ def test_the_template_tells_the_parsers(name):
         ("{{ '<tool_call>' }}{{ '</think>' }}", "qwen3", ("hermes", "qwen3")),
         ("{{ '<think></think>' }}", "phi3", (None, "deepseek_r1")),
         ("{{ m.content }}", "kimi_k2", ("kimi_k2", None)),
+        ("{{ '<think>' }}{{ '</think>' }}", "kimi_k25", ("kimi_k2", "kimi_k2")),
+        ("{{ '<|tool_list_start|>' }}", "lfm2", ("lfm2", None)),
+        ("{{ m.content }}", "lfm2_moe", ("lfm2", None)),
+        ("<minimax:tool_call> <response> </think>", "minimax_m2", ("minimax_m2", "minimax_m2")),
+        ("<tool_call> <function= </think>", "nemotron_h", ("qwen3_coder", "qwen3")),
+        ("<tool_call> <|start_of_role|> <|end_of_role|>", "granitemoehybrid", ("hermes", None)),
+        ("<tool_call> <arg_key> </think>", "laguna", ("glm45", "glm45")),
         ("<|START_THINKING|><|START_ACTION|><|START_TEXT|>", "cohere2", ("cohere_command4", "cohere_command4")),
         ("<|START_THINKING|><|START_ACTION|><|START_RESPONSE|>", "cohere2", ("cohere_command3", "cohere_command3")),
     ],
@@ -329,6 +441,25 @@ def test_special_tokens_are_in_no_answer_when_calls_are_not_read():
     parser = OutputParser(None, get_reasoning_parser("mistral"))
     output = parse_output(parser, "[THINK]Hm.</s>[/THINK]Yes.</s>")
     assert (output.reasoning, output.content) == ("Hm.", "Yes.")
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>"), ("<think>", "</think>", "<tool_call>")])
+def test_markers_that_are_special_tokens_in_one_models_tokenizer_only(special):
+    """Granite 4 has the tags of Hermes, some of them as special tokens."""
+    backend = Tokenizer.from_str(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
+    backend.add_special_tokens([*special, "<|end|>"])
+
+    class OfOneModel:
+        chat_templates: ClassVar = {"default": FORMATS["hermes"].template}
+        special_tokens: ClassVar = {"eos_token": "<|end|>"}
+        token_to_id = staticmethod(backend.token_to_id)
+        special_token_ids = frozenset(backend.get_added_tokens_decoder())
+
+    parsers = ModelParsers.select(OfOneModel(), "granitemoehybrid")
+    assert parsers.needs_special_tokens == bool(special)
+    text = "<think>Hm.</think>Well." + CALL + ("<|end|>" if special else "")
+    output = parse_output(OutputParser(parsers.tool, parsers.reasoning, tools=TOOLS), text)
+    assert summary(output) == ("Hm.", "Well.", [NOW])
 
 
 def test_no_template_means_no_parsers():

@@ -13,7 +13,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels import native
 from jaxis.kernels.weights import PackedWeight, QuantizedWeight, WeightScheme, dequantize, quantize
 from jaxis.layers.experts import JaxExperts, StackLayout
-from jaxis.layers.glu import GLU, ClampedGLU
+from jaxis.layers.glu import GLU, CappedGLU, ClampedGLU
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import initializers_skipped
 from jaxis.quantization.arguments import parse_quantization
@@ -150,7 +150,9 @@ def test_layers_alike_are_traced_once_however_their_weights_came():
 
 @needs_native
 @pytest.mark.parametrize(
-    "unit", [GLU(activation_function("gelu_pytorch_tanh")), ClampedGLU(limit=0.5)], ids=["gelu", "clamped"]
+    "unit",
+    [GLU(activation_function("gelu_pytorch_tanh")), ClampedGLU(limit=0.5), CappedGLU(activation_function("silu"), 0.1)],
+    ids=["gelu", "clamped", "capped"],
 )
 def test_other_gated_units(unit):
     layer = loaded(PackingConfig(), tensors(), gated_unit=unit)
@@ -159,8 +161,10 @@ def test_other_gated_units(unit):
 
 
 @packings
-def test_a_unit_without_a_kernel_stays_with_plain_jax(packed):
-    unit = GLU(activation_function("relu"))
+@pytest.mark.parametrize(
+    "unit", [GLU(activation_function("relu")), CappedGLU(activation_function("relu"), 0.1)], ids=["relu", "capped"]
+)
+def test_a_unit_without_a_kernel_stays_with_plain_jax(unit, packed):
     layer = loaded(PackingConfig() if packed else None, tensors(), gated_unit=unit)
     assert all(isinstance(stack, jax.Array) for stack in stacks(layer))
     assert_near(apply(layer, *routed()), by_hand(tensors(), *routed(), unit=unit))

@@ -15,6 +15,7 @@ from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import assert_logits, replace_tensors, write_model
 from tests.support.packed_integers import gptq_tensors, quantize, write
 from tests.support.quantized_models import assert_equal, load, logits, values
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint
 
 GPTQ = {
@@ -89,7 +90,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", quick_rows(CASES, ["4 bits", "asymmetric", "3 bits", "act-order", "act-order, one group a row"])
+)
 def test_logits_are_those_of_the_weights_that_the_integers_stand_for(source, tmp_path, case):
     config, how = CASES[case]
     packed, wide = write(tmp_path, source, packs(**how), GPTQ | config)

@@ -1,5 +1,6 @@
 """Checkpoints quantized by MLX, or only converted by it, end to end."""
 
+import itertools
 import json
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, dequantize
 from tests.support.block_checkpoints import assert_logits, transformers_logits
 from tests.support.foreign_quantizers import write_mlx
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
@@ -36,8 +38,13 @@ def sparse(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("sparse") / "moe", "qwen3_moe", tokenizer=False, **SIZES, **EXPERTS)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["dense with a tied head", "experts"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    quick_rows(
+        itertools.product(["dense with a tied head", "experts"], MODES),
+        [*(("dense with a tied head", mode) for mode in ("affine 4", "mxfp4", "nvfp4")), ("experts", "mixed")],
+    ),
+)
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, sparse, tmp_path, kind, mode):
     narrow, wide = write_mlx(tmp_path, sparse if kind == "experts" else source, **MODES[mode])
     assert_low_precision_weights(assert_logits(narrow, wide), load_file(wide / "model.safetensors"))

@@ -20,6 +20,7 @@ from jaxis.quantization.formats.nvfp4 import NvFp4Format
 from tests.support.block_checkpoints import assert_logits, replace_tensors, transformers_logits
 from tests.support.compressed_checkpoints import host_array, write_stored
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import LLAMA_4_SIZES, write_checkpoint
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -102,7 +103,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize("family", [pytest.param("dense", marks=pytest.mark.slow), "moe"])  # "moe" contains it
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick_rows(ALGORITHMS, ["NVFP4", "FP8"]))
 def test_logits_are_those_of_the_weights_that_an_algorithm_stands_for(sources, tmp_path, algorithm, family):
     stored, wide = write_stored(
         tmp_path, sources[family], lambda _, weight: ALGORITHMS[algorithm](weight), config(algorithm)
@@ -110,7 +111,7 @@ def test_logits_are_those_of_the_weights_that_an_algorithm_stands_for(sources, t
     assert_logits(stored, wide)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick_rows(ALGORITHMS, ["NVFP4", "FP8", "MXFP8"]))
 def test_dequantized_weights_are_modelopts_to_the_bit(sources, tmp_path, algorithm):
     stored, wide = write_stored(
         tmp_path, sources["dense"], lambda _, weight: ALGORITHMS[algorithm](weight), config(algorithm)

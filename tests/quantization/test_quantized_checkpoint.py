@@ -157,6 +157,7 @@ class TestMistakes:
         self.refuses(source, tmp_path / "q", "int8", "'model.norm.weight' is not in the checkpoint")
 
 
+@pytest.mark.slow
 @pytest.mark.production_xla
 def test_memory_stays_near_one_tensor(tmp_path):
     """A checkpoint of 350 MB, 175 quantized, whose largest tensor is 16; buffers and programs take 140."""

@@ -15,6 +15,7 @@ from jaxis.errors import CheckpointError, ConfigError
 from jaxis.quantization.arguments import parse_quantization
 from jaxis.quantization.checkpoint import quantize_checkpoint
 from tests.support.quantized_models import assert_equal, load, logits, values
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant
 
 SIZES = {
@@ -58,7 +59,7 @@ def checkpoint(family: str) -> Path:
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
 @pytest.mark.parametrize("rules", RULES)
-@families
+@pytest.mark.parametrize("family", quick_rows(FAMILIES, ["GPT-OSS"]))
 def test_the_quantized_checkpoint_is_what_the_rules_make_of_the_original(family, rules, native, tmp_path):
     if family != "Qwen3 MoE" and rules not in ("int8", "int4"):
         pytest.skip("the same for all")

@@ -23,6 +23,7 @@ from jaxis.kernels.weights import BlockScaledWeight, CodedWeight, QuantizedWeigh
 from tests.support.block_checkpoints import assert_logits, replace_tensors
 from tests.support.foreign_quantizers import write_quantized
 from tests.support.quantized_models import IDS, assert_equal, load, logits, values
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import variant, write_checkpoint
 
 KINDS = {
@@ -62,7 +63,7 @@ def write(folder, source, config):
     return narrow, wide
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick_rows(KINDS, ["int8", "float8"]))
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, tmp_path, kind):
     config, held_as = KINDS[kind]
     narrow, wide = write(tmp_path, source, config)

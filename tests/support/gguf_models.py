@@ -43,6 +43,14 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": "deepseek2",
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "Llama4ForCausalLM": "llama4",
+    "Ministral3ForCausalLM": "mistral3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "SeedOssForCausalLM": "seed_oss",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
 }
 QuantizedRows = tuple[np.ndarray, gguf.GGMLQuantizationType]
 
@@ -284,6 +292,55 @@ def _llama4_keys(config: dict, head_dim: int, *_: Any) -> dict[str, Any]:
     }
 
 
+def _mistral3_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        **_llama_keys(config, head_dim),
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def _minimax_m2_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "rope.dimension_count": int(head_dim * rope["partial_rotary_factor"]),
+        "expert_gating_func": 2,
+    }
+
+
+def _qwen35_keys(config: dict, head_dim: int, rope: dict, *_: Any) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": 1 + config["layer_types"].index("full_attention"),
+        "rope.dimension_count": int(head_dim * rope["partial_rotary_factor"]),
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+def _lfm2_keys(config: dict, *_: Any) -> dict[str, Any]:
+    is_dense = "num_experts" not in config
+    width = int(2 * config["intermediate_size"] / 3) if is_dense and config["block_auto_adjust_ff_dim"] else None
+    multiple = config.get("block_multiple_of", 1)
+    return {
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in config["layer_types"]
+        ],
+        "attention.layer_norm_rms_epsilon": config["norm_eps"],
+        "shortconv.l_cache": config["conv_L_cache"],
+        "vocab_size": config["vocab_size"],
+        "feed_forward_length": config["intermediate_size"] if width is None else -(-width // multiple) * multiple,
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "leading_dense_block_count": config.get("num_dense_layers"),
+        "expert_gating_func": None if is_dense else 2,
+    }
+
+
 def _no_keys(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -306,6 +363,14 @@ _SPECIAL_KEYS = {
     "cohere2": _cohere2_keys,
     "deepseek2": _deepseek2_keys,
     "llama4": _llama4_keys,
+    "mistral3": _mistral3_keys,
+    "smollm3": _llama_keys,
+    "seed_oss": _no_keys,
+    "minimax-m2": _minimax_m2_keys,
+    "qwen35": _qwen35_keys,
+    "qwen35moe": _qwen35_keys,
+    "lfm2": _lfm2_keys,
+    "lfm2moe": _lfm2_keys,
 }
 
 
@@ -315,18 +380,23 @@ def _tensors(config: dict, architecture: str, tensors: Tensors, separate_latent_
     tensors = _stacked_experts(_split_fused_experts(tensors, architecture))
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
-    if architecture in ("llama", "granite"):
+    if architecture in ("llama", "granite", "mistral3", "smollm3"):
         for name in tensors:
             if re.search(r"\.[qk]_proj\.(weight|bias)$", name):
                 tensors[name] = _permute(tensors[name], kv_heads if ".k_proj" in name else heads)
     if architecture.startswith("gemma"):
         tensors = {name: t + 1 if name.endswith("norm.weight") else t for name, t in tensors.items()}
+    if architecture.startswith("qwen35"):
+        tensors = {name: _of_delta_net(config, name, tensor) for name, tensor in tensors.items()}
+    if architecture.startswith("lfm2"):
+        tensors = {name: t.squeeze(1) if "conv.conv" in name else t for name, t in tensors.items()}
     if architecture == "deepseek2" and separate_latent_heads:
         tensors = _separate_latent_heads(config, tensors)
     names = gguf.get_tensor_name_map(_architecture_id(architecture), config["num_hidden_layers"])
     found: Tensors = {}
     for name, tensor in tensors.items():
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)
+        name = re.sub(r"expert_bias$", "expert_bias.bias", re.sub(r"\.dt_bias$", ".dt_proj.bias", name))
         name = f"{name}.weight" if name.endswith("sinks") else name
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert mapped is not None, name
@@ -344,12 +414,40 @@ def _permute(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(rows.shape)
 
 
+def _of_delta_net(config: dict, name: str, tensor: np.ndarray) -> np.ndarray:
+    """Value heads in tiled order, A instead of its logarithm, norms with 1 added."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+    def tiled(rows: np.ndarray, head_dim: int) -> np.ndarray:
+        grouped = rows.reshape(keys, values // keys, head_dim, *rows.shape[1:])
+        return grouped.swapaxes(0, 1).reshape(rows.shape)
+
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return tensor + 1
+    if re.search(r"in_proj_qkv|conv1d", name):
+        tensor = tensor.squeeze(1) if tensor.ndim == 3 else tensor
+        first = 2 * keys * key_dim
+        return np.concatenate([tensor[:first], tiled(tensor[first:], value_dim)])
+    if ".in_proj_z." in name:
+        return tiled(tensor, value_dim)
+    if re.search(r"\.in_proj_[ab]\.|\.dt_bias$", name):
+        return tiled(tensor, 1)
+    if name.endswith(".A_log"):
+        return tiled(-np.exp(tensor), 1)
+    return tiled(tensor.T, value_dim).T if ".linear_attn.out_proj." in name else tensor
+
+
 def _split_fused_experts(tensors: Tensors, architecture: str) -> Tensors:
-    """Stacks of experts [X, in, out] with gate and up in one -> [X, out, in] each; GPT-OSS interleaves the two."""
+    """Stacks of experts with gate and up in one -> [X, out, in] each; GPT-OSS interleaves the two.
+
+    GPT-OSS and Llama 4 have [X, in, out], Qwen 3.5 [X, out, in].
+    """
     found: Tensors = {}
+    is_turned = not architecture.startswith("qwen35")
     for name, tensor in tensors.items():
         if ".experts.gate_up_proj" in name:
-            outputs_last = tensor if name.endswith("_bias") else tensor.swapaxes(-1, -2)
+            outputs_last = tensor.swapaxes(-1, -2) if is_turned and not name.endswith("_bias") else tensor
             axis = outputs_last.ndim - 1 if name.endswith("_bias") else 1
             if architecture == "gpt-oss":
                 gate, up = (np.take(outputs_last, np.arange(i, outputs_last.shape[axis], 2), axis) for i in (0, 1))
@@ -359,7 +457,7 @@ def _split_fused_experts(tensors: Tensors, architecture: str) -> Tensors:
             base = name.split(".gate_up_proj")[0]
             found |= {f"{base}.gate_proj.{suffix}": gate, f"{base}.up_proj.{suffix}": up}
         elif name.endswith(".experts.down_proj"):
-            found[f"{name}.weight"] = tensor.swapaxes(-1, -2)
+            found[f"{name}.weight"] = tensor.swapaxes(-1, -2) if is_turned else tensor
         elif name.endswith(".experts.down_proj_bias"):
             found[name.replace("_bias", ".bias")] = tensor
         else:
@@ -377,7 +475,7 @@ def _stacked_experts(tensors: Tensors) -> Tensors:
         else:
             found[name] = tensor
     for name, stack in stacks.items():
-        name = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", name)
+        name = re.sub(r"model\.(layers\.\d+)\.(block_sparse_moe|feed_forward)", r"\1.feed_forward", name)
         found[name] = np.stack([stack[i] for i in range(len(stack))])
     return found
 

@@ -129,6 +129,95 @@ QWEN3_CODER = Format(
     "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
     "{% endfor %}" + _END,
 )
+MINIMAX_M2 = Format(
+    "minimax_m2",
+    _LOOP + _THINK + "{{ m.content }}\n<minimax:tool_call>\n" + _CALLS + '<invoke name="{{ f.name }}">\n'
+    '{% for k, v in f.arguments.items() %}<parameter name="{{ k }}">{{ v if v is string else v | tojson }}'
+    "</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>[e~[" + _END,
+    "minimax_m2",
+)
+MUSE_GLIMMER = Format(
+    "muse_glimmer",
+    _LOOP + "{% set first = namespace(at='') %}{% if m.reasoning_content %} to=self<|message|>{{ m.reasoning_content }}"
+    "<|eom|>{% set first.at = '<|start|>assistant' %}{% endif %}{% if m.content %}{{ first.at }} to=user<|message|>"
+    "{{ m.content }}<|eom|>{% set first.at = '<|start|>assistant' %}{% endif %}"
+    + _CALLS
+    + "{{ first.at }} to={{ f.name }}<|message|>\n<atem:function_calls>\n"
+    '<atem:invoke name="{{ f.name }}">\n{% for k, v in f.arguments.items() %}<atem:parameter name="{{ k }}">'
+    "{{ v if v is string else v | tojson }}</atem:parameter>\n{% endfor %}</atem:invoke>\n</atem:function_calls>"
+    "{{ '<|eot|>' if loop.last else '<|eom|>' }}{% set first.at = '<|start|>assistant' %}{% endfor %}" + _END,
+    "muse_glimmer",
+)
+SEED_OSS = Format(
+    "seed_oss",
+    _LOOP
+    + "{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}</seed:think>\n{% endif %}{{ m.content }}\n"
+    + _CALLS
+    + "\n<seed:tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>"
+    "{{ v if v is string else v | string }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>{% endfor %}"
+    "<seed:eos>" + _END,
+    "seed_oss",
+)
+HY_V3 = Format(
+    "hy_v3",
+    _LOOP + _THINK + "{{ m.content }}<tool_calls>" + _CALLS + "\n<tool_call>{{ f.name }}<tool_sep>\n"
+    "{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}\n</tool_calls>"
+    + _END,
+    "deepseek_r1",
+)
+HUNYUAN = Format(
+    "hunyuan_a13b",
+    _LOOP
+    + "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n<answer>\n{% endif %}{{ m.content }}"
+    "<tool_calls>[" + _CALLS + "{{ f | tojson }}{{ ', ' if not loop.last }}{% endfor %}]</tool_calls>"
+    "{{ '\n</answer>' if m.reasoning_content }}" + _END,
+    "hunyuan_a13b",
+)
+ERNIE = Format(
+    "hermes",
+    _LOOP + "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{% if m.content %}"
+    "<response>\n{{ m.content }}\n</response>\n{% endif %}" + _CALLS + '\n<tool_call>\n{"name": "{{ f.name }}", '
+    '"arguments": {{ f.arguments | tojson }}}\n</tool_call>\n{% endfor %}' + _END,
+    "ernie45",
+)
+APERTUS = Format(
+    "apertus",
+    _LOOP
+    + "{% if m.reasoning_content %}<|inner_prefix|>{{ m.reasoning_content }}<|inner_suffix|>{% endif %}{{ m.content }}"
+    "<|tools_prefix|>["
+    + _CALLS
+    + '{"{{ f.name }}": {{ f.arguments | tojson }}}{{ ", " if not loop.last }}{% endfor %}]'
+    "<|tools_suffix|><|assistant_end|>" + _END,
+    "apertus",
+)
+NEMOTRON_NANO_V2 = Format(
+    "nemotron_nano_v2",
+    _LOOP + _THINK + "{{ m.content }}<TOOLCALL>[" + _CALLS + "{{ f | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
+    "</TOOLCALL>" + _END,
+    "deepseek_r1",
+)
+_PYTHON_CALL = (
+    "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson if v is string else v | string }}"
+    "{{ ', ' if not loop.last }}{% endfor %})"
+)
+LFM2 = Format(
+    "lfm2",
+    _LOOP + _THINK + "{{ m.content }}<|tool_call_start|>[" + _CALLS + _PYTHON_CALL + "{{ ', ' if not loop.last }}"
+    "{% endfor %}]<|tool_call_end|><|im_end|>" + _END,
+    "deepseek_r1",
+)
+OLMO3 = Format(
+    "olmo3",
+    _LOOP
+    + _THINK
+    + "{{ m.content }}<function_calls>"
+    + _CALLS
+    + _PYTHON_CALL
+    + "{{ '\n' if not loop.last }}{% endfor %}"
+    "</function_calls>" + _END,
+    "deepseek_r1",
+)
 PHI4_MINI = Format(
     "phi4_mini_json",
     _LOOP

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxis.calibration.calibrated_weight import InputStatistics, quantize_calibrated
+from jaxis.calibration.decoder_run import DecoderRun
 from jaxis.calibration.experts import quantize_experts
-from jaxis.calibration.layer_inputs import collect_inputs, run_layer
+from jaxis.calibration.layer_inputs import LayerArguments, collect_inputs
 from jaxis.calibration.schemes import weight_schemes
-from jaxis.calibration.sequences import SEQUENCE_TOKENS, cut_sequences
+from jaxis.calibration.sequences import cut_sequences
 from jaxis.calibration.text import read_documents
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.dtype import checkpoint_dtype
@@ -29,7 +29,6 @@ from jaxis.kernels.weights import CodedWeight, QuantizedWeight, WeightScheme, de
 from jaxis.layers.experts import PROJECTION_NAMES, JaxExperts
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, named_modules
-from jaxis.layers.scale import scaled
 from jaxis.models.common.decoder import DecoderModel
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
@@ -53,7 +52,7 @@ def calibrate(
     """Quantizes the modules in a model's decoder layers for the inputs that they have on a text.
 
     In memory are the model in its checkpoint's type, one decoder layer in float32 with its inputs' second moments, the
-    hidden states of all tokens in float32, and the quantized weights so far.
+    hidden states of all tokens in float32 with whatever else layers take, and the quantized weights so far.
 
     Args:
       source: An unquantized checkpoint in Hugging Face format.
@@ -74,12 +73,14 @@ def calibrate(
     model = load_model(_unquantized(source), make_mesh())
     prefix, decoder = _decoder_of(model)
     found: CalibratedWeights = {}
-    hidden_states = _embed(decoder, schemes.get(f"{prefix}embed_tokens"), sequences)
+    outside = {name.removeprefix(prefix): scheme for name, scheme in schemes.items() if name.startswith(prefix)}
+    run = DecoderRun(decoder, outside, sequences)
     for number, layer in enumerate(decoder.layers):
         calibrator = _LayerCalibrator(layer, f"{prefix}layers.{number}", schemes, found)
-        calibrator.quantize(hidden_states)
+        arguments = run.arguments(number)
+        calibrator.quantize(arguments)
         if number + 1 < len(decoder.layers):
-            hidden_states = run_layer(layer, hidden_states)
+            run.advance(number, arguments)
         _release(layer)
         if on_progress is not None:
             on_progress(number + 1, len(decoder.layers))
@@ -102,13 +103,13 @@ class _LayerCalibrator:
         self._schemes = schemes
         self._found = found
 
-    def quantize(self, hidden_states: Sequence[jax.Array]) -> None:
-        """Quantizes all modules for the layer's inputs [T, E]."""
+    def quantize(self, arguments: Sequence[LayerArguments]) -> None:
+        """Quantizes all modules for what the layer is called with for each sequence."""
         for _, parameter in self._layer.named_parameters():
             parameter.set_value(parameter.get_value().astype(jnp.float32))
-        inputs = collect_inputs(self._layer, hidden_states)
+        inputs = collect_inputs(self._layer, arguments)
         modules = dict(named_modules(self._layer))
-        num_tokens = sum(map(len, hidden_states))
+        num_tokens = sum(len(x) for _, x, *_ in arguments)
         for names, moments in inputs.moments.items():
             if any(self._scheme(name) for name in names):
                 statistics = InputStatistics.of(moments / num_tokens)
@@ -163,19 +164,6 @@ def _decoder_of(model: JaxModule) -> tuple[str, DecoderModel]:
         if isinstance(module, DecoderModel):
             return f"{name}.", module
     raise ConfigError(f"{type(model).__name__} has no DecoderModel, whose layers calibration could run one by one")
-
-
-def _embed(decoder: DecoderModel, scheme: WeightScheme | None, sequences: Sequence[np.ndarray]) -> list[jax.Array]:
-    """The first layer's input float32 [T, E] for each sequence, from embeddings that are quantized already.
-
-    Only the rows of tokens that occur are kept.
-    """
-    parameter = decoder.embed_tokens.weight
-    ids, numbers = np.unique(np.stack(sequences), return_inverse=True)
-    rows = np.asarray(parameter.get_value()[jnp.asarray(ids)])
-    parameter.set_value(jnp.asarray(rows) if scheme is None else dequantize(quantize(rows, scheme), rows.dtype))
-    hidden_states = scaled(decoder.embed_tokens(jnp.asarray(numbers.reshape(-1))), decoder.embedding_multiplier)
-    return list(hidden_states.astype(jnp.float32).reshape(len(sequences), SEQUENCE_TOKENS, -1))
 
 
 def _release(layer: JaxModule) -> None:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxis.calibration.text import WINDOW_TOKENS, read_windows
+from jaxis.config.context_length import trained_context_length
 from jaxis.errors import EngineError, RequestError
 from jaxis.llm import LLM
 from jaxis.loading.hub import resolve_model
@@ -222,7 +223,7 @@ class SourcePredictions:
 
 def window_tokens(path: Path) -> int:
     """Most tokens of a window for the model at a path."""
-    return min(WINDOW_TOKENS, read_hf_config(path).get_text_config()["max_position_embeddings"])
+    return min(WINDOW_TOKENS, trained_context_length(read_hf_config(path)))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

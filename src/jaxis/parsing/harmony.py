@@ -38,16 +38,17 @@ class Header:
     function: str | None
 
 
-def read_header(reader: TextReader, opener: str) -> Reading[Header]:
+def read_header(reader: TextReader, opener: str, ends: tuple[str, ...] = ENDS) -> Reading[Header]:
     """Reads a header.
 
     Args:
       reader: Positioned after the opener.
       opener: The part of the header that was already read.
+      ends: Markers that end a message.
     """
     pieces = [opener]
-    marker = yield from reader.until((_MESSAGE, *ENDS), pieces.append)
-    if marker in ENDS:
+    marker = yield from reader.until((_MESSAGE, *ends), pieces.append)
+    if marker in ends:
         reader.unread(marker)
     text = "".join([*pieces, _MESSAGE]) if marker == _MESSAGE else "".join(pieces)
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jaxis.parsing.parser_detection import detect_parsers
 from jaxis.parsing.reasoning_parsers import get_reasoning_parser
@@ -10,6 +12,8 @@ from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.tool_parsers import get_tool_parser
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.tokenizer import Tokenizer
+
+P = TypeVar("P", ToolParser, ReasoningParser)
 
 # Values in place of a parser's name: detect it from the chat template; do not parse.
 AUTO, NONE = "auto", "none"
@@ -50,9 +54,12 @@ class ModelParsers:
         found_tool, found_reasoning = detect_parsers(templates, model_type)
         tool_name = {AUTO: found_tool, NONE: None}.get(tool, tool)
         reasoning_name = {AUTO: found_reasoning, NONE: None}.get(reasoning, reasoning)
+        tool_parser = get_tool_parser(tool_name) if tool_name else None
+        reasoning_parser = get_reasoning_parser(reasoning_name) if reasoning_name else None
         return cls(
-            tool=get_tool_parser(tool_name) if tool_name else None,
-            reasoning=get_reasoning_parser(reasoning_name) if reasoning_name else None,
+            tool=tool_parser and _for_tokenizer(tool_parser, tool_parser.openers, tokenizer),
+            reasoning=reasoning_parser
+            and _for_tokenizer(reasoning_parser, (reasoning_parser.opening, *reasoning_parser.closings), tokenizer),
             tool_format_known=tool_name is not None or tool == NONE,
         )
 
@@ -60,3 +67,17 @@ class ModelParsers:
     def needs_special_tokens(self) -> bool:
         """Whether the text must be decoded with `skip_special_tokens=False`."""
         return any(parser is not None and parser.needs_special_tokens for parser in (self.tool, self.reasoning))
+
+
+def _for_tokenizer(parser: type[P], markers: Sequence[str], tokenizer: Tokenizer | None) -> type[P]:
+    """The parser for the markers as this tokenizer has them.
+
+    Models that share a format do not agree on which of its markers are special tokens: where one is that the parser
+    does not expect to be, the text must be decoded with special tokens, and the parser leaves out those that end it.
+    """
+    if parser.needs_special_tokens or tokenizer is None:
+        return parser
+    if not any(tokenizer.token_to_id(marker) in tokenizer.special_token_ids for marker in markers):
+        return parser
+    dropped = (*parser.dropped, *(token for token in tokenizer.special_tokens.values() if token not in markers))
+    return type(parser.__name__, (parser,), {"needs_special_tokens": True, "dropped": dropped})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from jaxis.loading.checkpoint_files import (
 )
 from jaxis.loading.headers import HeaderTensor
 from jaxis.loading.safetensors_writer import SafetensorsWriter, TensorHeader
-from jaxis.models.common.interfaces import DropsRedundantTensors
+from jaxis.models.common.interfaces import DropsRedundantTensors, RenamesTensors
 from jaxis.models.model_loader import construct_abstractly
 from jaxis.quantization.checkpoint_export import ExportFormat, export_format
 from jaxis.quantization.checkpoint_parts import CheckpointParts
@@ -84,9 +84,9 @@ def quantize_checkpoint(
         with Checkpoint(source) as checkpoint:
             names = _without_redundant(model, checkpoint)
             try:
-                headers = {name: _header(checkpoint, name) for name in names}
-                parts.check(headers.items(), type(model).__name__)
-                shards = plan_shards(_specs(headers, parts, export), max_shard_bytes)
+                headers = [(name, _header(checkpoint, name)) for name in names]
+                parts.check(((names[name], header) for name, header in headers), type(model).__name__)
+                shards = plan_shards(_specs(headers, names, parts, export), max_shard_bytes)
                 stream = _quantized(checkpoint, names, parts, export, calibrated or {}, on_progress)
                 _write_shards(partial, shards, stream)
             except CheckpointError as error:
@@ -103,11 +103,23 @@ def quantize_checkpoint(
     return sum(spec.nbytes for shard in shards for spec in shard.specs.values())
 
 
-def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> list[str]:
-    """Names of the tensors that are parameters, in file order, after the model has checked the redundant ones."""
-    pairs = ((name, checkpoint.tensor(name)) for name in checkpoint.names())
+def _without_redundant(model: JaxModule, checkpoint: Checkpoint) -> dict[str, str]:
+    """Names of the tensors that are parameters -> the parameters' names, in file order.
+
+    The model has checked the redundant ones. Tensors that are not quantized keep their names, the others get those of
+    the parameters, by which a model that renames tensors finds them, too.
+    """
+    names = list(checkpoint.names())
+    if isinstance(model, RenamesTensors):
+        in_file = {model.parameter_name(name): name for name in names}
+    else:
+        in_file = {name: name for name in names}
+    if len(in_file) < len(names):
+        twice = min(set(names) - set(in_file.values()))
+        raise CheckpointError(f"{checkpoint.folder}: tensor {twice!r} is there twice, under two names: remove one")
+    pairs = ((name, checkpoint.tensor(stored)) for name, stored in in_file.items())
     kept = model.without_redundant_tensors(pairs) if isinstance(model, DropsRedundantTensors) else pairs
-    return [name for name, _ in kept]
+    return {in_file[name]: name for name, _ in kept}
 
 
 def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
@@ -116,11 +128,11 @@ def _header(checkpoint: Checkpoint, name: str) -> HeaderTensor:
 
 
 def _specs(
-    headers: Mapping[str, np.ndarray], parts: CheckpointParts, export: ExportFormat
+    headers: Iterable[tuple[str, np.ndarray]], names: Mapping[str, str], parts: CheckpointParts, export: ExportFormat
 ) -> Iterator[dict[str, TensorHeader]]:
     """The tensors to write for each tensor read."""
-    for name, tensor in headers.items():
-        quantized = parts.of(name, tensor)
+    for name, tensor in headers:
+        quantized = parts.of(names[name], tensor)
         if not quantized:
             yield {name: TensorHeader(tensor.dtype, tensor.shape)}
         for part in quantized:
@@ -129,16 +141,16 @@ def _specs(
 
 def _quantized(
     checkpoint: Checkpoint,
-    names: list[str],
+    names: Mapping[str, str],
     parts: CheckpointParts,
     export: ExportFormat,
     calibrated: Mapping[str, QuantizedWeight | CodedWeight],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    wanted, bytes_read = set(names), 0
+    bytes_read = 0
     for name, tensor in checkpoint.iterate():
-        if name in wanted:
-            quantized = parts.of(name, tensor)
+        if name in names:
+            quantized = parts.of(names[name], tensor)
             if not quantized:
                 yield name, tensor
             for part in quantized:

@@ -12,6 +12,7 @@ from jaxis.layers.weight_format import PLAIN, WeightFormat
 from jaxis.layers.weight_method import WeightedLayer, WeightMethod
 from jaxis.loading.gguf.block_types import BLOCK_TYPES
 from jaxis.quantization.formats.gguf import GGUFFormat, LatentHeadsFormat
+from jaxis.quantization.wrappers import DequantizingConfig
 
 _TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
@@ -48,6 +49,11 @@ class GGUFQuantizationConfig:
             except ValueError as error:
                 raise ConfigError(f"the GGUF file does not fit the model: {prefix} {error}") from None
         return WeightMethod(formats=formats)
+
+    @property
+    def unquantized(self) -> DequantizingConfig:
+        """See `KeepsFloats`."""
+        return DequantizingConfig(self)
 
     def check_all_used(self) -> None:
         """See `QuantizationConfig`; loading finds tensors that are for no module."""

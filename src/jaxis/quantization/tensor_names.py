@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 _logger = logging.getLogger(__name__)
 
+# Not `correct_output_scale`, a parameter of Gemma 3n.
 _OF_ACTIVATIONS = re.compile(
-    r"(.*_)?(input|output|activation)_((global_)?scale|zero_point)|(.*_)?input_scale_ub|qscale_act"
+    r"(?!correct_)(.*_)?(input|output|activation)_((global_)?scale|zero_point)|(.*_)?input_scale_ub|qscale_act"
 )
 _OF_KV_CACHE = re.compile(r"[qkv]_(scale|zero_point)|kv_scale|prob_(output_)?scale")
 _OF_STACK = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj)_(scale|scale_inv)")

@@ -183,7 +183,7 @@ def test_what_the_file_does_not_say_is_reported(family, keys, assumed, tmp_path)
 
 
 def test_the_layers_with_a_window_are_those_that_the_file_lists(tmp_path):
-    pattern = [True, False, False, True]
+    pattern = [True, False, True]
     values = config_of("Gemma 3", tmp_path / "m.gguf", **{"attention.sliding_window_pattern": pattern}).values
     assert [kind == "sliding_attention" for kind in values["layer_types"]] == pattern
 

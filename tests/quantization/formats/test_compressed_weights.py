@@ -198,13 +198,13 @@ class TestNvfp4:
     scheme = scheme_of("nvfp4-pack-quantized", "NVFP4A16")
 
     def test_in_bfloat16_it_is_the_librarys(self):
-        for rows in range(20, 40):
+        for rows in (20, 29, 38):
             tensors, weight = assembled(random_weight(rows, 96), self.scheme)
             actual = np.asarray(dequantize(weight, jnp.bfloat16), np.float32)
             np.testing.assert_array_equal(actual, decompress(tensors, self.scheme).float().numpy())
 
     def test_in_float32_it_is_off_by_two_units_in_the_last_place_at_most(self):
-        for rows in range(20, 40):
+        for rows in (20, 29, 38):
             tensors, weight = assembled(random_weight(rows, 96), self.scheme)
             expected = decompress_wide(tensors, self.scheme).numpy()
             np.testing.assert_array_max_ulp(np.asarray(dequantize(weight)), expected, maxulp=2)

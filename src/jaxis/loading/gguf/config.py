@@ -14,7 +14,9 @@ from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
 from jaxis.loading.gguf.config_reader import FULL, SLIDING, ConfigReader, ReadTensor, Values
 from jaxis.loading.gguf.container import GGUFTensor
-from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Sizes
+from jaxis.loading.gguf.hybrid_config import lfm2, lfm2moe, qwen35, qwen35moe
+from jaxis.loading.gguf.names import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT
+from jaxis.loading.gguf.stored_part import Sizes
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class GGUFConfig:
     """What the keys say.
 
     Attributes:
-      architecture: The entry of `names.NAMES`.
+      architecture: The entry of `architecture_names.NAMES`.
       values: What config.json would be.
       sizes: Of the model.
       assumptions: See `GGUFCheckpoint`.
@@ -64,6 +66,7 @@ def read_config(
         values["num_key_value_heads"],
         reader.head_dim,
         keys.get("expert_count", 0),
+        reader.delta_heads,
     )
     names = "mixtral" if values["model_type"] == "mixtral" else keys.architecture
     return GGUFConfig(names, values, sizes, tuple(keys.assumptions))
@@ -113,15 +116,48 @@ def _granite(reader: ConfigReader) -> Values:
 
 
 def _mistral3(reader: ConfigReader) -> Values:
+    """Mistral Small 3.1 and later, or Ministral 3, whose queries grow with their position."""
     keys = reader.keys
-    keys.expect("attention.temperature_scale", 0.0)
+    beta = keys.get("attention.temperature_scale", 0.0) or None
     mscale = keys.get("rope.scaling.yarn_log_multiplier")
-    return {
-        **reader.base("MistralForCausalLM", "mistral"),
+    rest = {
         **reader.rms(),
         **reader.dense(),
-        **reader.rope(yarn={"mscale": mscale, "mscale_all_dim": mscale}),
+        **reader.rope(yarn={"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": beta}),
         "sliding_window": reader.window(),
+    }
+    if beta is None:
+        return {**reader.base("MistralForCausalLM", "mistral"), **rest}
+    if "rope_scaling" not in rest:
+        raise ConfigError(f"{keys.source} has attention.temperature_scale without a YaRN rope: use another file")
+    return {**reader.base("Ministral3ForCausalLM", "ministral3"), **rest}
+
+
+def _smollm3(reader: ConfigReader) -> Values:
+    """SmolLM3, of which llama.cpp knows that every fourth layer has no rope."""
+    values = {**reader.base("SmolLM3ForCausalLM", "smollm3"), **reader.rms(), **reader.dense(), **reader.rope()}
+    reader.keys.assume("no_rope_layer_interval", 4)
+    return {**values, **_biases(reader.keys), "no_rope_layer_interval": 4}
+
+
+def _seed_oss(reader: ConfigReader) -> Values:
+    values = {**reader.base("SeedOssForCausalLM", "seed_oss"), **reader.rms(), **reader.dense(), **reader.rope()}
+    has_output_bias = reader.keys.has_tensor("attn_output.bias")
+    return {**values, **_biases(reader.keys), "attention_out_bias": has_output_bias}
+
+
+def _minimax_m2(reader: ConfigReader) -> Values:
+    keys = reader.keys
+    keys.expect("expert_gating_func", 2)
+    keys.expect("expert_weights_scale", 1.0)
+    keys.expect("expert_weights_norm", True)
+    values = {**reader.base("MiniMaxM2ForCausalLM", "minimax_m2"), **reader.rms(), **reader.dense(), **reader.rope()}
+    values.setdefault("partial_rotary_factor", 1.0)
+    return {
+        **values,
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
     }
 
 
@@ -437,4 +473,11 @@ _FAMILIES: Mapping[str, Callable[[ConfigReader], Values]] = {
     "gemma3": _gemma3,
     "deepseek2": _deepseek2,
     "llama4": _llama4,
+    "lfm2": lfm2,
+    "lfm2moe": lfm2moe,
+    "minimax-m2": _minimax_m2,
+    "qwen35": qwen35,
+    "qwen35moe": qwen35moe,
+    "seed_oss": _seed_oss,
+    "smollm3": _smollm3,
 }

@@ -99,6 +99,10 @@ class Keys:
             raise ConfigError(f"{self.source} has {len(value)} values of {self.architecture}.{key}, not {num_layers}")
         return value.tolist()[:num_layers]
 
+    def ignore(self, *keys: str) -> None:
+        """Marks keys as read that cannot change this architecture's logits."""
+        self._read.update(keys)
+
     def expect(self, key: str, *expected: Any) -> None:
         """Reads a key whose other values are not supported; it may be absent.
 

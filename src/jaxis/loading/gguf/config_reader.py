@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxis.errors import ConfigError
 from jaxis.loading.gguf.config_keys import Keys
+from jaxis.loading.gguf.delta_heads import DeltaHeads
 from jaxis.loading.gguf.names import ROPE_FREQS
 from jaxis.loading.gguf.rope_keys import rope_values
 
@@ -24,6 +25,10 @@ class ConfigReader:
       keys: The file's.
       read_tensor: Reads a tensor of floats; None if there is none of the name.
 
+    Attributes:
+      kv_heads_of_layers: Key-value heads of each layer; None if the file has one number for all.
+      delta_heads: See `Sizes`; set by families that have them.
+
     Raises:
       ConfigError: A size is missing or not one; so do all methods.
     """
@@ -33,13 +38,22 @@ class ConfigReader:
         self.read_tensor = read_tensor
         self.hidden_size = keys.integer("embedding_length")
         self.num_heads = keys.integer("attention.head_count")
-        self.num_kv_heads = keys.integer("attention.head_count_kv", self.num_heads)
+        self.num_prediction_layers = keys.integer("nextn_predict_layers", 0)
+        self.num_layers = keys.integer("block_count") - self.num_prediction_layers
+        self.kv_heads_of_layers = keys.for_layers("attention.head_count_kv", self.num_layers)
+        self.num_kv_heads = self._num_kv_heads()
         if not self.hidden_size or not self.num_heads or not self.num_kv_heads:
             raise ConfigError(f"{keys.source} has an embedding length or a number of heads of 0: use another file")
         self.head_dim = keys.integer("attention.key_length", self.hidden_size // self.num_heads)
-        self.num_prediction_layers = keys.integer("nextn_predict_layers", 0)
-        self.num_layers = keys.integer("block_count") - self.num_prediction_layers
+        self.delta_heads: DeltaHeads | None = None
         keys.expect("attention.causal", True)
+
+    def _num_kv_heads(self) -> int:
+        """Key-value heads of the layers with attention; the others have 0 of them."""
+        listed = {count for count in self.kv_heads_of_layers or () if count}
+        if len(listed) == 1:
+            return listed.pop()
+        return self.keys.integer("attention.head_count_kv", self.num_heads)
 
     def base(self, architecture: str, model_type: str) -> Values:
         """The keys that every config.json has, except those of feed-forward blocks, norms and ropes."""
@@ -84,6 +98,10 @@ class ConfigReader:
     def attention_bias(self) -> Values:
         """Whether the projections of attention have biases."""
         return {"attention_bias": self.keys.has_tensor("attn_q.bias")}
+
+    def has_tensors(self, name: str) -> bool:
+        """Whether any layer has a tensor of this name."""
+        return any(stored.partition(".")[2].partition(".")[2] == name for stored in self.keys.tensors)
 
     def rope(self, *, theta: float = 10_000.0, yarn: Values | None = None) -> Values:
         """The rope's settings; the arguments are what the family has where the keys leave it out."""

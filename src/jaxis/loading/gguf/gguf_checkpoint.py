@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.loading.gguf.architecture_names import NAMES
 from jaxis.loading.gguf.block_types import BlockType
 from jaxis.loading.gguf.config import read_config
 from jaxis.loading.gguf.model_files import GGUFModelFiles
-from jaxis.loading.gguf.names import NAMES, Sizes, StoredPart, parts_of
+from jaxis.loading.gguf.names import parts_of
+from jaxis.loading.gguf.stored_part import Sizes, StoredPart
 from jaxis.loading.safetensors import TensorInfo
 
 QUANT_METHOD = "gguf"
@@ -33,7 +36,7 @@ class GGUFCheckpoint:
 
     Attributes:
       path: The first file.
-      architecture: The entry of `names.NAMES`.
+      architecture: The entry of `architecture_names.NAMES`.
       config: What a config.json would be.
       assumptions: What the config has although the file does not say it, one sentence each.
       total_bytes: Bytes of all tensors together.
@@ -72,7 +75,8 @@ class GGUFCheckpoint:
         stored, part = self._find(name)
         view = self._view(stored, part)
         dtype = np.dtype(np.float32) if part.has_one_added else view.dtype
-        return TensorInfo(dtype, view.shape, view.nbytes, self._files.tensors[stored].offset)
+        shape = part.shape_of(view)
+        return TensorInfo(dtype, shape, math.prod(shape) * view.itemsize, self._files.tensors[stored].offset)
 
     def block_type(self, name: str) -> BlockType:
         """How a tensor's elements are stored. Raises CheckpointError if there is none of that name."""

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from jaxis.errors import ConfigError
+from jaxis.parsing.reasoning_parsers.answer_tags import ErnieReasoningParser, HunyuanReasoningParser
 from jaxis.parsing.reasoning_parsers.base import ReasoningParser
 from jaxis.parsing.reasoning_parsers.granite import GraniteReasoningParser
 from jaxis.parsing.reasoning_parsers.harmony import HarmonyReasoningParser
+from jaxis.parsing.reasoning_parsers.muse_glimmer import MuseGlimmerReasoningParser
 from jaxis.parsing.reasoning_parsers.think import (
+    ApertusReasoningParser,
     CohereReasoningParser,
     Gemma4ReasoningParser,
+    KimiReasoningParser,
     MistralReasoningParser,
+    SeedOssReasoningParser,
     ThinkReasoningParser,
 )
 
 # The names are those that other servers use.
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
+    "apertus": ApertusReasoningParser,
     "cohere_command3": CohereReasoningParser,
     "cohere_command4": CohereReasoningParser,
     "deepseek_r1": ThinkReasoningParser,
+    "ernie45": ErnieReasoningParser,
     "gemma4": Gemma4ReasoningParser,
     "glm45": ThinkReasoningParser,
     "granite": GraniteReasoningParser,
-    "kimi_k2": ThinkReasoningParser,
+    "hunyuan_a13b": HunyuanReasoningParser,
+    "kimi_k2": KimiReasoningParser,
+    "minimax_m2": ThinkReasoningParser,
     "mistral": MistralReasoningParser,
+    "muse_glimmer": MuseGlimmerReasoningParser,
     "openai_gptoss": HarmonyReasoningParser,
     "qwen3": ThinkReasoningParser,
+    "seed_oss": SeedOssReasoningParser,
 }
 
 

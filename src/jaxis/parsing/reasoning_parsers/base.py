@@ -18,6 +18,7 @@ class ReasoningParser(ABC):
         `skip_special_tokens=False`.
       opening: The marker that opens the reasoning; empty if answers always begin with reasoning.
       closings: Markers that may close it; the content follows.
+      interruptions: Markers of tool calls that end it too, for the tool parser to read.
       answer_openings: Special tokens that may come between the reasoning and the content.
       dropped: Special tokens without meaning here, such as those that end a turn.
 
@@ -30,6 +31,7 @@ class ReasoningParser(ABC):
     needs_special_tokens: ClassVar[bool] = False
     opening: ClassVar[str] = ""
     closings: ClassVar[tuple[str, ...]] = ()
+    interruptions: ClassVar[tuple[str, ...]] = ()
     answer_openings: ClassVar[tuple[str, ...]] = ()
     dropped: ClassVar[tuple[str, ...]] = ()
 
@@ -41,6 +43,11 @@ class ReasoningParser(ABC):
         self._space = ""  # white space held back: not part of the reasoning if that ends here
         self._reasoned = False
         self._reading = self._read()
+
+    @classmethod
+    def opened_by(cls, prompt: str) -> bool:
+        """Whether the prompt ends with the marker that opens the reasoning."""
+        return prompt.rstrip().endswith(cls.opening)
 
     def feed(self, delta_text: str) -> list[Event]:
         """Takes the next part of the text, which may be cut anywhere.

@@ -9,7 +9,7 @@ from jaxis.parsing.text_reader import Reading
 
 
 class ThinkReasoningParser(ReasoningParser):
-    """DeepSeek R1 and V3.1, Qwen 3, GLM 4.5, Kimi K2 Thinking. The tags are not special tokens.
+    """DeepSeek R1 and V3.1, Qwen 3 and 3.5, GLM 4.5, MiniMax M2, Nemotron 3. The tags are not special tokens.
 
     The opening tag is the first thing the model writes, or the template puts it at the end of the prompt; a tag
     anywhere else is content. Reasoning that is cut off by the end of the text is still reasoning.
@@ -19,7 +19,7 @@ class ThinkReasoningParser(ReasoningParser):
     closings: ClassVar[tuple[str, ...]] = ("</think>",)
 
     def _read(self) -> Reading[None]:
-        opened = self._prompt.rstrip().endswith(self.opening)
+        opened = self.opened_by(self._prompt)
         self._reader.record()
         yield from self._reader.skip_space()
         space = self._reader.recorded()
@@ -42,9 +42,43 @@ class ThinkReasoningParser(ReasoningParser):
             pass
 
     def _read_reasoning(self) -> Reading[None]:
-        markers = (*self.closings, *self.dropped, *self._tool_dropped)
-        while (yield from self._reader.until(markers, self._add_reasoning)) not in (*self.closings, None):
-            pass
+        markers = (*self.closings, *self.interruptions, *self.dropped, *self._tool_dropped)
+        while (marker := (yield from self._reader.until(markers, self._add_reasoning))) is not None:
+            if marker in self.interruptions:
+                self._reader.unread(marker)
+            if marker in (*self.closings, *self.interruptions):
+                return
+
+
+class KimiReasoningParser(ThinkReasoningParser):
+    """Kimi K2 Thinking and K2.5, which may call from within their reasoning: a call is a special token."""
+
+    interruptions = ("<|tool_calls_section_begin|>",)
+
+
+class SeedOssReasoningParser(ThinkReasoningParser):
+    """Seed-OSS. With a thinking budget, the reasoning has notes on it between tags of their own; the notes stay.
+
+    With a budget of zero the template opens the reasoning and a first note.
+    """
+
+    needs_special_tokens = True
+    opening = "<seed:think>"
+    closings = ("</seed:think>",)
+    dropped = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>", "<seed:eos>")
+
+    @classmethod
+    def opened_by(cls, prompt: str) -> bool:
+        return super().opened_by(prompt.rstrip().removesuffix("<seed:cot_budget_reflect>"))
+
+
+class ApertusReasoningParser(ThinkReasoningParser):
+    """Apertus. The tags are special tokens."""
+
+    needs_special_tokens = True
+    opening = "<|inner_prefix|>"
+    closings = ("<|inner_suffix|>",)
+    dropped = ("<|assistant_end|>",)
 
 
 class MistralReasoningParser(ThinkReasoningParser):

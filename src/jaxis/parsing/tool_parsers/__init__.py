@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from jaxis.errors import ConfigError
+from jaxis.parsing.tool_parsers.apertus import ApertusToolParser
 from jaxis.parsing.tool_parsers.base import ToolParser
-from jaxis.parsing.tool_parsers.call_list import CallListToolParser
+from jaxis.parsing.tool_parsers.call_list import CallListToolParser, HunyuanToolParser, NemotronNanoV2ToolParser
 from jaxis.parsing.tool_parsers.cohere import CohereToolParser, CommandRToolParser
 from jaxis.parsing.tool_parsers.deepseek import DeepSeekToolParser
 from jaxis.parsing.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
 from jaxis.parsing.tool_parsers.gemma4 import Gemma4ToolParser
-from jaxis.parsing.tool_parsers.glm import GLMToolParser
+from jaxis.parsing.tool_parsers.glm import GLMToolParser, HunyuanV3ToolParser
 from jaxis.parsing.tool_parsers.granite import GraniteToolParser
 from jaxis.parsing.tool_parsers.harmony import HarmonyToolParser
 from jaxis.parsing.tool_parsers.hermes import HermesToolParser
+from jaxis.parsing.tool_parsers.invocations import MiniMaxM2ToolParser, MuseGlimmerToolParser
 from jaxis.parsing.tool_parsers.kimi import KimiToolParser
 from jaxis.parsing.tool_parsers.llama import LlamaToolParser
 from jaxis.parsing.tool_parsers.mistral import MistralToolParser
-from jaxis.parsing.tool_parsers.qwen3_coder import Qwen3CoderToolParser
+from jaxis.parsing.tool_parsers.pythonic import LFM2ToolParser, Olmo3ToolParser
+from jaxis.parsing.tool_parsers.qwen3_coder import Qwen3CoderToolParser, SeedOssToolParser
 
 # The names are those that other servers use, where they have one.
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "apertus": ApertusToolParser,
     "cohere_command3": CohereToolParser,
     "cohere_command4": CohereToolParser,
     "cohere_command_r": CommandRToolParser,
@@ -30,12 +34,20 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "glm45": GLMToolParser,
     "granite": GraniteToolParser,
     "hermes": HermesToolParser,
+    "hunyuan_a13b": HunyuanToolParser,
+    "hy_v3": HunyuanV3ToolParser,
     "kimi_k2": KimiToolParser,
+    "lfm2": LFM2ToolParser,
     "llama3_json": LlamaToolParser,
+    "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
+    "muse_glimmer": MuseGlimmerToolParser,
+    "nemotron_nano_v2": NemotronNanoV2ToolParser,
+    "olmo3": Olmo3ToolParser,
     "openai": HarmonyToolParser,
     "phi4_mini_json": CallListToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
+    "seed_oss": SeedOssToolParser,
 }
 
 

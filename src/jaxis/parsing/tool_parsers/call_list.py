@@ -1,8 +1,11 @@
-"""Phi 4 mini: `<|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>`."""
+"""Calls in a JSON list after a marker, as in `<|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>`."""
 
 from __future__ import annotations
 
-from jaxis.parsing.text_reader import Reading
+import contextlib
+from typing import ClassVar
+
+from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.json_call import JSONToolParser
 
 
@@ -15,6 +18,30 @@ class CallListToolParser(JSONToolParser):
 
     def _read_call(self, _opener: str) -> Reading[None]:
         yield from self._read_call_list()
+
+
+class HunyuanToolParser(JSONToolParser):
+    """Hunyuan A13B and the dense ones: `<tool_calls>[...]</tool_calls>`. The tags are not special tokens.
+
+    Attributes:
+      closing: The tag after the list.
+    """
+
+    openers = call_markers = ("<tool_calls>",)
+    closing: ClassVar[str] = "</tool_calls>"
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._read_call_list()
+        yield from self._reader.skip_space()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.take_if(self.closing)
+
+
+class NemotronNanoV2ToolParser(HunyuanToolParser):
+    """Nemotron Nano 2: `<TOOLCALL>[...]</TOOLCALL>`."""
+
+    openers = call_markers = ("<TOOLCALL>",)
+    closing = "</TOOLCALL>"
 
 
 class BareCallListToolParser(JSONToolParser):

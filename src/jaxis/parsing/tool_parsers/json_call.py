@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
@@ -109,8 +110,12 @@ class JSONToolParser(ToolParser):
     def _read_call_list(self) -> Reading[None]:
         """Reads calls in a JSON array; the first one opens it."""
         yield from expect(self._reader, "[")
+        yield from self._read_listed_calls(self._read_call_object)
+
+    def _read_listed_calls(self, read_call: Callable[[], Reading[None]]) -> Reading[None]:
+        """Reads calls with commas between them up to the bracket that closes their list."""
         while True:
-            yield from self._read_call_object()
+            yield from read_call()
             self._end_call()
             character = yield from self._reader.skip_space()
             if character not in (",", "]"):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
 from jaxis.parsing.tool_parsers.json_value import MalformedCallError, load_json
 
 _JSON_TYPES = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
-_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class XMLToolParser(ToolParser):
-    """Converts such arguments to one JSON object, with the types that the function's schema gives."""
+    """Converts such arguments to one JSON object, with the types that the function's schema gives.
+
+    Attributes:
+      values_on_own_lines: Templates put a line break before and after a value, which are not part of it.
+    """
+
+    values_on_own_lines: ClassVar[bool] = False
 
     def _begin(self, name: str) -> None:
         self._start_call(name)
@@ -59,19 +65,23 @@ class XMLToolParser(ToolParser):
         pieces: list[str] = []
         if (yield from self._reader.until((end,), pieces.append)) is None:
             raise EndOfTextError
-        self._add_arguments(_json_value("".join(pieces), types))
+        text = "".join(pieces)
+        if self.values_on_own_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        self._add_arguments(_json_value(text, types))
 
     def _read_string(self, end: str) -> Reading[None]:
-        """Passes a string on as it arrives, minus one line break at each end."""
+        """Passes a string on as it arrives, minus the line breaks around it."""
         held = ""
 
         def take(text: str) -> None:
             nonlocal held
             text = held + text
-            held = "\n" if text.endswith("\n") else ""
-            self._add_arguments(_escape(text.removesuffix("\n")))
+            held = "\n" if self.values_on_own_lines and text.endswith("\n") else ""
+            self._add_arguments(_escape(text.removesuffix(held)))
 
-        yield from self._reader.take_if("\n")
+        if self.values_on_own_lines:
+            yield from self._reader.take_if("\n")
         if (yield from self._reader.until((end,), take)) is None:
             raise EndOfTextError
 
@@ -102,14 +112,24 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 def _json_value(text: str, types: set[str]) -> str:
     """The value as JSON: unchanged if it is JSON of an allowed type, else as a string."""
-    text = text.removeprefix("\n").removesuffix("\n")
     value_text = text.strip()
-    if types and "string" not in types:
-        value_text = _PYTHON_LITERALS.get(value_text, value_text)
+    if value_text == "None" and "null" in types:
+        return "null"  # as templates write it that do not say how to write values
     try:
         value = load_json(value_text)
     except MalformedCallError:
-        return json.dumps(text, ensure_ascii=False)
+        python_value = _json_of_python(value_text) if types and "string" not in types else None
+        return json.dumps(text, ensure_ascii=False) if python_value is None else python_value
     kind = _JSON_TYPES.get(type(value), "null")
     allowed = not types or "string" not in types or kind in types or (kind == "integer" and "number" in types)
     return value_text if allowed else json.dumps(text, ensure_ascii=False)
+
+
+def _json_of_python(text: str) -> str | None:
+    """A Python literal as JSON, for templates that write values as Python does; None if it is none."""
+    try:
+        value = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        value.encode()
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return value

@@ -32,7 +32,7 @@ def reasoning_tokens(
     closings = [tokenizer.encode(text, add_special_tokens=False) for text in parser.closings]
     # A marker of ordinary tokens may be tokenized differently elsewhere.
     closings = [ids for ids in closings if len(ids) == 1 or ids[0] in tokenizer.special_token_ids]
-    opened = prompt.endswith(parser.opening)
+    opened = parser.opened_by(prompt)
     opening = None if opened else tokenizer.token_to_id(parser.opening)
     if not closings or (not opened and opening is None):
         return None

@@ -1,0 +1,197 @@
+"""How the tensors of each architecture are called in GGUF files and in Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureNames:
+    """How an architecture's tensors are called in Hugging Face checkpoints.
+
+    Attributes:
+      block: Name in the file, without `blk.N.` and `.weight`, -> name in the layer. A value that ends in "=" is the
+        whole name, without `.weight` or `.bias`.
+      experts: Name in the layer of what holds the experts.
+      projections: What an expert's gate, up and down projections are called.
+      permutes_rope: Whether rows of queries and keys are stored so that rotated dimensions are neighbours.
+      adds_one_to_norms: Whether the file's norms have the 1 added that the model adds; not those of states.
+      norm: What the norm after the last layer is called.
+    """
+
+    block: Mapping[str, str]
+    experts: str = "mlp.experts"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    permutes_rope: bool = False
+    adds_one_to_norms: bool = False
+    norm: str = "model.norm"
+
+
+_ATTENTION = {
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm",
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_MLP = {f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")}
+_ROUTER = {"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction_bias="}
+_SHARED_EXPERTS = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
+_LLAMA = {**_ATTENTION, "ffn_norm": "post_attention_layernorm", **_MLP}
+_GEMMA = {
+    **_ATTENTION,
+    **_HEAD_NORMS,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LATENT_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    # The two parts of kv_b_proj, the first transposed: `LatentHeadsFormat` joins them.
+    "attn_k_b": "self_attn.kv_b_proj.k_b=",
+    "attn_v_b": "self_attn.kv_b_proj.v_b=",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias=",
+    "ssm_a": "linear_attn.A_log=",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_SHORT_CONVOLUTIONS = {
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    **{f"shortconv.{each}": f"conv.{each}" for each in ("conv", "in_proj", "out_proj")},
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias=",
+}
+_QWEN35 = {
+    **_ATTENTION,
+    **_HEAD_NORMS,
+    **_DELTA_NET,
+    "post_attention_norm": "post_attention_layernorm",
+}
+_FEED_FORWARD = {name: target.replace("mlp.", "feed_forward.") for name, target in _MLP.items()}
+
+# By `general.architecture`; "mixtral" is a llama with experts.
+NAMES: Mapping[str, ArchitectureNames] = {
+    "llama": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "mixtral": ArchitectureNames(
+        block={**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"},
+        experts="block_sparse_moe.experts",
+        projections=("w1", "w3", "w2"),
+        permutes_rope=True,
+    ),
+    "granite": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "mistral3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+    "qwen2": ArchitectureNames(block=_LLAMA),
+    "qwen3": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS}),
+    "qwen3moe": ArchitectureNames(block={**_LLAMA, **_HEAD_NORMS, **_ROUTER}),
+    "phi3": ArchitectureNames(block={**_LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "olmo2": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_MLP,
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }
+    ),
+    "gpt-oss": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            "attn_sinks": "self_attn.sinks=",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        }
+    ),
+    "starcoder2": ArchitectureNames(block={**_LLAMA, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "glm4": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        }
+    ),
+    "glm4moe": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_MLP,
+            **_ROUTER,
+            **_SHARED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+        }
+    ),
+    "gemma2": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
+    "gemma3": ArchitectureNames(block=_GEMMA, adds_one_to_norms=True),
+    "command-r": ArchitectureNames(block={**_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    "cohere2": ArchitectureNames(block={**_ATTENTION, **_MLP}),
+    "deepseek2": ArchitectureNames(block={**_LATENT_ATTENTION, **_MLP, **_ROUTER, **_SHARED_EXPERTS}),
+    "llama4": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_FEED_FORWARD,
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "feed_forward.router",
+            **{f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+        },
+        experts="feed_forward.experts",
+    ),
+    "qwen35": ArchitectureNames(block={**_QWEN35, **_MLP}, adds_one_to_norms=True),
+    "qwen35moe": ArchitectureNames(
+        block={
+            **_QWEN35,
+            **_ROUTER,
+            **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        },
+        adds_one_to_norms=True,
+    ),
+    "lfm2": ArchitectureNames(block=_SHORT_CONVOLUTIONS, norm="model.embedding_norm"),
+    "lfm2moe": ArchitectureNames(
+        block=_SHORT_CONVOLUTIONS,
+        experts="feed_forward.experts",
+        projections=("w1", "w3", "w2"),
+        norm="model.embedding_norm",
+    ),
+    "minimax-m2": ArchitectureNames(
+        block={
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias=",
+        },
+        experts="block_sparse_moe.experts",
+        projections=("w1", "w3", "w2"),
+    ),
+    "seed_oss": ArchitectureNames(
+        block={**_ATTENTION, **_MLP, "post_attention_norm": "post_attention_layernorm"},
+    ),
+    "smollm3": ArchitectureNames(block=_LLAMA, permutes_rope=True),
+}

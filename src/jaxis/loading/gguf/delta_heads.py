@@ -1,0 +1,66 @@
+"""The heads of gated delta networks, whose values llama.cpp's converter puts into another order.
+
+In checkpoints the value heads that share a key head are neighbours; in the file, value heads 0, G, 2 G, ... share key
+head 0, with G key heads. Where heads are of the size of quantized blocks, or larger, their old order is restored.
+Where a block of `ssm_out` has columns of two heads it cannot be: then the values stay in the file's order, and each key
+head is there once for each of its value heads, which is the same model with more key heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """Heads of the layers.
+
+    Attributes:
+      num_key_heads: G, of the file.
+      num_value_heads: A multiple of it.
+      key_dim: Size of a query and of a key.
+      value_dim: Size of a value.
+      keeps_order: Whether values stay in the file's order, and keys are repeated.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    keeps_order: bool
+
+    @property
+    def model_key_heads(self) -> int:
+        """Key heads of the model that the tensors are given for."""
+        return self.num_value_heads if self.keeps_order else self.num_key_heads
+
+    def rows_of(self, base: str) -> np.ndarray | None:
+        """The rows of the file's tensor in the order of the model; None if it has none by head, or they are right."""
+        if base in ("attn_qkv", "ssm_conv1d"):
+            return self._rows_of_qkv()
+        if self.keeps_order:
+            return None
+        if base == "attn_gate":
+            return _rows(self._values(), self.value_dim)
+        return self._values() if base in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a") else None
+
+    def columns_of(self, base: str) -> np.ndarray | None:
+        """The groups of columns of the file's tensor, likewise."""
+        return None if self.keeps_order or base != "ssm_out" else self._values()
+
+    def _rows_of_qkv(self) -> np.ndarray:
+        copies = self.num_value_heads // self.num_key_heads if self.keeps_order else 1
+        keys = _rows(np.tile(np.arange(self.num_key_heads), copies), self.key_dim)
+        values = np.arange(self.num_value_heads) if self.keeps_order else self._values()
+        keys_size = self.num_key_heads * self.key_dim
+        return np.concatenate([keys, keys_size + keys, 2 * keys_size + _rows(values, self.value_dim)])
+
+    def _values(self) -> np.ndarray:
+        """The file's value heads in the checkpoint's order."""
+        return np.arange(self.num_value_heads).reshape(-1, self.num_key_heads).T.reshape(-1)
+
+
+def _rows(heads: np.ndarray, head_dim: int) -> np.ndarray:
+    return (heads[:, None] * head_dim + np.arange(head_dim)).reshape(-1)

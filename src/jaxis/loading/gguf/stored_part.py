@@ -1,0 +1,82 @@
+"""What a tensor of a Hugging Face checkpoint is made of in a GGUF file: a part of one, and what changes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxis.errors import CheckpointError
+from jaxis.loading.gguf.delta_heads import DeltaHeads
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model that names and changes depend on.
+
+    Attributes:
+      num_layers: Layers of the model itself, without prediction layers.
+      num_heads: H.
+      num_kv_heads: K.
+      head_dim: D.
+      num_experts: X; 0 without experts.
+      delta_heads: Of gated delta networks whose file has the value heads in another order; None without.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int = 0
+    delta_heads: DeltaHeads | None = None
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A tensor of the Hugging Face checkpoint, made of one in the file.
+
+    Attributes:
+      name: Its Hugging Face name.
+      index: Which part of the stored array it is; empty means all of it.
+      rope_heads: The heads in which rows that are rotated together are neighbours, in the file only; 0 means none.
+      has_one_added: Whether the file's numbers have 1 added.
+      rows: The file's rows, in their order here; None takes them as they are.
+      columns: The file's groups of columns, which are equally wide, in their order here; None takes them as they are.
+      restore: What makes the tensor of a small one that the file has in another form; None means the form is the same.
+    """
+
+    name: str
+    index: tuple[int | slice, ...] = ()
+    rope_heads: int = 0
+    has_one_added: bool = False
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    restore: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def shape_of(self, view: np.ndarray) -> tuple[int, ...]:
+        """The tensor's shape, of the part of the array in the file, without making the tensor if it is large."""
+        if self.restore is not None:
+            return self.restore(view if self.rows is None else view[self.rows]).shape
+        return view.shape if self.rows is None else (len(self.rows), *view.shape[1:])
+
+    def made_of(self, stored: np.ndarray) -> np.ndarray:
+        """The tensor, of the array in the file; a view of it where nothing changes.
+
+        Raises:
+          CheckpointError: The array does not have the heads that the model has.
+        """
+        array = stored[(*self.index, ...)]
+        if self.rope_heads:
+            if len(array) % (2 * self.rope_heads):
+                raise CheckpointError(f"has {len(array)} rows, which are not {self.rope_heads} heads")
+            # Per head, from [D / 2, 2] to [2, D / 2]. A row is a number, or the bytes of blocks.
+            pairs = array.reshape(self.rope_heads, -1, 2, *array.shape[1:])
+            array = pairs.swapaxes(1, 2).reshape(array.shape)
+        if self.rows is not None:
+            array = array[self.rows]
+        if self.columns is not None:
+            array = array.reshape(len(array), len(self.columns), -1)[:, self.columns].reshape(array.shape)
+        if self.restore is not None:
+            array = self.restore(array)
+        return array.astype(np.float32) - np.float32(1) if self.has_one_added else array

@@ -1,0 +1,89 @@
+"""Calls as `<invoke name="f"><parameter name="k">v</parameter></invoke>`, several between two tags."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import ClassVar
+
+from jaxis.parsing.harmony import read_first_recipient, read_header
+from jaxis.parsing.text_reader import EndOfTextError, Reading
+from jaxis.parsing.tool_parsers.json_value import MalformedCallError
+from jaxis.parsing.tool_parsers.xml_call import XMLToolParser
+
+_START = "<|start|>"
+MUSE_ENDS = ("<|eom|>", "<|eot|>")
+MUSE_NO_TOOLS = (None, "self", "user")
+"""Recipients of Muse Glimmer's messages that are no calls: reasoning has `self`, an answer `user` or none."""
+
+
+class InvocationsToolParser(XMLToolParser):
+    """Strings are written verbatim, other values as JSON.
+
+    Attributes:
+      namespace: Comes before the tags' names.
+    """
+
+    needs_special_tokens = True
+    namespace: ClassVar[str] = ""
+
+    def _read_invocations(self) -> Reading[None]:
+        """Reads at least one call, up to what follows the last."""
+        opening = f'<{self.namespace}invoke name="'
+        yield from self._expect(opening)
+        yield from self._read_invocation()
+        with contextlib.suppress(EndOfTextError):
+            yield from self._reader.skip_space()
+            while (yield from self._reader.take_if(opening)):
+                yield from self._read_invocation()
+                yield from self._reader.skip_space()
+
+    def _read_invocation(self) -> Reading[None]:
+        """Reads a call from its name on."""
+        name = yield from self._read_name()
+        yield from self._expect('">')
+        self._begin(name)
+        yield from self._reader.skip_space()
+        while not (yield from self._reader.take_if(f"</{self.namespace}invoke>")):
+            yield from self._expect(f'<{self.namespace}parameter name="')
+            key = yield from self._read_text('">')
+            yield from self._read_value(key, f"</{self.namespace}parameter>")
+            yield from self._reader.skip_space()
+        self._finish_arguments()
+        self._end_call()
+
+
+class MiniMaxM2ToolParser(InvocationsToolParser):
+    """MiniMax M2 to M2.7."""
+
+    openers = call_markers = ("<minimax:tool_call>",)
+    dropped = ("</minimax:tool_call>", "[e~[")
+
+    def _read_call(self, _opener: str) -> Reading[None]:
+        yield from self._read_invocations()
+
+
+class MuseGlimmerToolParser(InvocationsToolParser):
+    """Muse Glimmer: `<|start|>assistant to=f<|message|><atem:function_calls>...</atem:function_calls><|eom|>`.
+
+    Every message names its recipient, the first one in a header that the prompt has begun. A call is one only in a
+    message to a tool: what reasoning or an answer quotes is none.
+    """
+
+    namespace = "atem:"
+    openers = (_START,)
+    dropped = (*MUSE_ENDS, "</atem:function_calls>")
+
+    def _read(self) -> Reading[None]:
+        if opener := (yield from read_first_recipient(self._reader)):
+            yield from self._attempt(opener)
+        yield from super()._read()
+
+    def _read_call(self, opener: str) -> Reading[None]:
+        header = yield from read_header(self._reader, opener, MUSE_ENDS)
+        if not header.complete:
+            raise EndOfTextError if not (yield from self._reader.peek()) else MalformedCallError
+        if header.function in MUSE_NO_TOOLS:
+            self._reader.record()
+            return
+        yield from self._expect("<atem:function_calls>")
+        yield from self._read_invocations()
