@@ -45,14 +45,14 @@ def test_json_is_one_object_of_a_fixed_schema(invoke, checkpoint):
 
 
 def test_what_cannot_run_exits_with_1_and_says_why_on_stdout(invoke):
-    result = invoke("analyze", CONFIGS / "deepseek-v3.2.json")
+    result = invoke("analyze", CONFIGS / "deepseek-v4-flash.json")
     assert result.exit_code == 1
     assert result.stderr == ""
     assert "cannot run" in result.stdout
-    assert "kernels/latent_attention" in result.stdout
-    facts = json.loads(invoke("analyze", CONFIGS / "deepseek-v3.2.json", "--json").stdout)
+    assert "layers/decoder_layer.py" in result.stdout
+    facts = json.loads(invoke("analyze", CONFIGS / "deepseek-v4-flash.json", "--json").stdout)
     assert facts["can_run"] is False
-    assert {"value": "sparse indexer: a token attends to its best 2048", "provided": False} in [
+    assert {"value": "4 residual streams (hyper-connections)", "provided": False} in [
         {name: feature[name] for name in ("value", "provided")}
         for axis in facts["axes"]
         for feature in axis["features"]

@@ -77,6 +77,7 @@ def test_evaluate_without_a_destination_writes_nothing(run_jaxis, text, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_written_is_evaluated_and_can_be_again(run_jaxis, text, tmp_path):
     made = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--quantization", "int4", "--evaluate", text)
     again = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--evaluate", text)
@@ -86,6 +87,7 @@ def test_what_is_written_is_evaluated_and_can_be_again(run_jaxis, text, tmp_path
     assert again.stderr == ""
 
 
+@pytest.mark.slow
 def test_widths_are_chosen_for_a_number_of_bits(run_jaxis, text, tmp_path):
     result = run_jaxis("quantize", EMBEDDED_MODEL, tmp_path / "q", "--target-bits", "6", "--evaluate", text)
     assert result.returncode == 0, result.stderr

@@ -120,6 +120,7 @@ def check_that_sighup_reloads(start, url, tmp_path):
     assert json.loads((tmp_path / "old-log").read_text().splitlines()[0])["key"] == "old"
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_again_once_and_then_the_command_fails(cli_environment):
     code = (
         "import jaxis.engine.frontend.engine_process as process; process.MAX_RESTARTS = 1\n"

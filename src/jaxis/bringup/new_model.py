@@ -1,4 +1,4 @@
-"""Starts a new family from an existing one: its file, its line in the registry, its test rows, its page.
+"""Starts a new family from an existing one: its file, its line in the registry, its test rows, its entry of the page.
 
 The result is the copied family under another name, and passes that family's tests. From there, change what differs, and
 run the tests again after each change.
@@ -23,7 +23,7 @@ _SUFFIX = "ForCausalLM"
 _NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 _REGISTRY = Path("src/jaxis/models/registry.py")
 _PARITY = Path("tests/support/parity.py")
-_MODELS_PAGE = Path("docs/models.md")
+_MODELS_TABLE = Path("tools/supported_models/families.py")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
     """
     source = _find(like)
     architecture = _checked_name(name)
-    for path in (_REGISTRY, _PARITY, _MODELS_PAGE):
+    for path in (_REGISTRY, _PARITY, _MODELS_TABLE):
         if not (root / path).is_file():
             raise ConfigError(
                 f"{root.absolute()} is not a checkout of jaxis (it has no {path}): change to one; "
@@ -76,7 +76,7 @@ def new_model(name: str, like: str, root: Path) -> NewModel:
         family_file: _family_source(source, name),
         root / _REGISTRY: _with_registry_line((root / _REGISTRY).read_text(), architecture, family_file.stem),
         root / _PARITY: _with_parity_row((root / _PARITY).read_text(), source, name, architecture),
-        root / _MODELS_PAGE: _with_page_row((root / _MODELS_PAGE).read_text(), source, name, architecture),
+        root / _MODELS_TABLE: _with_table_entry((root / _MODELS_TABLE).read_text(), source, name, architecture),
     }
     for path, text in changes.items():
         path.write_text(text, encoding="utf-8")
@@ -133,7 +133,8 @@ def _with_parity_row(text: str, source: _Source, name: str, architecture: str) -
     if row is None:
         raise ConfigError(f"{_PARITY} has no row of {source.architecture}: add one, so that there is something to copy")
     arguments = [ast.get_source_segment(text, argument) for argument in row.args[1:]]
-    arguments += [ast.get_source_segment(text, keyword) for keyword in row.keywords]
+    keywords = [keyword for keyword in row.keywords if keyword.arg != "architecture"]
+    arguments += [ast.get_source_segment(text, keyword) for keyword in keywords]
     call = ",\n        ".join([f'"{name}"', *filter(None, arguments), f'architecture="{architecture}"'])
     lines = text.split("\n")
     assert row.end_lineno is not None
@@ -156,15 +157,17 @@ def _architecture_of(row: ast.Call) -> str:
     return re.sub(r"(Text)?Config$", "", config_class) + _SUFFIX
 
 
-def _with_page_row(text: str, source: _Source, name: str, architecture: str) -> str:
-    """The page of models with the copied family's row repeated for the new one."""
-    lines = text.split("\n")
-    for i, line in enumerate(lines):
-        if line.startswith("|") and f"`{source.architecture}`" in line:
-            lines.insert(i + 1, f"| {name} | `{architecture}` | so far what {source.prefix} has; say what differs |")
+def _with_table_entry(text: str, source: _Source, name: str, architecture: str) -> str:
+    """The table of docs/models.md with an entry for the new family after that of the copied one."""
+    for row in _family_rows(ast.parse(text)):
+        if source.architecture in ast.literal_eval(row.args[1]):
+            lines = text.split("\n")
+            assert row.end_lineno is not None
+            parts = f"so far what {source.prefix} has; say what differs"
+            lines.insert(row.end_lineno, f'    Family("{name}", ("{architecture}",), "{parts}"),')
             return "\n".join(lines)
     raise ConfigError(
-        f"{_MODELS_PAGE} has no row of {source.architecture}: add one, so that there is something to copy"
+        f"{_MODELS_TABLE} has no entry of {source.architecture}: add one, so that there is something to copy"
     )
 
 

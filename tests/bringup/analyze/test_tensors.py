@@ -159,6 +159,7 @@ def test_gpt_oss_in_mxfp4_is_checked_in_its_published_layout(tmp_path):
     assert [problem.names for problem in analysis.tensor_problems if problem.kind == "refused"] == [name]
 
 
+@pytest.mark.slow
 def test_deepseek_v3_with_its_91991_tensors_takes_seconds(tmp_path):
     values = json.loads((CONFIGS / "deepseek-v3.json").read_text())
     tensors = deepseek_v3_tensors(values)

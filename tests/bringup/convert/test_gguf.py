@@ -42,7 +42,11 @@ SAYABLE = {
         **_TWO_ROPES,
     },
     "GPT-OSS": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, **parity._rope(theta=150_000.0)},
-    "Llama 4": {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "Cohere 2": {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "Llama 4": {
+        **{"num_hidden_layers": 4, "no_rope_layer_interval": 4},
+        **{"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    },
     "OLMo 2": {"attention_bias": False},
     "DeepSeek V3": {"rms_norm_eps": 1e-6},
     "Mixtral": {"sliding_window": None},

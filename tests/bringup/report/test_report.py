@@ -45,6 +45,7 @@ def report(config: Path) -> Report:
     return make_report(str(config))
 
 
+@pytest.mark.slow
 def test_every_item_is_ticked_from_what_was_seen(report: Report):
     assert report.passed
     assert [item.title.partition(":")[0] for item in report.items] == [
@@ -67,6 +68,7 @@ def test_every_item_is_ticked_from_what_was_seen(report: Report):
     assert {result.weights for result in report.verifications} == {"tiny twin"}
 
 
+@pytest.mark.slow
 def test_json_has_the_evidence_itself(report: Report):
     found = json.loads(report.to_json())
     assert found["passed"] is True
@@ -76,6 +78,7 @@ def test_json_has_the_evidence_itself(report: Report):
     assert [trip["passed"] for trip in found["conversions"]] == [True, True]
 
 
+@pytest.mark.slow
 def test_markdown_ticks_and_shows_commands(report: Report):
     text = report_markdown(report)
     assert text.count("- [x] ") == len(report.items)
@@ -98,6 +101,7 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows(report: Report):
     page = Page(report_html(report))
     assert page.references == [] or all(reference.startswith("#") for reference in page.references)
@@ -108,6 +112,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(report: Report):
     assert "Every item is ticked." in page.text
 
 
+@pytest.mark.slow
 def test_an_item_that_is_not_ticked_shows(report: Report):
     items = (dataclasses.replace(report.items[0], passed=False), *report.items[1:])
     failed = dataclasses.replace(report, items=items)

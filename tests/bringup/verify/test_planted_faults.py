@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support import faulty_models as faults
+from tests.support.quick_rows import quick_rows
 from tests.support.verified_models import layers_of
 
 # A published config, the layer and the fault in it, the module at fault and a part of what is said of it.
@@ -35,12 +36,18 @@ PLANTED = [
     ("llama-4-scout", 0, faults.chunk_one_too_long, "self_attn", "what it gives o_proj"),
     ("llama-4-scout", 3, faults.temperature_forgotten, "self_attn", "what it gives o_proj"),
 ]
+# One of each kind of module, and of each way in which one can be found.
+QUICK = (
+    *(faults.norms_swapped, faults.no_residual_around_the_mlp, faults.weight_transposed, faults.other_activation),
+    *(faults.window_one_too_long, faults.head_norms_forgotten, faults.bias_forgotten),
+    *(faults.experts_of_all_groups, faults.shared_experts_forgotten, faults.weights_not_renormalized),
+)
 PUBLISHED = list(dict.fromkeys(row[0] for row in PLANTED))
 
 
 @pytest.mark.parametrize(
     ("config", "layer", "plant", "module", "said"),
-    PLANTED,
+    quick_rows(PLANTED, [row for row in PLANTED if row[2] in QUICK and row[0] != "gpt-oss-20b"]),
     ids=[f"{config}-{plant.__name__}" for config, _, plant, _, _ in PLANTED],
 )
 def test_the_module_at_fault_is_named(config, layer, plant, module, said):

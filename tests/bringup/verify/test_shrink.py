@@ -150,6 +150,13 @@ def test_kinds_of_layers_that_only_the_family_knows():
     assert tiny_twin(SIZES | said, SIZES | said | {"layer_types": derived})["num_hidden_layers"] == 4
 
 
+def test_periods_of_layers_of_another_kind():
+    periods = {"attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
+    twin = tiny_twin({"num_hidden_layers": 32, "num_attention_heads": 4, "num_experts": 16, **periods})
+    assert twin["num_hidden_layers"] == 13, "the second layer of attention is number 12"
+    assert {key: twin[key] for key in periods} == periods
+
+
 def test_parts_that_are_not_run_are_small_too():
     vision = {"hidden_size": 1408, "num_hidden_layers": 34, "image_size": 336, "vision_output_dim": 7680}
     config = {"text_config": SIZES}

@@ -26,10 +26,7 @@ _MAMBA_KEYS = (
 def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
     """Detects heads or latents, and changes to the scores. Consults names only of families without a key for it."""
     features = [_latent(config) if config.get("kv_lora_rank") is not None else _grouped(config)]
-    if (top_k := config.get("index_topk")) is not None:
-        where = ("layers/mla.py", "kernels/latent_attention", "layers/kv_cache_spec.py")
-        keys = ("index_topk", "index_head_dim", "index_n_heads")
-        features.append(Feature(f"sparse indexer: a token attends to its best {top_k}", None, where, keys))
+    features += _indexer(config, facts)
     if config.get("global_head_dim") not in (None, config.get("head_dim")):
         words = f"heads of {config['global_head_dim']} in full layers"
         if (kv_heads := config.get("num_global_key_value_heads")) is not None:
@@ -45,10 +42,33 @@ def detect_attention(config: HFConfig, facts: ModelFacts | None) -> Sequence[Fea
         features.append(Feature("bidirectional attention", None, where, ("use_bidirectional_attention",)))
     if config.get("alibi"):
         features.append(Feature("ALiBi position biases", None, where, ("alibi",)))
-    if config.get("attn_output_gate") or config.get("model_type") == "qwen3_next":
-        features.append(Feature("output gate", "jaxis.layers.output_gate:OutputGate"))
+    features += _output_gate(config)
     if "self_attn.sinks" in facts.layers if facts else config.get("model_type") == "gpt_oss":
         features.append(Feature("attention sinks", f"{ATTENTION}(sinks)"))
+    return features
+
+
+def _output_gate(config: HFConfig) -> list[Feature]:
+    code = "jaxis.layers.output_gate:OutputGate"
+    if config.get("use_head_wise_attn_gate"):
+        return [Feature("a gate on each head's output", code)]
+    is_gated = config.get("attn_output_gate") or config.get("model_type") == "qwen3_next"
+    return [Feature("output gate", code)] if is_gated else []
+
+
+def _indexer(config: HFConfig, facts: ModelFacts | None) -> list[Feature]:
+    """The indexer that selects tokens; and the outputs in groups of a family that has one."""
+    features = []
+    if (top_k := config.get("index_topk")) is not None:
+        has_indexer = facts is None or "self_attn.indexer.wk.weight" in facts.layers
+        code = "jaxis.layers.indexer:Indexer" if has_indexer else None
+        where = ("layers/mla.py", "layers/sparse_mla.py", "layers/indexer.py")
+        keys = ("index_topk", "index_head_dim", "index_n_heads")
+        features.append(Feature(f"sparse indexer: a token attends to its best {top_k}", code, where, keys))
+    if (groups := config.get("o_groups")) is not None:
+        keys = ("o_groups", "o_lora_rank")
+        words = f"outputs through a latent of {config.get('o_lora_rank')} in {groups} groups"
+        features.append(Feature(words, None, ("layers/",), keys))
     return features
 
 
@@ -69,12 +89,16 @@ def _grouped(config: HFConfig) -> Feature:
     heads = config.get("num_attention_heads", config.get("n_head"))
     if heads is None:
         return Feature("no number of attention heads", None, ("models/",))
-    kv_heads = config.get("num_key_value_heads", heads)
+    kv_heads = config.get("num_key_value_heads", config.get("num_attention_groups", heads))
     head_dim = config.get("head_dim", config.get("attention_head_dim"))
     if head_dim is None and isinstance(config.get("hidden_size"), int):
         head_dim = config["hidden_size"] // heads
     kind = "multi-head" if kv_heads == heads else "multi-query" if kv_heads == 1 else "grouped-query"
-    return Feature(f"{kind}: {heads} query heads, {kv_heads} key-value heads of {head_dim}")
+    words = f"{kind}: {heads} query heads, {kv_heads} key-value heads of {head_dim}"
+    if (value_dim := config.get("v_head_dim", head_dim)) == head_dim:
+        return Feature(words)
+    words = f"{words}, values of {value_dim}, cached with zeros up to {head_dim}"
+    return Feature(words, f"{_GROUPED}(value_dim)", keys=("v_head_dim", "swa_v_head_dim"))
 
 
 def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
@@ -91,7 +115,7 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
     types = _layer_types(config)
     if facts is not None:
         words = {"window": "window of {}", "chunk": "chunks of {}", "full": "full", "latent": "full, of latents"}
-        words["state"] = "recurrent, with a state"
+        words |= {"state": "recurrent, with a state", "index": "keys of an indexer"}
         features = [Feature(f"{count} x {words[kind].format(tokens)}") for (kind, tokens), count in facts.spans.items()]
         return features + _sharing_and_inputs(config)
     for kind, count in types.items():
@@ -109,6 +133,15 @@ def detect_layer_kinds(config: HFConfig, facts: ModelFacts | None) -> Sequence[F
 
 def _sharing_and_inputs(config: HFConfig) -> list[Feature]:
     features = []
+    if ratios := Counter(config.get("compress_ratios") or ()):
+        del ratios[0]
+        words = " and ".join(f"{count} x {ratio} tokens" for ratio, count in sorted(ratios.items()))
+        keys = ("compress_ratios", "compress_rope_parameters", "compress_rope_theta")
+        features.append(Feature(f"contexts compressed to one entry for {words}", None, ("layers/", "kernels/"), keys))
+    if (streams := config.get("hc_mult")) is not None:
+        keys = ("hc_mult", "hc_eps", "hc_sinkhorn_iters")
+        words = f"{streams} residual streams (hyper-connections)"
+        features.append(Feature(words, None, ("layers/decoder_layer.py",), keys))
     if (shared := config.get("num_kv_shared_layers", 0)) > 0:
         code = "jaxis.layers.shared_cache_attention:SharedCacheAttention"
         features.append(Feature(f"{shared} x another layer's keys and values", code, keys=("num_kv_shared_layers",)))
@@ -144,7 +177,10 @@ def _hybrid(config: HFConfig, pattern: Counter[str]) -> list[Feature]:
 
 def _mamba(config: HFConfig, words: str) -> Feature:
     keys = [key for key in config if key.startswith(("mamba_", "ssm_", "time_step_")) or key in _MAMBA_KEYS]
-    return Feature(words, None, ("layers/mamba2.py", *_RECURRENT_FILES), tuple(keys))
+    # Only the first kind projects its time steps from a few features and has no heads.
+    is_first = "mamba_dt_rank" in config or ("time_step_rank" in config and "num_heads" not in config)
+    layer = "layers/mamba1.py" if is_first else "layers/mamba2.py"
+    return Feature(words, None, (layer, *_RECURRENT_FILES), tuple(keys))
 
 
 def detect_rope(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:

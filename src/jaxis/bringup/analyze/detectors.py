@@ -87,6 +87,9 @@ def _experts(config: HFConfig, facts: ModelFacts | None) -> Sequence[Feature]:
         return [Feature("none: dense")]
     where = ("layers/routing.py",)
     features = [Feature(f"{experts_per_token(config)} of {count}", "jaxis.layers.moe:SparseMoE")]
+    if (hashed := config.get("num_hash_layers", 0)) > 0:
+        words = f"by a hash of the token's id in {hashed} layers"
+        features.append(Feature(words, None, where, ("num_hash_layers",)))
     if (score := config.get("scoring_func")) is not None:
         code = f"jaxis.layers.routing:SCORE_FUNCTIONS[{score}]"
         features.append(Feature(f"{score} scores", code, keys=("scoring_func",)))
@@ -150,7 +153,11 @@ def _format(config: HFConfig, _facts: ModelFacts | None) -> Sequence[Feature]:
 
 AXES = (
     AxisRow("sizes", _sizes, ("intermediate_size_mlp",)),
-    AxisRow("attention", detect_attention, ("num_key_value_heads", "head_dim", "qk_head_dim")),
+    AxisRow(
+        "attention",
+        detect_attention,
+        ("num_key_value_heads", "head_dim", "qk_head_dim", "index_n_heads", "index_head_dim"),
+    ),
     AxisRow(
         "layer kinds",
         detect_layer_kinds,

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxis.config import VllmConfig
 from jaxis.config.expert_counts import experts_per_token
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, cache_specs
+from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.state_cache_spec import StateCacheSpec
@@ -51,7 +52,8 @@ class CacheKind:
     """Layers with the same kind of cache.
 
     Attributes:
-      kind: "full", "window", "chunk", "latent" or "state"; a window or chunk is as long as `max_tokens`.
+      kind: "full", "window", "chunk", "latent", "index" (an indexer's keys, beside the latents of its layer) or
+        "state"; a window or chunk is as long as `max_tokens`.
       layers: Number of layers.
       bytes_per_token: Bytes per token, all these layers together; of a state, its bytes, which are for all tokens.
       max_tokens: Most tokens of a sequence that are needed at once; None is all.
@@ -134,6 +136,8 @@ def cache_span(spec: CacheSpec | StateCacheSpec) -> tuple[str, int | None]:
     """The kind of a layer's cache, as `CacheKind` names it, and the most tokens it needs at once."""
     if isinstance(spec, StateCacheSpec):
         return "state", 1
+    if isinstance(spec, IndexCacheSpec):
+        return "index", None
     if spec.span.sliding_window is not None:
         return "window", spec.span.sliding_window
     if spec.span.attention_chunk_size is not None:

@@ -33,7 +33,7 @@ class ModelKeys:
 
     Attributes:
       architecture: llama.cpp's name of it.
-      names: The entry of `jaxis.loading.gguf.names.NAMES`.
+      names: The entry of `jaxis.loading.gguf.architecture_names.NAMES`.
       keys: Below `{architecture}.`.
       tensors: Tensors that say what no key can, float32.
       notes: What llama.cpp does otherwise, for the user.

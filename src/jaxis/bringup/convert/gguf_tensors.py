@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxis.bringup.convert.expert_stacks import GATE_UP_ORDERS, split_gate_up
 from jaxis.errors import CheckpointError
-from jaxis.loading.gguf.names import NAMES
+from jaxis.loading.gguf.architecture_names import NAMES
 
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _OF_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+)\.(weight|bias)")

@@ -70,6 +70,8 @@ def check_paths(
 
     halfway = len(prompt) // 2
     forked = [*prompt[: halfway + 1], *others[0][: len(prompt) - halfway]]
+    # A recurrent state is kept where a prompt ends.
+    _run(llm, [prompt[: halfway + 1]], num_tokens)
     check("prefix cache hit", _run(llm, [forked], num_tokens, cached=True))
 
     for path, prompts in ((f"prefill in chunks of {CHUNK}", [prompt]), ("batch, in chunks", [prompt, *others])):

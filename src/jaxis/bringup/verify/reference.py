@@ -9,7 +9,6 @@ module's weights. The reference runs first and frees its memory before jaxis loa
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import math
@@ -253,9 +252,17 @@ def _model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _config(config: Mapping[str, Any]) -> Any:
     """The config, by the architecture's own config class: transformers may not know the model_type."""
     config_class = _model_class(config)[0].config_class
-    # A copy: transformers writes into nested objects.
-    settings = copy.deepcopy({key: value for key, value in config.items() if key not in ("model_type", "auto_map")})
+    settings = {key: _decoded(value) for key, value in config.items() if key not in ("model_type", "auto_map")}
     return config_class.from_dict({**settings, "attn_implementation": "eager", "experts_implementation": "eager"})
+
+
+def _decoded(value: Any) -> Any:
+    """A copy, since transformers writes into nested objects, with the infinities that it stores as objects."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(each) for key, each in value.items()}
+    return [_decoded(each) for each in value] if isinstance(value, list) else value
 
 
 def _dequantizing(transformers: Any, config: Mapping[str, Any]) -> Any:

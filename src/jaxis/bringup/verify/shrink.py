@@ -33,7 +33,9 @@ _SIZES = {
     "intermediate_size_mlp": 112,
     "moe_intermediate_size": 48,
     "expert_hidden_dim": 48,
+    "moe_shared_expert_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
+    "share_expert_dim": 80,
     "vocab_size": VOCAB_SIZE,
     "sliding_window": 11,
     "sliding_window_size": 11,
@@ -50,6 +52,10 @@ _SIZES = {
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
     "v_head_dim": 12,
+    # An indexer: heads enough that no score is 0 in all of them, since equal scores may select differently.
+    "index_topk": 9,
+    "index_n_heads": 18,
+    "index_head_dim": 16,
     # Llama 4's temperature: positions per step.
     "floor_scale": 8,
     # The twin's scores and logits are smaller too.
@@ -58,12 +64,16 @@ _SIZES = {
     "query_pre_attn_scalar": 20,
 }
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k")
+_EXPERTS_PER_TOKEN = (
+    *("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k", "moe_top_k"),
+)
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How far a layer attends, or positions count: far beyond the prompts if the config leaves it to the family.
 _REACHES = ("sliding_window", "attention_chunk_size", "floor_scale")
 # Lists of layer numbers.
 _LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
+# Of each period of layers one is another kind, at an offset (Jamba).
+_LAYER_PERIODS = ("attn_layer", "expert_layer")
 _DROPPED = ("quantization_config", "auto_map", "_name_or_path", "_commit_hash")
 
 
@@ -139,7 +149,22 @@ def _shrink_heads(config: dict[str, Any]) -> None:
         config["num_key_value_heads"] = NUM_HEADS if num_kv_heads == num_heads else 1 if num_kv_heads == 1 else 2
     if config.get("num_global_key_value_heads") is not None:
         config["num_global_key_value_heads"] = 1
+    if config.get("num_attention_groups") is not None:
+        config["num_attention_groups"] = 2
     config["num_attention_heads"] = NUM_HEADS
+    _shrink_heads_of_windows(config)
+
+
+def _shrink_heads_of_windows(config: dict[str, Any]) -> None:
+    """Heads of layers with windows, where they have other numbers than those of the others."""
+    if config.get("swa_num_key_value_heads"):  # MiMo V2, whose reference takes their sizes from the other layers'
+        config["swa_num_attention_heads"] = NUM_HEADS
+        config["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
+        config["swa_head_dim"], config["swa_v_head_dim"] = config["head_dim"], _SIZES["v_head_dim"]
+    if isinstance(other := config.get("attention_other_setting"), dict):  # Step 3.5
+        sizes = {"num_attention_heads": NUM_HEADS + 2, "num_attention_groups": 2, "head_dim": config.get("head_dim")}
+        sizes["true_head_dim"] = sizes["head_dim"]
+        config["attention_other_setting"] = other | {key: size for key, size in sizes.items() if key in other}
 
 
 def _shrink_experts(config: dict[str, Any]) -> None:
@@ -173,6 +198,12 @@ def _shrink_rope_settings(config: dict[str, Any], rope: dict[str, Any]) -> None:
         rope["original_max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
     if kind == "dynamic" or (kind == "yarn" and rope.get("original_max_position_embeddings") is None):
         config["max_position_embeddings"] = ORIGINAL_MAX_POSITION_EMBEDDINGS
+    if rope.get("max_position_embeddings") is not None:
+        rope["max_position_embeddings"] = config["max_position_embeddings"]
+    if config.get("qk_rope_head_dim") and rope.get("partial_rotary_factor", 1) != 1:
+        rope["partial_rotary_factor"] = config["qk_rope_head_dim"] / (
+            config["qk_rope_head_dim"] + config["qk_nope_head_dim"]
+        )
     head_dim = config.get("head_dim") or HIDDEN_SIZE // NUM_HEADS
     turned = int(head_dim * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
     for key in ("short_factor", "long_factor"):
@@ -195,7 +226,9 @@ class _Axis:
 
 def _select_layers(config: dict[str, Any], complete: Mapping[str, Any]) -> None:
     """Keeps LAYERS_OF_EACH_KIND layers of each kind, in an order that the model could have."""
+    _drop_prediction_layers(config)
     _spell_out_periods(config)
+    _spell_out_kinds(config)
     axes = _axes(config)
     kinds = [tuple(axis.kind(i) for axis in axes) for i in range(config["num_hidden_layers"])]
     unsaid = _kinds_not_said(config, complete, kinds)
@@ -218,6 +251,11 @@ def _kinds_not_said(
                 lists.append([i in value for i in range(len(kinds))])
             elif len(value) == len(kinds):
                 lists.append(value)
+    lists += [
+        [i % period == config.get(f"{name}_offset", 0) for i in range(len(kinds))]
+        for name in _LAYER_PERIODS
+        if isinstance(period := config.get(f"{name}_period"), int) and period > 1
+    ]
     unsaid = list(zip(*lists, strict=True))
     # What follows from the config's keys does not count.
     return unsaid if len(set(zip(kinds, unsaid, strict=False))) > len(set(kinds)) else None
@@ -240,6 +278,29 @@ def _choose(kinds: Sequence[Any]) -> list[int]:
             unused = [i for i in numbers if i not in chosen]
             chosen.append((later or unused or numbers)[0])
     return sorted(chosen)
+
+
+def _drop_prediction_layers(config: dict[str, Any]) -> None:
+    """Drops the entries of layers that predict later tokens, where lists go on past the model's own."""
+    num_layers, extra = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 0
+    for key, value in config.items():
+        if extra and isinstance(value, list) and len(value) == num_layers + extra:
+            config[key] = value[:num_layers]
+            config["num_nextn_predict_layers"] = 0
+
+
+def _spell_out_kinds(config: dict[str, Any]) -> None:
+    """Replaces makers' own names of layers' kinds, of which the reference reads none, by those that it reads."""
+    if flags := config.pop("hybrid_layer_pattern", None):
+        config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
+    if isinstance(flags := config.get("moe_layer_freq"), list):
+        del config["moe_layer_freq"]
+        config["mlp_layer_types"] = ["sparse" if flag else "dense" for flag in flags]
+    if isinstance(numbers := config.get("moe_layers_enum"), str):
+        del config["moe_layers_enum"]
+        sparse = {int(number) for number in numbers.split(",")}
+        num_layers = config["num_hidden_layers"]
+        config["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in range(num_layers)]
 
 
 def _spell_out_periods(config: dict[str, Any]) -> None:

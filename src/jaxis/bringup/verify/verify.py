@@ -176,7 +176,7 @@ def verify(
         if recording is not None:
             on_stage("comparing layers")
             runner = llm._engine.runner
-            with jax.set_mesh(runner.mesh):
+            with jax.set_mesh(runner.executor.mesh):
                 layers = check_layers(runner.model, layers_prompt, recording, gates)
         on_stage("comparing logits")
         logits = _check_logits(llm, answers, gates)
