@@ -33,7 +33,7 @@ help:
 	@echo "                has installed their compilers"
 	@echo "make test-native  the C++ tests; SANITIZE=address,undefined or SANITIZE=thread runs them under a sanitizer"
 	@echo "make test-sanitizers  the C++ tests under each sanitizer; takes some minutes"
-	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-slow  the tests that take long, and the rows of others that the quick ones leave out"
 	@echo "make test-compile  the tests that compile for TPUs and GPUs, without one; installs their compilers (1.5 GB) into $(COMPILERS)"
 	@echo "make test-real  the tests of published models, which they download (a few hundred megabytes, kept)"
 	@echo "make nightly    all of it: test, test-slow, test-compile, test-sanitizers and release-check"

@@ -29,6 +29,8 @@ def pytest_configure(config):
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
     # Tiny programs take far longer to optimize than they could ever save.
     flags = "--xla_backend_optimization_level=0"
+    # Other workers use the other processors, and modules that are not split compile faster.
+    flags += " --xla_cpu_parallel_codegen_split_count=1"
     if version("jaxlib").startswith("0.10."):  # later ones may not have the older emitters, which compile faster
         flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", flags)

@@ -10,9 +10,12 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.config.rope_config import ROPE_TYPES
+from jaxis.loading.gguf.config import _FAMILIES as GGUF_FAMILIES
 from jaxis.models.registry import built_in_models
 from jaxis.version import __version__
 from tests.support.places import REPOSITORY
+from tools.supported_models.families import FAMILIES
+from tools.supported_models.page import page as models_page
 
 PAGES = sorted(
     path
@@ -131,6 +134,16 @@ def test_loading_page_names_every_argument_of_llm():
 def test_page_of_models_names_every_architecture_and_no_other():
     named = set(re.findall(r"`(\w+For\w+)`", (REPOSITORY / "docs/models.md").read_text()))
     assert named == set(built_in_models())
+
+
+def test_page_of_models_is_what_the_table_says():
+    assert (REPOSITORY / "docs/models.md").read_text() == models_page(), "run python -m tools.supported_models"
+
+
+def test_table_of_models_names_every_architecture_once_and_every_kind_of_gguf_file():
+    architectures = [name for family in FAMILIES for name in family.architectures]
+    assert sorted(architectures) == sorted(built_in_models())
+    assert {name for family in FAMILIES for name in family.gguf} == set(GGUF_FAMILIES)
 
 
 def test_model_page_names_every_rope_type():

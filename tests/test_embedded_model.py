@@ -36,6 +36,7 @@ def test_held_out_questions_are_answered_word_for_word_in_bfloat16(tokenizer):
     assert right.mean() >= REQUIRED_EXACT_MATCH, evaluation.by_category(right)
 
 
+@pytest.mark.slow
 def test_held_out_questions_are_answered_word_for_word_as_by_transformers(tokenizer, reference):
     """Its greedy decoding agrees with the one-pass evaluation, question by question, right or wrong."""
     from transformers import AutoTokenizer
@@ -45,8 +46,8 @@ def test_held_out_questions_are_answered_word_for_word_as_by_transformers(tokeni
     assert right.mean() >= REQUIRED_EXACT_MATCH, evaluation.by_category(right)
     chat = AutoTokenizer.from_pretrained(ASSET)
     # Spread over the categories, and every one that the model gets wrong.
-    chosen = sorted({*range(0, len(right), 25), *np.flatnonzero(~right)[:5].tolist()})
-    assert len(chosen) >= 20
+    chosen = sorted({*range(0, len(right), 50), *np.flatnonzero(~right)[:5].tolist()})
+    assert len(chosen) >= 10
     for index in chosen:
         row = evaluation.rows[index]
         prompt = chat.apply_chat_template(
@@ -118,6 +119,7 @@ def test_training_lowers_the_loss_on_what_it_sees_and_resumes_where_it_stopped(t
     assert float(goes_on) == float(without_stop)
 
 
+@pytest.mark.slow
 def test_tokens_after_the_weighted_ones_do_not_change_the_loss(training):
     *_, train_step, batch = training
     seen = np.arange(batch.ids.shape[1]) < 40

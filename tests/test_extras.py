@@ -51,6 +51,11 @@ def test_the_help_and_generate_need_none():
     assert piped_chat.returncode == 0, piped_chat.stderr
 
 
+def test_several_hosts_need_one():
+    result = run_without_extras("from jaxis import LLM\nLLM(nnodes=2, tensor_parallel_size=2)")
+    assert "ConfigError: LLM with nnodes=2 needs aiohttp: pip install 'jaxis[server]'" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -153,9 +153,17 @@ def test_the_wheel_installs_and_imports(wheel, tmp_path):
     assert (tmp_path / "bin" / "jaxis").exists()
 
 
-@pytest.mark.parametrize("compiler", ["/nonexistent/c++", "false"])
-def test_without_a_compiler_or_with_one_that_fails_the_wheel_is_pure_python(compiler, tmp_path):
-    [wheel] = build(tmp_path, "build_wheel", CXX=compiler).glob("*.whl")
+@pytest.mark.slow
+def test_with_a_compiler_that_fails_the_wheel_is_pure_python(tmp_path):
+    [wheel] = build(tmp_path, "build_wheel", CXX="false").glob("*.whl")
+    assert_is_pure_python(wheel)
+
+
+def test_without_a_compiler_the_wheel_is_pure_python(plain_wheel):
+    assert_is_pure_python(plain_wheel)
+
+
+def assert_is_pure_python(wheel):
     assert wheel.name == f"jaxis-{jaxis.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         assert "jaxis/llm.py" in archive.namelist()

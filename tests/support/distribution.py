@@ -2,7 +2,7 @@
 
 A file's tests share fixtures and compiled programs, so they stay on one worker. The families of the parity tests share
 nothing with each other: each is a unit of its own, or one worker would still be at them when the others have ended.
-What takes longest comes first, for the same reason.
+Files that take longest come first, and those many small units last, for the same reason.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from xdist.scheduler import LoadScopeScheduling
 # Files whose tests stay together by their parameter: `test_x[A]` and `test_y[A]`.
 BY_PARAMETER = {"tests/models/test_parity.py", "tests/models/test_parity_of_llm.py"}
 FIRST = (
-    "tests/bringup/report/test_report.py",
     "tests/test_package.py",
     "tests/engine/test_batch_invariance.py",
-    "tests/test_embedded_model.py",
-    "tests/inference/test_resume.py",
+    "tests/bringup/analyze/test_analyze.py",
+    "tests/engine/frontend/test_engine_process.py",
+    "tests/engine/test_same_answer.py",
+    "tests/models/test_gguf_families.py",
     "tests/bringup/verify/test_verify.py",
     "tests/kernels/test_packed_matmul.py",
     "tests/kernels/test_ragged_paged_attention.py",
-    "tests/bringup/test_new_model.py",
-    "tests/engine/test_same_answer.py",
-    "tests/models/test_parity.py",
-    "tests/models/test_parity_of_llm.py",
+    "tests/kernels/test_ragged_paged_attention_cpu.py",
+    "tests/kernels/test_ragged_paged_attention_tpu.py",
 )
 
 
@@ -43,4 +42,6 @@ def unit(nodeid: str) -> str:
 def rank(nodeid: str) -> int:
     """Smaller for tests that are to begin earlier."""
     file = nodeid.partition("::")[0]
+    if file in BY_PARAMETER:
+        return len(FIRST) + 1
     return FIRST.index(file) if file in FIRST else len(FIRST)
