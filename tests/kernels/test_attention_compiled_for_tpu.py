@@ -37,7 +37,7 @@ of_every_size = pytest.mark.parametrize(
 def mesh_of(target: str, num_devices: int) -> Mesh:
     """The first devices of a TPU, as its compiler describes them."""
     devices = parse_target(target).devices()
-    return Mesh(np.asarray(devices[:num_devices]).reshape(1, 1, -1), MESH_AXES)
+    return Mesh(np.asarray(devices[:num_devices]).reshape(1, -1), MESH_AXES)
 
 
 def operands(mesh: Mesh, num_tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:

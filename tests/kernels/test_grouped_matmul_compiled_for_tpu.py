@@ -38,7 +38,7 @@ GATE_AXES, DOWN_AXES = ("expert", "mlp", "embed"), ("expert", "embed", "mlp")
 def mesh_of(target: str, num_devices: int) -> Mesh:
     """The first devices of a TPU, as its compiler describes them."""
     devices = parse_target(target).devices()
-    return Mesh(np.asarray(devices[:num_devices]).reshape(1, 1, -1), MESH_AXES)
+    return Mesh(np.asarray(devices[:num_devices]).reshape(1, -1), MESH_AXES)
 
 
 def array(mesh: Mesh, dtype: Any, *shape: int, axes: tuple[str | None, ...] | None = None) -> jax.ShapeDtypeStruct:

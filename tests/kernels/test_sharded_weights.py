@@ -22,7 +22,7 @@ from tests.support.weight_stacks import weight_stack
 
 X, E, F, T, K = 4, 128, 512, 9, 2
 rng = np.random.default_rng(0)
-mesh = Mesh(np.array(jax.devices()).reshape(1, 1, 4), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+mesh = Mesh(np.array(jax.devices()).reshape(1, 4), MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 x = jnp.asarray(rng.standard_normal((T, E)), jnp.float32)
 ids = jnp.asarray(rng.integers(0, X, (T, K)), jnp.int32)
 shares = jnp.asarray(rng.uniform(0, 1, (T, K)), jnp.float32)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-MODEL_AXIS = "model"
+from jaxis.parallel.mesh import MODEL_AXIS
 
 
 def num_shards(num_heads: int) -> int:

@@ -8,20 +8,19 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxis.errors import ConfigError
 
-MESH_AXES = ("data", "expert", "model")
+DATA_AXIS, MODEL_AXIS = MESH_AXES = ("data", "model")
 
 # Logical axis of a parameter or cache -> mesh axis that it is split over. An axis not named here is replicated.
 LOGICAL_AXIS_RULES: dict[str, str] = {
-    "heads": "model",
-    "kv_heads": "model",
-    "mlp": "model",
-    "vocab": "model",
-    "expert": "expert",
+    "heads": MODEL_AXIS,
+    "kv_heads": MODEL_AXIS,
+    "mlp": MODEL_AXIS,
+    "vocab": MODEL_AXIS,
 }
 
 
 def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1) -> Mesh:
-    """A `(data, expert, model)` mesh over the first devices of this host, or of each of several.
+    """A `(data, model)` mesh over the first devices of this host, or of each of several.
 
     Args:
       tensor_parallel_size: Devices in all; a multiple of `num_hosts`.
@@ -45,8 +44,8 @@ def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1) -> Mesh:
     kinds = {device.device_kind for devices in by_host for device in devices[:per_host]}
     if len(kinds) > 1:
         raise ConfigError(f"the hosts have different devices: {', '.join(sorted(kinds))}")
-    grid = np.asarray([devices[:per_host] for devices in by_host]).reshape(1, 1, tensor_parallel_size)
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    grid = np.asarray([devices[:per_host] for devices in by_host]).reshape(1, tensor_parallel_size)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 def put(value: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -63,7 +62,7 @@ def put(value: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
 def devices_of_layer() -> int:
     """How many devices of the current mesh share each layer; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["model"]
+    return 1 if mesh.empty else mesh.shape[MODEL_AXIS]
 
 
 def logical_sharding(

@@ -24,7 +24,7 @@ from jaxis.planning.abstract_model import abstract_model
 
 def target_mesh(devices: Sequence[Any]) -> Mesh:
     """The mesh that jaxis makes of these devices: all of them share each layer."""
-    return Mesh(np.asarray(devices).reshape(1, 1, -1), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(np.asarray(devices).reshape(1, -1), MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 class AbstractRunner:

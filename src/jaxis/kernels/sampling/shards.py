@@ -7,9 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.kernels.sampling.tiles import argmax
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, devices_of_layer
-
-_AXIS = LOGICAL_AXIS_RULES["vocab"]
+from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer
 
 
 def can_divide(logits: jax.Array) -> bool:
@@ -26,13 +24,13 @@ def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     def on_shard(part: jax.Array) -> tuple[jax.Array, jax.Array]:
         token_ids, peaks = argmax(part)
-        token_ids += jax.lax.axis_index(_AXIS) * part.shape[1]
-        all_ids, all_peaks = jax.lax.all_gather((token_ids, peaks), _AXIS)  # [devices, R] each
+        token_ids += jax.lax.axis_index(MODEL_AXIS) * part.shape[1]
+        all_ids, all_peaks = jax.lax.all_gather((token_ids, peaks), MODEL_AXIS)  # [devices, R] each
         # Of equals the first: devices are in the order of their tokens.
         first = jnp.argmax(all_peaks, axis=0)[None]
         return jnp.take_along_axis(all_ids, first, axis=0)[0], jnp.max(all_peaks, axis=0)
 
     whole = PartitionSpec()
-    return jax.shard_map(on_shard, in_specs=PartitionSpec(None, _AXIS), out_specs=(whole, whole), check_vma=False)(
+    return jax.shard_map(on_shard, in_specs=PartitionSpec(None, MODEL_AXIS), out_specs=(whole, whole), check_vma=False)(
         logits
     )

@@ -17,10 +17,8 @@ from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.weights.operations import Weight
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES
+from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS
 
-MODEL_AXIS = LOGICAL_AXIS_RULES["mlp"]
-"""The mesh axis that features are divided over."""
 Axes = tuple[str | None, ...]
 
 

@@ -189,9 +189,9 @@ def device_model(
 
 
 def abstract_mesh(accelerator: Accelerator, num_devices: int) -> AbstractMesh:
-    """A `(data, expert, model)` mesh of devices that are not there, to ask for shapes with."""
+    """A `(data, model)` mesh of devices that are not there, to ask for shapes with."""
     device = AbstractDevice(accelerator.device_kind, None, accelerator.platform)
-    return AbstractMesh((1, 1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3, abstract_device=device)
+    return AbstractMesh((1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 2, abstract_device=device)
 
 
 def _flops(weights: Sequence[StoredWeight], share: float, *, of_head: bool) -> float:

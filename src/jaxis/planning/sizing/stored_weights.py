@@ -56,7 +56,7 @@ def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
     Raises:
       ConfigError: The devices cannot share the model's heads equally.
     """
-    mesh = AbstractMesh((1, 1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = AbstractMesh((1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 2)
     # Its matrices multiply heads one by one, and are kept in floats.
     floats = {id(module.weight) for _, module in named_modules(model) if isinstance(module, LatentUpProjection)}
     copies = _copies(model, num_devices)
