@@ -66,21 +66,22 @@ ExpertOrder order_by_expert(const Experts& a) {
   return order;
 }
 
+// Here and below, limits come first: min and max may return their second operand where one is NaN, which must not get
+// lost.
 F32x16 clamped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   const F32x16 one = broadcast(1.0f), limit = broadcast(a.limit);
-  const F32x16 g = min(gate, limit);
+  const F32x16 g = min(limit, gate);
   const F32x16 sigmoid = one / (one + exp(g * broadcast(-a.alpha)));
-  return g * sigmoid * (max(min(up, limit), zero() - limit) + one);
+  return g * sigmoid * (max(zero() - limit, min(limit, up)) + one);
 }
 
 F32x16 capped_swiglu(const Experts& a, F32x16 gate, F32x16 up) {
   const F32x16 limit = broadcast(a.limit);
-  // The limits come first: min and max may return their second operand where one is NaN, which must not get lost.
   return min(limit, apply_activation(Activation::kSilu, gate)) * max(zero() - limit, min(limit, up));
 }
 
 F32x16 relu_squared(F32x16 x) {
-  const F32x16 positive = max(x, zero());
+  const F32x16 positive = max(zero(), x);
   return positive * positive;
 }
 

@@ -164,6 +164,24 @@ inline StateSlots make_state_slots(const I32& read, const I32& write, const I32&
   return {read.typed_data(), write.typed_data(), keep.typed_data(), keep_after.typed_data(), starts, requests};
 }
 
+// Sets what a step's requests read of a paged cache, in the arguments of a kernel; throws unless the buffers fit each
+// other.
+template <typename Arguments>
+void set_paged_requests(Arguments& a, const I32& seq_lens, const I32& block_tables, const I32& query_start_loc,
+                        const I32& request_distribution) {
+  require_shape("seq_lens", seq_lens, {kAnySize});
+  const int64_t max_requests = seq_lens.dimensions()[0];
+  require_shape("block_tables", block_tables, {max_requests, kAnySize});
+  require_shape("query_start_loc", query_start_loc, {max_requests + 1});
+  require_shape("request_distribution", request_distribution, {3});
+  a.num_requests = request_distribution.typed_data()[2];
+  require(a.num_requests >= 0 && a.num_requests <= max_requests, "there are more requests than seq_lens has");
+  a.seq_lens = seq_lens.typed_data();
+  a.block_tables = block_tables.typed_data();
+  a.query_start_loc = query_start_loc.typed_data();
+  a.max_blocks = block_tables.dimensions()[1];
+}
+
 // The type of a cache's elements.
 inline CacheType make_cache_type(const ffi::AnyBuffer& cache) {
   switch (cache.element_type()) {

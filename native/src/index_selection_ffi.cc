@@ -16,11 +16,6 @@ ffi::Error run_index_selection(ffi::ThreadPool threads, F32 q, F32 weights, F32 
     require_shape("weights", weights, {num_tokens, num_heads});
     require_shape("keys", keys, {num_tokens, head_dim});
     require_shape("selected", *selected, {num_tokens, kAnySize});
-    require_shape("seq_lens", seq_lens, {kAnySize});
-    const int64_t max_requests = seq_lens.dimensions()[0];
-    require_shape("block_tables", block_tables, {max_requests, kAnySize});
-    require_shape("query_start_loc", query_start_loc, {max_requests + 1});
-    require_shape("request_distribution", request_distribution, {3});
     require(head_dim > 0 && head_dim % kAttentionTile == 0, "keys are not a multiple of 16 long");
     require(selected->dimensions()[1] > 0, "no tokens are to be selected");
     const CacheType type = make_cache_type(cache);
@@ -28,25 +23,19 @@ ffi::Error run_index_selection(ffi::ThreadPool threads, F32 q, F32 weights, F32 
     require_shape("the cache", cache, {kAnySize, kAnySize, head_dim + scale});
     require(cache.dimensions()[1] > 0, "blocks of the cache have no tokens");
     require(new_cache->untyped_data() == cache.untyped_data(), "the cache is updated in place only");
-    const int64_t num_requests = request_distribution.typed_data()[2];
-    require(num_requests >= 0 && num_requests <= max_requests, "there are more requests than seq_lens has");
 
     IndexSelection a{};
+    set_paged_requests(a, seq_lens, block_tables, query_start_loc, request_distribution);
     a.q = q.typed_data();
     a.weights = weights.typed_data();
     a.keys = keys.typed_data();
     a.cache = cache.untyped_data();
-    a.seq_lens = seq_lens.typed_data();
-    a.block_tables = block_tables.typed_data();
-    a.query_start_loc = query_start_loc.typed_data();
     a.selected = selected->typed_data();
     a.type = type;
     a.num_tokens = num_tokens;
-    a.num_requests = num_requests;
     a.num_heads = num_heads;
     a.head_dim = head_dim;
     a.block_size = cache.dimensions()[1];
-    a.max_blocks = block_tables.dimensions()[1];
     a.num_selected = selected->dimensions()[1];
     kernels().index_selection(a, pool);
   });

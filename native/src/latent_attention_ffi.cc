@@ -16,11 +16,6 @@ ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ff
     require_shape("entries", entries, {num_tokens, head_dim});
     require_shape("out", *out, {num_tokens, num_heads, kAnySize});
     const int64_t value_dim = out->dimensions()[2];
-    require_shape("seq_lens", seq_lens, {kAnySize});
-    const int64_t max_requests = seq_lens.dimensions()[0];
-    require_shape("block_tables", block_tables, {max_requests, kAnySize});
-    require_shape("query_start_loc", query_start_loc, {max_requests + 1});
-    require_shape("request_distribution", request_distribution, {3});
     require(head_dim % kAttentionTile == 0 && value_dim % kAttentionTile == 0,
             "entries and values are not multiples of 16 long");
     require(value_dim <= head_dim, "values are longer than entries");
@@ -30,25 +25,19 @@ ffi::Error run(const char* name, ffi::ThreadPool threads, F32 q, F32 entries, ff
     const int64_t scales = type == CacheType::kInt8 ? 2 * static_cast<int64_t>(sizeof(float)) : 0;
     require_shape("the cache", cache, {kAnySize, 1, block_size * (head_dim + scales)});
     require(new_cache->untyped_data() == cache.untyped_data(), "the cache is updated in place only");
-    const int64_t num_requests = request_distribution.typed_data()[2];
-    require(num_requests >= 0 && num_requests <= max_requests, "there are more requests than seq_lens has");
 
     LatentAttention a{};
+    set_paged_requests(a, seq_lens, block_tables, query_start_loc, request_distribution);
     a.q = q.typed_data();
     a.entries = entries.typed_data();
     a.cache = cache.untyped_data();
-    a.seq_lens = seq_lens.typed_data();
-    a.block_tables = block_tables.typed_data();
-    a.query_start_loc = query_start_loc.typed_data();
     a.out = out->typed_data();
     a.type = type;
     a.num_tokens = num_tokens;
-    a.num_requests = num_requests;
     a.num_heads = num_heads;
     a.head_dim = head_dim;
     a.value_dim = value_dim;
     a.block_size = block_size;
-    a.max_blocks = block_tables.dimensions()[1];
     a.scale = scale;
     if (selected != nullptr) {
       require_shape("selected", *selected, {num_tokens, kAnySize});

@@ -59,6 +59,8 @@ struct Inputs {
   int64_t state_size() const { return static_cast<int64_t>(sizes.heads) * sizes.key_dim * sizes.value_dim; }
   int64_t out_size() const { return static_cast<int64_t>(sizes.heads) * sizes.value_dim; }
 
+  void spoil(int64_t first_row) { std::fill(beta.begin() + first_row * sizes.heads, beta.end(), std::nanf("")); }
+
   // The formula, for one token.
   void token(int64_t row, std::vector<double>& state, std::vector<double>& out) const {
     const int keys = sizes.key_dim, values = sizes.value_dim;
@@ -101,60 +103,9 @@ const Sizes kSizes[] = {
 }  // namespace
 
 TEST(delta_rule, equals_the_formula) {
-  ThreadPool threads(3);
-  const StateStep step = mixed_step();
-  const int64_t rows = step.rows() + kPaddingRows;
-  for (const Sizes& sizes : kSizes) {
-    Inputs inputs(sizes, rows);
-    // What is read of padding, if anything is, must not matter.
-    for (int64_t i = step.rows() * sizes.heads; i < rows * sizes.heads; ++i) inputs.beta[i] = std::nanf("");
-    std::vector<float> state = normal(kMixedSlots * inputs.state_size(), 6), out(rows * inputs.out_size(), 1.0f);
-    std::vector<double> expected(out.size(), 0.0);
-    const std::vector<double> after = run_tokens(step, state, inputs.state_size(), [&](int64_t row, auto& of_request) {
-      inputs.token(row, of_request, expected);
-    });
-    const std::vector<float> before = state;
-    kernels().gated_delta_rule(inputs.arguments(0, rows, state, out.data(), step), threads.pool());
-    check_close(out, expected, 1e-4, 2e-5);
-    check_close(state, after, 1e-4, 2e-5);
-    for (const int unused : {2, 7, 9}) {
-      const auto at = unused * inputs.state_size();
-      CHECK(std::equal(before.begin() + at, before.begin() + at + inputs.state_size(), state.begin() + at), unused);
-    }
-  }
+  for (const Sizes& sizes : kSizes) check_formula<Inputs>(sizes, kernels().gated_delta_rule, 2e-5, 2e-5);
 }
 
 TEST(delta_rule, of_a_request_does_not_depend_on_chunks_company_or_threads) {
-  ThreadPool threads(4);
-  constexpr int kTokens = 37, kKept = 11;
-  for (const Sizes& sizes : kSizes) {
-    const Inputs inputs(sizes, kTokens);
-    StateStep whole;
-    whole.add(kTokens, -1, 0, 1, kKept);
-    std::vector<float> expected(kTokens * inputs.out_size()), state(2 * inputs.state_size());
-    kernels().gated_delta_rule(inputs.arguments(0, kTokens, state, expected.data(), whole), no_pool());
-    const auto check = [&](int first_row, int chunk, int slot, std::vector<float>& slots) {
-      std::vector<float> out(expected.size());
-      for (int row = first_row; row < kTokens; row += chunk) {
-        const int size = std::min(chunk, kTokens - row);
-        StateStep step;
-        step.add(size, row == 0 ? -1 : (row == first_row ? 1 : slot), slot);
-        float* at = out.data() + row * inputs.out_size();
-        kernels().gated_delta_rule(inputs.arguments(row, size, slots, at, step), threads.pool());
-      }
-      CHECK(std::equal(out.begin() + first_row * inputs.out_size(), out.end(),
-                       expected.begin() + first_row * inputs.out_size()),
-            chunk);
-      CHECK(std::equal(state.begin(), state.begin() + inputs.state_size(), slots.begin() + slot * inputs.state_size()),
-            chunk);
-    };
-    for (const int chunk : {1, 2, 7, 36}) {
-      std::vector<float> slots = normal(3 * inputs.state_size(), 7);
-      check(0, chunk, 2, slots);
-    }
-    // From the state that was kept.
-    std::vector<float> slots = state;
-    slots.resize(3 * inputs.state_size());
-    check(kKept, 5, 2, slots);
-  }
+  for (const Sizes& sizes : kSizes) check_independence<Inputs>(sizes, kernels().gated_delta_rule);
 }

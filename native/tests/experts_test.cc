@@ -228,6 +228,26 @@ TEST(experts, have_biases_and_a_capped_activation) {
   });
 }
 
+TEST(experts, let_nan_through_limits) {
+  constexpr int64_t kTokens = 9, kSlots = 2, kNum = 4, kNan = 2;
+  const Routed routed = route(kTokens, kSlots, kNum, 2);
+  for (const Activation activation :
+       {Activation::kClampedSwiglu, Activation::kCappedSwiglu, Activation::kReluSquared}) {
+    for (const bool in_gate : {true, false}) {
+      if (in_gate && activation == Activation::kReluSquared) continue;  // which has no gate
+      Block block = make_block(plain_format(WeightType::kF32, 0), kNum, 37, 45, true);
+      block.activation = activation;
+      (in_gate ? block.gate : block.up).bias[kNan * block.hidden + 7] = std::nanf("");
+      const std::vector<float> out = run(block, normal(kTokens * block.size, 1), routed, no_pool());
+      for (int64_t t = 0; t < kTokens; ++t) {
+        const int32_t* ids = &routed.ids[t * kSlots];
+        const bool expected = std::count(ids, ids + kSlots, kNan) > 0;
+        for (int64_t c = 0; c < block.size; ++c) CHECK(std::isnan(out[t * block.size + c]) == expected, t, c);
+      }
+    }
+  }
+}
+
 TEST(experts, that_are_not_there_add_nothing) {
   const Block block = make_block(plain_format(WeightType::kF32, 0), 3, 16, 32, false);
   const std::vector<float> x = normal(4 * block.size, 1);

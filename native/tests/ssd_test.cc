@@ -47,8 +47,10 @@ struct Inputs {
     return s;
   }
 
-  int64_t of_state() const { return static_cast<int64_t>(sizes.heads) * sizes.head_dim * sizes.state_size; }
-  int64_t of_y() const { return static_cast<int64_t>(sizes.heads) * sizes.head_dim; }
+  int64_t state_size() const { return static_cast<int64_t>(sizes.heads) * sizes.head_dim * sizes.state_size; }
+  int64_t out_size() const { return static_cast<int64_t>(sizes.heads) * sizes.head_dim; }
+
+  void spoil(int64_t first_row) { std::fill(dt.begin() + first_row * sizes.heads, dt.end(), std::nanf("")); }
 
   // The formula, for one token.
   void token(int64_t row, std::vector<double>& state, std::vector<double>& y) const {
@@ -74,58 +76,9 @@ const Sizes kSizes[] = {{1, 1, 1, 1, true}, {4, 2, 16, 32, true}, {3, 1, 21, 24,
 }  // namespace
 
 TEST(ssd, equals_the_formula) {
-  ThreadPool threads(3);
-  const StateStep step = mixed_step();
-  const int64_t rows = step.rows() + kPaddingRows;
-  for (const Sizes& sizes : kSizes) {
-    Inputs inputs(sizes, rows);
-    for (int64_t i = step.rows() * sizes.heads; i < rows * sizes.heads; ++i) inputs.dt[i] = std::nanf("");
-    std::vector<float> state = normal(kMixedSlots * inputs.of_state(), 7), y(rows * inputs.of_y(), 1.0f);
-    std::vector<double> expected(y.size(), 0.0);
-    const std::vector<double> after = run_tokens(step, state, inputs.of_state(), [&](int64_t row, auto& of_request) {
-      inputs.token(row, of_request, expected);
-    });
-    const std::vector<float> before = state;
-    kernels().ssd(inputs.arguments(0, rows, state, y.data(), step), threads.pool());
-    check_close(y, expected, 1e-4, 1e-4);
-    check_close(state, after, 1e-4, 1e-5);
-    for (const int unused : {2, 7, 9}) {
-      const auto at = unused * inputs.of_state();
-      CHECK(std::equal(before.begin() + at, before.begin() + at + inputs.of_state(), state.begin() + at), unused);
-    }
-  }
+  for (const Sizes& sizes : kSizes) check_formula<Inputs>(sizes, kernels().ssd, 1e-4, 1e-5);
 }
 
 TEST(ssd, of_a_request_does_not_depend_on_chunks_company_or_threads) {
-  ThreadPool threads(4);
-  constexpr int kTokens = 37, kKept = 11;
-  for (const Sizes& sizes : kSizes) {
-    const Inputs inputs(sizes, kTokens);
-    StateStep whole;
-    whole.add(kTokens, -1, 0, 1, kKept);
-    std::vector<float> expected(kTokens * inputs.of_y()), state(2 * inputs.of_state());
-    kernels().ssd(inputs.arguments(0, kTokens, state, expected.data(), whole), no_pool());
-    for (const int chunk : {1, 2, 7, 36}) {
-      for (const int first_row : {0, kKept}) {
-        std::vector<float> slots = state, y(expected.size());
-        slots.resize(3 * inputs.of_state());
-        for (int row = first_row; row < kTokens; row += chunk) {
-          const int size = std::min(chunk, kTokens - row);
-          StateStep step;
-          step.add(size, row == 0 ? -1 : (row == first_row ? 1 : 2), 2);
-          kernels().ssd(inputs.arguments(row, size, slots, y.data() + row * inputs.of_y(), step), threads.pool());
-        }
-        CHECK(std::equal(y.begin() + first_row * inputs.of_y(), y.end(), expected.begin() + first_row * inputs.of_y()),
-              chunk, first_row);
-        CHECK(std::equal(state.begin(), state.begin() + inputs.of_state(), slots.begin() + 2 * inputs.of_state()),
-              chunk, first_row);
-      }
-    }
-    // A request without a slot to write to has the same outputs.
-    StateStep unsaved;
-    unsaved.add(kTokens, -1, -1);
-    std::vector<float> y(expected.size()), none(1);
-    kernels().ssd(inputs.arguments(0, kTokens, none, y.data(), unsaved), threads.pool());
-    CHECK(y == expected);
-  }
+  for (const Sizes& sizes : kSizes) check_independence<Inputs>(sizes, kernels().ssd);
 }

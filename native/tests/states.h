@@ -1,6 +1,7 @@
 // Steps of requests with states, for the tests of the kernels that have one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -67,6 +68,72 @@ std::vector<double> run_tokens(const StateStep& step, const std::vector<float>& 
     store(step.write[r], state);
   }
   return after;
+}
+
+// The two checks below are of a kernel with a state, and of a class of its inputs, constructed from sizes and a number
+// of rows:
+//   arguments(first_row, rows, state, out, step)  what the kernel gets to compute these rows;
+//   state_size(), out_size()                      elements of a slot, and of an output row;
+//   token(row, state, out)                        the formula, for one token;
+//   spoil(first_row)                              makes rows from here NaN, as those of padding may be.
+
+// Throws unless outputs and states are the formula's, within these absolute tolerances, after a mixed step; and what
+// nobody writes to is as it was.
+template <typename Inputs, typename Sizes, typename Kernel>
+void check_formula(const Sizes& sizes, Kernel&& kernel, double out_tolerance, double state_tolerance) {
+  ThreadPool threads(3);
+  const StateStep step = mixed_step();
+  const int64_t rows = step.rows() + kPaddingRows;
+  Inputs inputs(sizes, rows);
+  inputs.spoil(step.rows());
+  const int64_t state_size = inputs.state_size();
+  std::vector<float> state = normal(kMixedSlots * state_size, 7), out(rows * inputs.out_size(), 1.0f);
+  std::vector<double> expected(out.size(), 0.0);
+  const std::vector<double> after = run_tokens(
+      step, state, state_size, [&](int64_t row, auto& of_request) { inputs.token(row, of_request, expected); });
+  const std::vector<float> before = state;
+  kernel(inputs.arguments(0, rows, state, out.data(), step), threads.pool());
+  check_close(out, expected, 1e-4, out_tolerance);
+  check_close(state, after, 1e-4, state_tolerance);
+  for (const int unused : {2, 7, 9}) {
+    const auto at = before.begin() + unused * state_size;
+    CHECK(std::equal(at, at + state_size, state.begin() + unused * state_size), unused);
+  }
+}
+
+// Throws unless a request's outputs and states are bit-identical whatever chunks it is computed in, from a kept state
+// too, on one thread or several, and whether or not a slot keeps its state.
+template <typename Inputs, typename Sizes, typename Kernel>
+void check_independence(const Sizes& sizes, Kernel&& kernel) {
+  ThreadPool threads(4);
+  constexpr int kTokens = 37, kKept = 11;
+  const Inputs inputs(sizes, kTokens);
+  const int64_t state_size = inputs.state_size(), out_size = inputs.out_size();
+  StateStep whole;
+  whole.add(kTokens, -1, 0, 1, kKept);
+  std::vector<float> expected(kTokens * out_size), state(2 * state_size);
+  kernel(inputs.arguments(0, kTokens, state, expected.data(), whole), no_pool());
+  for (const int chunk : {1, 2, 5, 7, 36}) {
+    for (const int first_row : {0, kKept}) {
+      // Slot 2, which the request writes to, has another's state before.
+      std::vector<float> slots = normal(3 * state_size, 8), out(expected.size());
+      std::copy(state.begin(), state.end(), slots.begin());
+      for (int row = first_row; row < kTokens; row += chunk) {
+        const int size = std::min(chunk, kTokens - row);
+        StateStep step;
+        step.add(size, row == 0 ? -1 : (row == first_row ? 1 : 2), 2);
+        kernel(inputs.arguments(row, size, slots, out.data() + row * out_size, step), threads.pool());
+      }
+      CHECK(std::equal(out.begin() + first_row * out_size, out.end(), expected.begin() + first_row * out_size), chunk,
+            first_row);
+      CHECK(std::equal(state.begin(), state.begin() + state_size, slots.begin() + 2 * state_size), chunk, first_row);
+    }
+  }
+  StateStep unsaved;
+  unsaved.add(kTokens, -1, -1);
+  std::vector<float> out(expected.size()), none(1);
+  kernel(inputs.arguments(0, kTokens, none, out.data(), unsaved), threads.pool());
+  CHECK(out == expected);
 }
 
 }  // namespace jaxis::testing

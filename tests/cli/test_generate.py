@@ -229,17 +229,25 @@ def test_piped_output_is_the_answer_and_nothing_else(run_jaxis, chat_model, chat
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("seconds", [0.2, 0.9])  # while JAX is imported, while the engine is built
+@pytest.mark.parametrize("seconds", [0.1, 0.7])  # while JAX is imported, while the engine is built
 def test_ctrl_c_while_loading_exits_with_130(cli_environment, chat_model, seconds):
     program = f"""
-import os, signal, threading
+import os, signal, sys, threading, time
 from jaxis.cli.main import main
-threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+def interrupt():
+    while "jax" not in sys.modules:  # whose import begins the work, however long the machine takes to get there
+        time.sleep(0.01)
+    time.sleep({seconds})
+    os.kill(os.getpid(), signal.SIGINT)
+
+assert "jax" not in sys.modules
+threading.Thread(target=interrupt, daemon=True).start()
 main()
 """
     command = [sys.executable, "-c", program, "generate", str(chat_model), "hello", *LONG]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=cli_environment, check=False)
-    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "\n")
 
 
 @pytest.fixture

@@ -137,8 +137,8 @@ CASES = {
     "llama4": ("llama4", None, NUM_PROCESSORS[-1:]),
 }
 
-# The kernels of narrow weights and of experts have such tests of their own, which run every time.
-SLOW_CASES = ("int8", "int4", "gpt_oss", "llama4")
+# The kernels of narrow weights, of latents and of experts have such tests of their own, which run every time.
+SLOW_CASES = ("int8", "int4", "deepseek_v3", "gpt_oss", "llama4")
 
 
 @pytest.fixture(

@@ -16,6 +16,7 @@ from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM
 from tests.support.leak_check import no_blocks_leaked
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, LATENT_SIZES, write_checkpoint
 
 NUM_TOKENS = 30
@@ -52,7 +53,7 @@ SPANS = {
 }
 
 
-@pytest.fixture(scope="module", params=SPANS)
+@pytest.fixture(scope="module", params=quick_rows(SPANS, ["local layers", "mistral", "qwen3_5_text"]))
 def served(request, start_llm, tmp_path_factory):
     """A model, and the tokens that each of PROMPTS is answered with, found without a paged cache."""
     folder, overrides = tmp_path_factory.mktemp("checkpoint"), None

@@ -53,7 +53,7 @@ def magnitude(weight):
     return 2 * float(jnp.abs(dequantize_codes(dataclasses.replace(weight, minimum=None, zero_point=None))).max())
 
 
-@pytest.mark.parametrize("kind", quick_rows(KINDS, ["gptq3", "mlx4", "nf4", "nvfp4", "q4_k", "q6_k"]))
+@pytest.mark.parametrize("kind", quick_rows(KINDS, ["gptq3", "nvfp4", "q6_k"]))
 def test_products_equal_numpy_and_a_row_is_the_same_in_any_batch(kind):
     for n, k in sizes(kind):
         weight, dense = random_codes(kind, n, k)

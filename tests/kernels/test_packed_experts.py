@@ -183,12 +183,15 @@ def test_a_token_is_the_same_in_any_batch(scheme):
         np.testing.assert_array_equal(layer.run(x, ids[:, ::-1], weights[:, ::-1], **options), together)
 
 
-@pytest.mark.parametrize("projection", [0, 1], ids=["gate", "up"])
-def test_a_cap_lets_nan_through(projection):
+@pytest.mark.parametrize(
+    ("activation", "projection"),
+    [("capped_swiglu", 0), ("capped_swiglu", 1), ("clamped_swiglu", 0), ("clamped_swiglu", 1), ("relu2", 1)],
+)
+def test_limits_let_nan_through(activation, projection):
     layer, x = Layer.make("float32", has_biases=True), random(3, 64)
     layer.biases[projection][2, 5] = np.nan
     ids, weights = np.array([[0], [2], [1]], np.int32), random(3, 1, seed=1)
-    y = layer.run(x, ids, weights, activation="capped_swiglu")
+    y = layer.run(x, ids, weights, activation=activation)
     np.testing.assert_array_equal(np.isnan(y), np.broadcast_to(ids == 2, y.shape))
 
 

@@ -14,6 +14,7 @@ from jaxis.kernels.quantized_matmul import packed, quantize_native
 from jaxis.kernels.quantized_matmul.weight import WeightScheme
 from jaxis.kernels.weights import pack
 from tests.support.isa import each_isa, isa  # noqa: F401 (isa is a fixture)
+from tests.support.quick_rows import quick_rows
 
 # The package's own `quantize` hides the module of that name.
 definition = importlib.import_module("jaxis.kernels.quantized_matmul.quantize")
@@ -55,8 +56,13 @@ def _case(rows: int, columns: int, kind: str, dtype: type, scheme: WeightScheme)
 
 @each_isa
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize(("qtype", "method"), METHODS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "qtype", "method"),
+    quick_rows(
+        ((dtype, *scheme) for dtype in DTYPES for scheme in METHODS),
+        [*((dtype, *METHODS[0]) for dtype in DTYPES), *((ml_dtypes.bfloat16, *scheme) for scheme in METHODS)],
+    ),
+)
 def test_numbers_are_the_definitions_bit_for_bit(qtype: str, method: str, dtype: type) -> None:
     for rows, columns, tile in SHAPES:
         for kind in KINDS:

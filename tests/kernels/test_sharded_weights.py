@@ -129,14 +129,16 @@ assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(experts(["float32", "int4 in groups of 128"], ["MXFP4"]), id="experts"),
+        pytest.param(
+            # In one process. The products come last: what they replace stays so.
+            experts(["float32", "int4 in groups of 128"], ["MXFP4"]) + BLOCKS + LOOKUPS + PRODUCTS,
+            id="experts, blocks, lookups and products",
+        ),
         pytest.param(
             experts(["int8", "fp8 in blocks"], ["int8 in groups of 32", "int4 with minima"]),
             id="experts of other types",
             marks=pytest.mark.slow,
         ),
-        pytest.param(PRODUCTS, id="products"),
-        pytest.param(BLOCKS + LOOKUPS, id="blocks and lookups"),
     ],
 )
 def test_four_devices_give_what_one_does(script):

@@ -8,12 +8,12 @@ import pytest
 from safetensors import safe_open
 
 from jaxis.bringup.analyze.analysis import analyze
-from tests.support.parity import FAMILIES, SLOW_NAMES, checkpoint_folder
+from tests.support.parity import EVERY_KIND, FAMILIES, checkpoint_folder
 from tests.support.quick_rows import quick_rows
 
 
 @pytest.mark.parametrize(
-    "family", quick_rows(FAMILIES, [f for f in FAMILIES if f.name not in SLOW_NAMES]), ids=lambda family: family.name
+    "family", quick_rows(FAMILIES, [f for f in FAMILIES if f.name in EVERY_KIND]), ids=lambda family: family.name
 )
 def test_a_family_of_ours_is_understood_completely(family):
     folder = checkpoint_folder(family)

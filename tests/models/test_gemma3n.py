@@ -99,5 +99,5 @@ def test_a_published_checkpoint_is_served(tmp_path, quantization, least):
         expected = reference_model(FAMILY)(torch.tensor([tokens])).logits.numpy().astype(np.float64).ravel()
     settings = {"dtype": "float32", "kv_cache_memory": "2MiB", "max_model_len": 256, "show_progress": False}
     with LLM(tmp_path, quantization=quantization, **settings) as llm:
-        found = llm.compute_logits(tokens, path="paged").ravel()
+        found = llm.compute_logits(tokens, path="paged").astype(np.float64).ravel()
     assert found @ expected / (np.linalg.norm(found) * np.linalg.norm(expected)) >= least

@@ -10,7 +10,7 @@ import pytest
 from jaxis.bringup.verify.compare import GATES, kl_divergence, relative_error
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence, PagedSequences
-from tests.support.parity import FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, SLOW_NAMES, Family, prompt
+from tests.support.parity import EVERY_KIND, FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, SLOW_NAMES, Family, prompt
 
 MAX_RELATIVE_ERROR = GATES["float32"].relative_error
 MAX_BF16_KL_NATS = GATES["bfloat16"].mean_kl_nats
@@ -33,16 +33,19 @@ def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.
 
 
 families = each_of(NAMES, SLOW_NAMES)
+# Of what differs between ways to run a family, all of it shows in the families of every kind.
+families_of_every_kind = each_of(NAMES, NAMES - EVERY_KIND)
 some_families = each_of({"Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4"})
 families_with_states = each_of(STATE_NAMES | SLOW_STATE_NAMES, SLOW_STATE_NAMES)
 slow_but_for_states = each_of(NAMES, NAMES - STATE_NAMES)
 
 
 def test_names_of_slow_rows_are_names_of_rows():
-    assert NAMES >= SLOW_NAMES | STATE_NAMES | SLOW_STATE_NAMES
+    assert NAMES >= SLOW_NAMES | EVERY_KIND | STATE_NAMES | SLOW_STATE_NAMES
+    assert not SLOW_NAMES & EVERY_KIND
 
 
-@families
+@families_of_every_kind
 def test_logits_and_every_layer_equal_transformers_on_whole_sequences(family: Family):
     for length in PROMPT_LENGTHS:
         assert parity.logits_error(family, length) < MAX_RELATIVE_ERROR
@@ -55,7 +58,7 @@ def test_logits_equal_transformers_in_every_paged_path(family: Family):
     assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
 
 
-@families
+@families_of_every_kind
 def test_greedy_tokens_equal_transformers_generate(family: Family):
     assert parity.greedy_tokens(family, prompt(17)) == parity.reference_greedy_tokens(family, prompt(17))
 

@@ -62,7 +62,9 @@ def bitsandbytes_4bit(name: str, weight: torch.Tensor, **settings: Any) -> tuple
     # As one row: its CPU kernel mistakes the blocks of later ones where they straddle rows.
     state = layer.weight.quant_state
     state.shape = torch.Size((1, weight.numel()))
-    return stored, dequantize_4bit(layer.weight.data, state).float().reshape(weight.shape)
+    # As it is written: to compile it for large blocks takes longer than all else.
+    with torch.compiler.set_stance("force_eager"):
+        return stored, dequantize_4bit(layer.weight.data, state).float().reshape(weight.shape)
 
 
 def bitsandbytes_8bit(name: str, weight: torch.Tensor) -> tuple[Narrow, torch.Tensor]:

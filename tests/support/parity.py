@@ -724,7 +724,16 @@ SLOW_NAMES = {
     *("Phi-4-mini, partial longrope, tied", "Phi-4", "Command R"),
     *("Qwen3 MoE, dense layers between, biases", "Llama 4, dense layers between, no norms"),
     *("GLM-4.5 MoE, groups, two dense layers", "DeepSeek V3, half-split rope, biases", "Kimi K2"),
-    *("EXAONE 4, no windows", "Granite 4, dense, attention alone"),
+    *("EXAONE 4, no windows", "Granite 4, dense, attention alone", "Granite SWA"),
+    *("Llama 3.1", "Qwen2, window layers", "DeepSeek V2, biases", "Qwen3.5 MoE", "Cohere 2 MoE"),
+}
+# One of each kind of attention, state, router, norm and residual.
+EVERY_KIND = {
+    *("Llama 3", "Qwen3", "OLMo 2", "Gemma 2", "Gemma 3n", "Gemma 4, shared keys and values, embeddings of layers"),
+    *("Gemma 4, experts, values that are keys", "Phi-3, longrope", "Granite", "Command R+, norms on heads"),
+    *("Mixtral", "GPT-OSS", "Llama 4", "GLM-4.5 MoE", "Mistral 4", "DeepSeek V3", "DeepSeek V3.2", "GLM-5.2"),
+    *("MiMo V2 Flash", "Step 3.5", "Phi-3.5-MoE", "Laguna", "Qwen3.5", "LFM2", "Nemotron 3", "Falcon-H1", "Jamba"),
+    *("Mamba2", "Kimi Linear", "Ling 3", "OLMo Hybrid"),
 }
 
 

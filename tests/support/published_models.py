@@ -35,6 +35,7 @@ class Published:
         None where all are.
       cache_bytes: Of a token in bfloat16: 2 (keys, values) x layers x heads x size x 2, or layers x latent x 2.
       unproved: Which keys `source` does not prove.
+      is_cut: Whether `parameters` is cut to whole billions instead of rounded.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Published:
     active: tuple[float, str] | None
     cache_bytes: int
     unproved: str = ""
+    is_cut: bool = False
 
 
 def read(name: str) -> dict[str, Any]:
@@ -172,6 +174,7 @@ PUBLISHED: dict[str, Published] = {
         (12, UNKNOWN),
         2 * 46 * 8 * 128 * 2,
         unproved="eos_token_id and auto_map are the fine-tune's",
+        is_cut=True,
     ),
     "glm-5": Published(
         "zai-org/GLM-5",

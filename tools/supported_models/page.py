@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from jaxis.models.registry import get_model_class
 from tests.support.published_models import PUBLISHED, read
 from tools.supported_models.families import FAMILIES, Family
@@ -77,8 +79,14 @@ def _row(family: Family) -> str:
 def _checked(family: Family) -> list[str]:
     """The family's models in tests/support/published_models.py of which a public source proves all keys."""
     classes = {get_model_class([name]) for name in family.architectures}
+    return [model for model, model_class in _proved_models() if model_class in classes]
+
+
+@functools.cache
+def _proved_models() -> list[tuple[str, type]]:
+    """The names of such models of all families, and their classes."""
     return [
-        published.model.partition("/")[2]
+        (published.model.partition("/")[2], get_model_class(read(name)["architectures"]))
         for name, published in PUBLISHED.items()
-        if published.source and not published.unproved and get_model_class(read(name)["architectures"]) in classes
+        if published.source and not published.unproved
     ]

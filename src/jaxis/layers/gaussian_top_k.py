@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.row_moments import row_moments
+from jaxis.layers.glu import GLU
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GaussianTopK:
     """`max(x - cutoff, 0)`, where the cutoff is the quantile `sparsity` of a normal distribution with x's moments.
 
@@ -29,3 +32,23 @@ class GaussianTopK:
         # Rounded, so that no product is fused with the sum.
         cutoff = mean + materialize(jnp.sqrt(variance) * deviations)
         return jax.nn.relu(x.astype(jnp.float32) - cutoff).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class SparseGLU(GLU):
+    """`activation(top_k(gate)) * up`.
+
+    Attributes:
+      top_k: What passes of the gate.
+    """
+
+    top_k: GaussianTopK
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """gate, up [..., F] -> [..., F]."""
+        return super().__call__(self.top_k(gate), up)
+
+    @property
+    def kernel_arguments(self) -> Mapping[str, Any] | None:
+        """See `GatedUnit`."""
+        return None

@@ -67,7 +67,6 @@ class GatedMLP(JaxModule):
       projection_names: What the checkpoint calls `gate_proj`, `up_proj` and `down_proj`.
       packed_gate_up: What the checkpoint calls one matrix [2 F, E] of both, gates first; None if it has two.
       multipliers: Of the gate before its activation, and of the output.
-      gate_filter: Applied to the gate before its activation; None for none.
 
     Raises:
       ConfigError: The activation is unknown.
@@ -88,7 +87,6 @@ class GatedMLP(JaxModule):
         projection_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         packed_gate_up: str | None = None,
         multipliers: tuple[float, float] = (1.0, 1.0),
-        gate_filter: Callable[[jax.Array], jax.Array] | None = None,
     ) -> None:
         size_in: int = scope.config["hidden_size"]
         size: int = scope.config["intermediate_size"] if intermediate_size is None else intermediate_size
@@ -107,7 +105,6 @@ class GatedMLP(JaxModule):
         self.activation = activation_function(activation or scope.config.get("hidden_act", "silu"))
         self.gated_unit = gated_unit
         self.gate_multiplier, self.output_multiplier = multipliers
-        self.gate_filter = gate_filter
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
@@ -116,7 +113,6 @@ class GatedMLP(JaxModule):
             gate, up = self._gate_and_up(x)
             # Rounded, so that no product is fused with what the activation begins with.
             gate = gate if self.gate_multiplier == 1 else materialize(scaled(gate, self.gate_multiplier))
-            gate = gate if self.gate_filter is None else self.gate_filter(gate)
             gated = self.activation(gate) * up if self.gated_unit is None else self.gated_unit(gate, up)
             gated = gated.reshape(*x.shape[:-1], -1)
         return scaled(self.down_proj(gated), self.output_multiplier)
@@ -142,9 +138,7 @@ class GatedMLP(JaxModule):
             self.num_parts = num_devices
 
     def _gated_in_one_kernel(self, x: jax.Array) -> jax.Array | None:
-        if self._packed_name is not None or self.gate_multiplier != 1:
-            return None
-        if self.gate_filter is not None or self.gated_unit is not None:
+        if self._packed_name is not None or self.gate_multiplier != 1 or self.gated_unit is not None:
             return None
         gate, up = self.gate_proj, self.up_proj
         if gate.bias is not None or up.bias is not None or not can_be_fused(gate, up):

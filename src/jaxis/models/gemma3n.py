@@ -9,20 +9,18 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.altup import AltUp, join_states, split_states
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer, SelfAttention
-from jaxis.layers.gaussian_top_k import GaussianTopK
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
+from jaxis.layers.gaussian_top_k import GaussianTopK, SparseGLU
 from jaxis.layers.laurel import Laurel
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.shared_cache_attention import SharedCacheAttention
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.gemma3n_layers import Gemma3nLayer
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
-from jaxis.models.common.shared_caches import SharedCacheCausalLM
+from jaxis.models.common.shared_caches import SharedCacheCausalLM, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -30,14 +28,15 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
     def __init__(self, scope: LayerScope) -> None:
         config = scope.config
         layer = Gemma3nLayer.of(config, scope.layer_index)
-        gate_filter = GaussianTopK(layer.sparsity) if layer.sparsity else None
+        activation = activation_function(gemma_activation(config))
+        sparse_unit = SparseGLU(activation, GaussianTopK(layer.sparsity)) if layer.sparsity else None
         super().__init__(
             scope,
-            self_attn=_attention(scope / "self_attn", layer),
-            mlp=gemma_mlp(scope / "mlp", layer.intermediate_size, gate_filter=gate_filter),
+            self_attn=own_or_shared_attention(scope / "self_attn", layer, head_dim=config.get("head_dim", 256)),
+            mlp=gemma_mlp(scope / "mlp", layer.intermediate_size, gated_unit=sparse_unit),
         )
         hidden_size, size = config["hidden_size"], _per_layer_size(config)
-        self.activation = activation_function(gemma_activation(config))
+        self.activation = activation
         self.altup = AltUp(scope / "altup", _num_states(config), config.get("altup_active_idx", 0))
         self.scales_corrected = config.get("altup_correct_scale", True)
         self.laurel = Laurel(scope / "laurel", config.get("laurel_rank", 64))
@@ -63,31 +62,6 @@ class Gemma3nDecoderLayer(SandwichNormDecoderLayer):
         gated = self.activation(self.per_layer_input_gate(first)) * per_layer_input
         update = self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return kv_cache, corrected.at[:, 1:].add(update[:, None])
-
-
-def _attention(scope: LayerScope, layer: Gemma3nLayer) -> SelfAttention:
-    use_bias = scope.config.get("attention_bias", False)
-    if layer.shares_cache_of is not None:
-        return SharedCacheAttention(
-            scope,
-            shares_cache_of=layer.shares_cache_of,
-            head_dim=scope.config.get("head_dim", 256),
-            rope_settings=layer.rope,
-            scale=1.0,
-            use_bias=use_bias,
-            span=layer.span,
-        )
-    return GroupedQueryAttention(
-        scope,
-        head_dim=256,
-        rope_settings=layer.rope,
-        scale=1.0,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
-        qk_norm=True,
-        span=layer.span,
-        use_v_norm=True,
-    )
 
 
 class Gemma3nModel(LayerEmbeddingsModel):

@@ -9,22 +9,20 @@ from flax import nnx
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer, SelfAttention
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput, SandwichNormDecoderLayer
 from jaxis.layers.experts import StackLayout
 from jaxis.layers.glu import GLU
-from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.leaves import experts, linear, rms_norm
 from jaxis.layers.mlp import activation_function
 from jaxis.layers.module import make_parameter
 from jaxis.layers.normed_router import NormedRouter
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.layers.shared_cache_attention import SharedCacheAttention
 from jaxis.models.common.decoder import DecoderOptions, LayerClass
 from jaxis.models.common.gemma import gemma_activation, gemma_mlp
 from jaxis.models.common.gemma4_layers import Gemma4Layer
 from jaxis.models.common.layer_embeddings import LayerEmbeddingsModel
-from jaxis.models.common.shared_caches import SharedCacheCausalLM
+from jaxis.models.common.shared_caches import SharedCacheCausalLM, own_or_shared_attention
 from jaxis.models.common.text_part import InnerTextPart
 
 
@@ -34,7 +32,13 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
         layer = Gemma4Layer.of(config, scope.layer_index)
         super().__init__(
             scope,
-            self_attn=_attention(scope / "self_attn", layer),
+            self_attn=own_or_shared_attention(
+                scope / "self_attn",
+                layer,
+                head_dim=layer.head_dim,
+                num_kv_heads=layer.num_kv_heads,
+                values_are_keys=layer.values_are_keys,
+            ),
             mlp=gemma_mlp(scope / "mlp", layer.intermediate_size),
         )
         self.layer_scalar = make_parameter(scope.rngs, nnx.initializers.ones, (1,), scope.dtype, axes=(None,))
@@ -86,33 +90,6 @@ class Gemma4DecoderLayer(SandwichNormDecoderLayer):
             return y
         of_experts = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
         return self.post_feedforward_layernorm_1(y) + self.post_feedforward_layernorm_2(of_experts)
-
-
-def _attention(scope: LayerScope, layer: Gemma4Layer) -> SelfAttention:
-    use_bias = scope.config.get("attention_bias", False)
-    if layer.shares_cache_of is not None:
-        return SharedCacheAttention(
-            scope,
-            shares_cache_of=layer.shares_cache_of,
-            head_dim=layer.head_dim,
-            rope_settings=layer.rope,
-            scale=1.0,
-            use_bias=use_bias,
-            span=layer.span,
-        )
-    return GroupedQueryAttention(
-        scope,
-        num_kv_heads=layer.num_kv_heads,
-        layer_head_dim=layer.head_dim,
-        rope_settings=layer.rope,
-        scale=1.0,
-        qkv_bias=use_bias,
-        o_bias=use_bias,
-        qk_norm=True,
-        span=layer.span,
-        values_are_keys=layer.values_are_keys,
-        use_v_norm=True,
-    )
 
 
 class Gemma4Model(LayerEmbeddingsModel):

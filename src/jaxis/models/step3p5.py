@@ -14,6 +14,7 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, listed_layer_type
 from jaxis.config.layer_values import settings_of_layer, value_of_layer
+from jaxis.config.other_names import value_of_either
 from jaxis.config.rope_config import RopeConfig, rope_config
 from jaxis.errors import ConfigError
 from jaxis.layers.attention_metadata import AttentionMetadata
@@ -41,7 +42,7 @@ class Step3p5DecoderLayer(PreNormDecoderLayer):
         is_sparse, use_bias = _is_sparse(scope), config.get("mlp_bias", False)
         unit = _unit(config, "swiglu_limits_shared", index)
         routed_unit = _unit(config, "swiglu_limits", index)
-        shared_size = _either(config, "share_expert_dim", "share_expert_dims")
+        shared_size = value_of_either(config, "share_expert_dim", "share_expert_dims")
         mlp: FeedForward
         if is_sparse:
             self.feed_forward_name = "moe"
@@ -117,7 +118,7 @@ def _attention(scope: LayerScope) -> GroupedQueryAttention:
     return GroupedQueryAttention(
         scope / "self_attn",
         num_heads=_num_heads(config, scope.layer_index, kind),
-        num_kv_heads=_either(config, "num_attention_groups", "num_key_value_heads"),
+        num_kv_heads=value_of_either(config, "num_attention_groups", "num_key_value_heads"),
         head_dim=head_dim,
         rope_settings=_rope(config, scope.layer_index, kind),
         scale=config.get("query_pre_attn_scalar", head_dim) ** -0.5,
@@ -137,7 +138,7 @@ def _num_heads(config: HFConfig, layer_index: int, kind: str) -> int:
     if isinstance(other, HFConfig):
         other.expect("attention_type", SLIDING_ATTENTION)
         for key in ("num_attention_groups", "num_key_value_heads"):
-            other.expect(key, _either(config, "num_attention_groups", "num_key_value_heads"))
+            other.expect(key, value_of_either(config, "num_attention_groups", "num_key_value_heads"))
         for key in ("head_dim", "true_head_dim"):
             other.expect(key, config.get("head_dim", 128))
         of_windows = other.get("num_attention_heads", of_windows)
@@ -165,8 +166,8 @@ def _rope(config: HFConfig, layer_index: int, kind: str) -> RopeConfig:
 def _experts(scope: LayerScope, gated_unit: CappedGLU | None) -> SparseMoE:
     config = scope.config
     routing = Routing(
-        num_experts=_either(config, "moe_num_experts", "n_routed_experts", "num_local_experts"),
-        num_experts_per_token=_either(config, "moe_top_k", "num_experts_per_tok"),
+        num_experts=value_of_either(config, "moe_num_experts", "n_routed_experts", "num_local_experts"),
+        num_experts_per_token=value_of_either(config, "moe_top_k", "num_experts_per_tok"),
         score_function="sigmoid",
         renormalize=True,
         scaling_factor=config.get("moe_router_scaling_factor", 1.0),
@@ -204,13 +205,3 @@ def _is_sparse(scope: LayerScope) -> bool:
             f"{config.source} has moe_layers_enum={listed!r}, expected the numbers of layers, like '3,4,5': "
             "correct the file"
         ) from None
-
-
-def _either(config: HFConfig, *names: str) -> int:
-    """A size that has several names, of which config.json may have one or, with the same value, several."""
-    value = next((config[name] for name in names if name in config), None)
-    if value is None:
-        raise ConfigError(f"{config.source} has no {' or '.join(map(repr, names))}: correct the file")
-    for name in names:
-        config.expect(name, value)
-    return value

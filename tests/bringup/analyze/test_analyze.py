@@ -12,9 +12,8 @@ from tests.support.quick_rows import quick_rows
 
 # One of each kind of layer, cache and count; none of the deepest.
 QUICK = (
-    *("command-r7b", "deepseek-v2-lite", "falcon-h1-0.5b", "gemma-3n-e2b", "gemma-4-e2b", "gpt-oss-20b"),
-    *("granite-4.0-h-350m", "jamba-reasoning-3b", "kimi-linear-48b-a3b", "laguna-xs.2", "lfm2-8b-a1b"),
-    *("mixtral-8x7b", "qwen2.5-7b", "qwen3.5-9b", "smollm3-3b"),
+    *("deepseek-v2-lite", "falcon-h1-0.5b", "gemma-4-e2b", "gpt-oss-20b", "granite-4.0-h-350m"),
+    *("kimi-linear-48b-a3b", "lfm2-8b-a1b", "qwen2.5-7b"),
 )
 # Where layers may have two caches, of attention and of a state or an indexer, or none.
 CACHES_OF_HYBRIDS = {
@@ -43,7 +42,10 @@ def test_a_published_model_can_run_and_has_the_size_that_its_makers_say(name):
     assert set(statuses(analysis).values()) <= {"supported", "default", "neutral"}
     published = PUBLISHED[name]
     counts = analysis.parameters
-    assert counts.total / 1e9 == pytest.approx(published.parameters, rel=0.01)
+    if published.is_cut:
+        assert counts.total // 10**9 == published.parameters
+    else:
+        assert counts.total / 1e9 == pytest.approx(published.parameters, rel=0.006)
     if published.active is None:
         assert counts.experts == 0
     elif published.active[1] != UNKNOWN:

@@ -65,6 +65,17 @@ def test_more_devices_than_key_value_heads_hold_copies_of_them(qwen):
     assert sum(sixteen.bytes_per_block.values()) == 36 * 16 * 2 * 128 * 2, "one head each, though 8 are 16 halves"
 
 
+def test_devices_share_recurrent_states_and_a_step_reads_and_writes_them():
+    # Qwen3.5-9B: 24 layers with 32 heads' float32 states of [128, 128], and 3 inputs of a convolution in bfloat16 over
+    # 16 heads of queries, 16 of keys and 32 of values, 128 each.
+    planner = Planner(published("qwen3.5-9b"), Wanted())
+    expected = 24 * (32 * 128 * 128 * 4 + 3 * (16 + 16 + 32) * 128 * 2)
+    one, four = (planner.device_model(parse_target(name)) for name in ("h100x1", "h100x4"))
+    assert (one.state_bytes, four.state_bytes) == (expected, expected // 4)
+    cache = 8 * 2 * 4 * 256 * 2
+    assert one.decode(3, 1000).context_bytes == 3 * (2 * expected + 1000 * cache)
+
+
 def test_heads_that_the_devices_do_not_divide_are_an_error(qwen):
     with pytest.raises(
         ConfigError, match=r"=64 does not divide the model's 32 attention heads: give 1, 2, 4, 8, 16 or 32$"

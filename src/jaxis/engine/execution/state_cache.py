@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
@@ -21,13 +22,13 @@ KEPT_SLOTS = 64
 STATE_SHARE = 0.5
 
 
-def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: jax.sharding.Mesh) -> int:
+def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
     """Bytes of a slot over all layers and devices; a state that the devices cannot share is whole on each.
 
     Args:
       specs: One for each layer with a state.
       dtype: Of the activations.
-      mesh: The devices.
+      mesh: The devices, which need not be there.
     """
     structs = [struct for spec in specs for struct in state_structs(spec, 1, dtype, mesh)]
     shards = [(struct.sharding.shard_shape(struct.shape), struct.dtype.itemsize) for struct in structs]
@@ -67,7 +68,7 @@ def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *
 
 
 def state_structs(
-    spec: StateCacheSpec, num_slots: int, dtype: DTypeLike, mesh: jax.sharding.Mesh
+    spec: StateCacheSpec, num_slots: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The shapes and shardings of a layer's state, [num_slots, ...] each."""
     return tuple(

@@ -109,14 +109,14 @@ class LatentAttentionSettings:
 
     Attributes:
       sizes: All dimensions.
-      rope: Settings of the rope.
+      rope: Settings of the rope; None for no positions.
       max_model_len: The longest sequence that the engine will serve, in tokens.
       scale: Multiplies the scores.
       use_bias: Whether the projections to latents, and of the output, have biases.
     """
 
     sizes: LatentAttentionSizes
-    rope: RopeConfig
+    rope: RopeConfig | None
     max_model_len: int
     scale: float
     use_bias: bool
@@ -128,21 +128,38 @@ class LatentAttentionSettings:
         Raises:
           ConfigError: The sizes are inconsistent.
         """
-        config = scope.config
-        sizes = latent_attention_sizes(config)
-        rope = rope_config(config)
+        config, rope = scope.config, rope_config(scope.config)
+        settings = cls.with_rope(scope, rope)
+        sizes = settings.sizes
         if rope.partial_rotary_factor not in (1.0, sizes.qk_rope_head_dim / sizes.qk_head_dim):
             raise ConfigError(
                 f"{config.source} has partial_rotary_factor={rope.partial_rotary_factor!r}, but qk_rope_head_dim of "
                 f"{sizes.qk_head_dim} dimensions are {sizes.qk_rope_head_dim}: correct the file"
             )
-        # Which share of a head is rotated is said by its sizes: of the rope's own dimensions, all are.
-        rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
-        scale = sizes.qk_head_dim**-0.5 * yarn_mscale(rope) ** 2
-        return cls(sizes, rope, scope.max_model_len, scale, config.get("attention_bias", False))
+        return settings
+
+    @classmethod
+    def with_rope(cls, scope: LayerScope, rope: RopeConfig | None) -> LatentAttentionSettings:
+        """Reads all but the rope.
+
+        Args:
+          scope: The attention's scope.
+          rope: That of all `qk_rope_head_dim` dimensions, whatever share of others it says; None for no positions.
+
+        Raises:
+          ConfigError: The sizes are inconsistent.
+        """
+        sizes = latent_attention_sizes(scope.config)
+        scale = sizes.qk_head_dim**-0.5
+        if rope is not None:
+            # Which share of a head is rotated is said by its sizes: of the rope's own dimensions, all are.
+            rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
+            scale *= yarn_mscale(rope) ** 2
+        return cls(sizes, rope, scope.max_model_len, scale, scope.config.get("attention_bias", False))
 
     def make_rope(self, *, interleaved: bool) -> RotaryEmbedding:
-        """The rope; `interleaved` says whether it pairs neighbouring dimensions."""
+        """The rope, of which there must be settings; `interleaved` says whether it pairs neighbouring dimensions."""
+        assert self.rope is not None
         return make_rotary_embedding(
             self.rope,
             head_dim=self.sizes.qk_rope_head_dim,

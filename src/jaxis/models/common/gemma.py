@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
-import jax
-
 from jaxis.config.hf_config import HFConfig
+from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.leaves import rms_norm
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.norm import JaxRmsNorm
@@ -21,23 +19,20 @@ def gemma_norm(scope: LayerScope, num_features: int | None = None) -> JaxRmsNorm
 
 
 def gemma_mlp(
-    scope: LayerScope,
-    intermediate_size: int | None = None,
-    *,
-    gate_filter: Callable[[jax.Array], jax.Array] | None = None,
+    scope: LayerScope, intermediate_size: int | None = None, *, gated_unit: GatedUnit | None = None
 ) -> GatedMLP:
     """The feed-forward block; Gemma has its own config key for the activation.
 
     Args:
       scope: The block's scope.
       intermediate_size: F; None means config.json's `intermediate_size`.
-      gate_filter: See `GatedMLP`.
+      gated_unit: See `GatedMLP`.
 
     Raises:
       ConfigError: `hidden_act`, which older software reads, names another activation.
     """
     activation = gemma_activation(scope.config)
-    return GatedMLP(scope, intermediate_size=intermediate_size, activation=activation, gate_filter=gate_filter)
+    return GatedMLP(scope, intermediate_size=intermediate_size, activation=activation, gated_unit=gated_unit)
 
 
 def gemma_activation(config: HFConfig) -> str:

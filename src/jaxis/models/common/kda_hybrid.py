@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.config.other_names import value_of_either
 from jaxis.config.rope_config import RopeConfig
 from jaxis.kernels.weights import GatedUnit
 from jaxis.layers.delta_attention import DecayGate, DeltaAttention, DeltaAttentionSizes
@@ -14,10 +12,9 @@ from jaxis.layers.mla import MultiHeadLatentAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
 from jaxis.layers.output_gate import OutputGate
-from jaxis.layers.rope import make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.deepseek import latent_attention_sizes, yarn_mscale
+from jaxis.models.common.deepseek import LatentAttentionSettings
 
 
 def listed_as_linear(scope: LayerScope) -> bool | None:
@@ -70,20 +67,13 @@ def hybrid_latent_attention(
     Raises:
       ConfigError: The sizes are inconsistent, or the rope is not supported.
     """
-    config, sizes = scope.config, latent_attention_sizes(scope.config)
-    rotary_embedding, mscale = None, 1.0
-    if rope is not None:
-        rope = dataclasses.replace(rope, partial_rotary_factor=1.0)
-        rotary_embedding = make_rotary_embedding(
-            rope, head_dim=sizes.qk_rope_head_dim, max_model_len=scope.max_model_len, interleaved=True
-        )
-        mscale = yarn_mscale(rope)
+    settings = LatentAttentionSettings.with_rope(scope, rope)
     return MultiHeadLatentAttention(
         scope,
-        sizes,
-        rope=rotary_embedding,
-        scale=sizes.qk_head_dim**-0.5 * mscale**2,
-        use_bias=config.get("attention_bias", False),
+        settings.sizes,
+        rope=None if rope is None else settings.make_rope(interleaved=True),
+        scale=settings.scale,
+        use_bias=settings.use_bias,
         output_gate=output_gate,
         o_proj_name=o_proj_name,
     )
@@ -122,20 +112,12 @@ def hybrid_routing(config: HFConfig) -> Routing:
     """DeepSeek V3's routing; the makers and the reference have two names for most of its keys."""
     return Routing(
         num_experts=config["num_experts"],
-        num_experts_per_token=_either(config, "num_experts_per_tok", "num_experts_per_token"),
+        num_experts_per_token=value_of_either(config, "num_experts_per_tok", "num_experts_per_token"),
         score_function="sigmoid",
-        renormalize=_either(config, "norm_topk_prob", "moe_renormalize"),
+        renormalize=value_of_either(config, "norm_topk_prob", "moe_renormalize"),
         scaling_factor=config["routed_scaling_factor"],
-        num_groups=_either(config, "n_group", "num_expert_group"),
+        num_groups=value_of_either(config, "n_group", "num_expert_group"),
         num_allowed_groups=config["topk_group"],
         group_score="top2_sum",
         float32_logits=True,
     )
-
-
-def _either(config: HFConfig, name: str, other_name: str) -> Any:
-    """The value of the key that has one of these names. If it has both, they must agree."""
-    present = other_name if config.get(name) is None else name
-    value = config[present]
-    config.expect(other_name if present == name else name, value)
-    return value

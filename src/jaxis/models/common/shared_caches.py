@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.config.hf_config import HFConfig
+from jaxis.config.rope_config import RopeConfig
 from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import SelfAttention
+from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.module import named_modules
+from jaxis.layers.scope import LayerScope
 from jaxis.layers.shared_cache_attention import SharedCacheAttention
 from jaxis.models.common.decoder import CausalLM
 
@@ -40,6 +46,71 @@ def cache_owner(config: HFConfig, kinds: Sequence[str], index: int, *, default_s
     raise ConfigError(
         f"num_kv_shared_layers={num_layers - num_owners} in {config.source}: layer {index} of {num_layers} shares the "
         f"keys and values of an earlier {kinds[index]!r} layer, and none of the first {max(0, num_owners)} is one"
+    )
+
+
+class SharingLayer(Protocol):
+    """A layer's settings that say whether it shares a cache."""
+
+    @property
+    def shares_cache_of(self) -> int | None:
+        """The layer whose keys and values this one attends to; None if it has its own."""
+        ...
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The layer's rope."""
+        ...
+
+    @property
+    def span(self) -> AttentionSpan:
+        """The tokens that a token sees."""
+        ...
+
+
+def own_or_shared_attention(
+    scope: LayerScope,
+    layer: SharingLayer,
+    *,
+    head_dim: int,
+    num_kv_heads: int | None = None,
+    values_are_keys: bool = False,
+) -> SelfAttention:
+    """A layer's attention to its own keys and values or to another's, with norms of each head and unscaled scores.
+
+    Args:
+      scope: The attention's scope.
+      layer: The layer's settings.
+      head_dim: D.
+      num_kv_heads: See `GroupedQueryAttention`.
+      values_are_keys: See `GroupedQueryAttention`.
+
+    Raises:
+      ConfigError: config.json's rope is not supported.
+    """
+    use_bias = scope.config.get("attention_bias", False)
+    if layer.shares_cache_of is not None:
+        return SharedCacheAttention(
+            scope,
+            shares_cache_of=layer.shares_cache_of,
+            head_dim=head_dim,
+            rope_settings=layer.rope,
+            scale=1.0,
+            use_bias=use_bias,
+            span=layer.span,
+        )
+    return GroupedQueryAttention(
+        scope,
+        num_kv_heads=num_kv_heads,
+        layer_head_dim=head_dim,
+        rope_settings=layer.rope,
+        scale=1.0,
+        qkv_bias=use_bias,
+        o_bias=use_bias,
+        qk_norm=True,
+        span=layer.span,
+        values_are_keys=values_are_keys,
+        use_v_norm=True,
     )
 
 

@@ -7,13 +7,11 @@ import re
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading
 from jaxis.parsing.tool_parsers.base import ToolParser
-from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, load_json, read_json_string
+from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_json_string, read_literal
 
 _QUOTE = '<|"|>'
 _CLOSINGS = {"{": "}", "[": "]"}
 _KEY = re.compile(r'[^:,{}\[\]<"\n]+')
-_LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
-_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Gemma4ToolParser(ToolParser):
@@ -52,7 +50,7 @@ class Gemma4ToolParser(ToolParser):
                 raise EndOfTextError
             self._add_arguments('"')
         else:
-            yield from self._read_literal()
+            self._add_arguments((yield from read_literal(self._reader)))
 
     def _read_items(self, opening: str, depth: int) -> Reading[None]:
         """Reads an object or an array."""
@@ -89,15 +87,6 @@ class Gemma4ToolParser(ToolParser):
         if not (key := "".join(pieces)):
             raise MalformedCallError
         return key
-
-    def _read_literal(self) -> Reading[None]:
-        """Reads a number, true, false or null."""
-        text = yield from self._reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
-        if not (yield from self._reader.peek()):
-            raise EndOfTextError
-        literal = _PYTHON_LITERALS.get(text, text)
-        load_json(literal)
-        self._add_arguments(literal)
 
 
 def _quoted(text: str) -> str:

@@ -14,6 +14,7 @@ MAX_DEPTH = 100  # far below the limit of Python's own parser
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _OUTSIDE_STRINGS = re.compile(r"[\s:,.+\-\w]+", re.ASCII)
 _LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class MalformedCallError(Exception):
@@ -101,6 +102,21 @@ def read_json_string(reader: TextReader) -> Reading[str]:
     except UnicodeEncodeError as error:
         raise MalformedCallError from error
     return value
+
+
+def read_literal(reader: TextReader) -> Reading[str]:
+    """Reads a number, true, false or null, also in Python's spelling, and returns it as JSON.
+
+    Raises:
+      MalformedCallError: What comes next is no such literal.
+      EndOfTextError: The text ends where the literal may go on.
+    """
+    text = yield from reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
+    if not (yield from reader.peek()):
+        raise EndOfTextError
+    literal = _PYTHON_LITERALS.get(text, text)
+    load_json(literal)
+    return literal
 
 
 def expect(reader: TextReader, character: str, *, take: bool = True) -> Reading[None]:

@@ -7,12 +7,10 @@ import re
 from collections.abc import Callable
 
 from jaxis.parsing.text_reader import EndOfTextError, Reading, TextReader
-from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, load_json
+from jaxis.parsing.tool_parsers.json_value import MAX_DEPTH, MalformedCallError, expect, read_literal
 
 _CLOSINGS = {"{": "}", "[": "]", "(": ")"}
 _JSON_BRACKETS = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
-_LITERAL = re.compile(r"[.+\-\w]+", re.ASCII)
-_JSON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {**{c: c for c in "\\'\""}, "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _AFTER_STRING = (",", ")", "]", "}", ":", "")
@@ -48,7 +46,7 @@ class PythonValueReader:
         elif first in "'\"":
             yield from self._read_string(first)
         else:
-            yield from self._read_literal()
+            self._take((yield from read_literal(self._reader)))
 
     def _read_items(self, opening: str, depth: int) -> Reading[None]:
         if depth > MAX_DEPTH:
@@ -119,15 +117,6 @@ class PythonValueReader:
             raise MalformedCallError
         # JSON's escape, since two of them may be the halves of one character.
         self._take(f"\\u{code:04x}" if code <= 0xFFFF else _escape(chr(code)))
-
-    def _read_literal(self) -> Reading[None]:
-        """Reads a number, a truth value or None."""
-        text = yield from self._reader.take_while(lambda text: _LITERAL.fullmatch(text) is not None)
-        if not (yield from self._reader.peek()):
-            raise EndOfTextError
-        literal = _JSON_LITERALS.get(text, text)
-        load_json(literal)
-        self._take(literal)
 
 
 def _escape(text: str) -> str:

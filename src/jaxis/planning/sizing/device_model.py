@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.state_cache import slot_bytes
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
@@ -150,6 +151,7 @@ def device_model(
         for spec, number in zip(specs, layers_per_cache, strict=True)
         if not isinstance(spec, StateCacheSpec)
     ]
+    states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
     check_heads(num_heads, num_heads, num_devices)
     mesh = abstract_mesh(accelerator, num_devices)
     share = expert_share(config)
@@ -175,11 +177,7 @@ def device_model(
             )
             for spec, number in paged
         ),
-        state_bytes=sum(
-            _state_bytes(spec, vllm_config.model_config.dtype, mesh)
-            for spec in specs
-            if isinstance(spec, StateCacheSpec)
-        ),
+        state_bytes=slot_bytes(states, vllm_config.model_config.dtype, mesh) // mesh.size,
         block_size=vllm_config.cache_config.block_size,
         hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
         logits_bytes=vocab_size * _LOGIT_BYTES,
@@ -211,15 +209,6 @@ def _block_bytes(spec: CacheSpec, block_size: int, dtype: DTypeLike, mesh: Abstr
         shape = spec.shape(1, block_size, dtype)
         axes = spec.axes(shape, dtype)
     return math.prod(logical_sharding(mesh, axes, shape).shard_shape(shape)) * jnp.dtype(dtype).itemsize
-
-
-def _state_bytes(spec: StateCacheSpec, dtype: DTypeLike, mesh: AbstractMesh) -> int:
-    """Bytes of a request's state in a layer on one device."""
-    return sum(
-        math.prod(logical_sharding(mesh, array.axes, array.shape).shard_shape(array.shape))
-        * array.dtype_in(dtype).itemsize
-        for array in spec
-    )
 
 
 def _flops_per_key(spec: CacheSpec, num_heads: int) -> int:
