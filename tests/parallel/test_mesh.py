@@ -10,12 +10,12 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from jaxis.errors import ConfigError
-from jaxis.parallel.mesh import MESH_AXES, logical_sharding, make_mesh
+from jaxis.parallel.mesh import MESH_AXES, data_spec, logical_sharding, make_mesh
 
 
-def test_one_device_makes_a_mesh_of_three_axes():
+def test_one_device_makes_a_mesh_of_two_axes():
     mesh = make_mesh()
-    assert dict(mesh.shape) == {"data": 1, "expert": 1, "model": 1}
+    assert dict(mesh.shape) == {"data": 1, "model": 1}
     assert mesh.devices.flat[0] == jax.local_devices()[0]
 
 
@@ -27,8 +27,8 @@ def test_a_size_without_that_many_devices_is_refused(size):
 
 class TestLogicalSharding:
     @staticmethod
-    def spec(axes, shape):
-        return logical_sharding(AbstractMesh((1, 1, 4), MESH_AXES), axes, shape).spec
+    def spec(axes, shape, data=1):
+        return logical_sharding(AbstractMesh((data, 4), MESH_AXES), axes, shape).spec
 
     def test_heads_features_and_vocabulary_are_split(self):
         for axis in ("heads", "kv_heads", "mlp", "vocab"):
@@ -38,6 +38,19 @@ class TestLogicalSharding:
     def test_an_axis_that_does_not_divide_stays_whole(self):
         assert self.spec(("vocab", "embed"), (131, 64)) == P(None, None)
         assert self.spec(("kv_heads", "embed"), (2, 64)) == P(None, None)
+
+    def test_whole_experts_lie_on_the_devices_of_both_axes_or_of_one(self):
+        axes = ("spread_expert", "mlp", "embed")
+        assert self.spec(axes, (8, 8, 8), data=2) == P(("data", "model"), None, None)
+        # On four devices of each rank, which then have the same ones; on the two ranks; on none.
+        assert self.spec(axes, (12, 8, 8), data=2) == P("model", None, None)
+        assert self.spec(axes, (6, 8, 8), data=2) == P("data", "model", None)
+        assert self.spec(axes, (5, 8, 8), data=2) == P(None, "model", None)
+
+    def test_a_region_manual_over_data_is_told_of_that_axis_alone(self):
+        mesh = AbstractMesh((2, 4), MESH_AXES)
+        assert data_spec(logical_sharding(mesh, ("spread_expert", None), (8, 8))) == P("data", None)
+        assert data_spec(logical_sharding(mesh, ("mlp", "embed"), (8, 8))) == P(None, None)
 
     def test_unnamed_axes_stay_whole(self):
         assert self.spec((None, "heads", None), (8, 8, 8)) == P(None, "model", None)

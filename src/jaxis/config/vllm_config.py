@@ -70,9 +70,11 @@ class ParallelConfig:
 
     Attributes:
       tensor_parallel_size: Devices that share each layer's heads and features.
+      enable_expert_parallel: Whether experts lie whole on devices, instead of each one's features being shared too.
     """
 
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
 
 
 @dataclass(frozen=True)

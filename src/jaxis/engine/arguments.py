@@ -63,6 +63,8 @@ class EngineArgs:
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
+      enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
+        of every expert. Their number must be a multiple of the number of devices.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
         docs/hosts.md.
       master_addr: The address of this host by which the others reach it, if there are any.
@@ -130,6 +132,10 @@ class EngineArgs:
     tensor_parallel_size: int = field(
         default=1,
         metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
+    )
+    enable_expert_parallel: bool = field(
+        default=False,
+        metadata=_info(help="Place experts on devices whole, not a part of each on every device.", speed_only=True),
     )
     nnodes: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
     master_addr: str = field(default="127.0.0.1", metadata=_info(speed_only=True))
@@ -212,6 +218,7 @@ class EngineKwargs(TypedDict, total=False):
     block_size: int
     kv_cache_dtype: KVCacheDType
     tensor_parallel_size: int
+    enable_expert_parallel: bool
     nnodes: int
     master_addr: str
     master_port: int

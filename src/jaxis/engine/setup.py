@@ -330,7 +330,7 @@ def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: st
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         ),
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
-        parallel_config=ParallelConfig(args.tensor_parallel_size),
+        parallel_config=ParallelConfig(args.tensor_parallel_size, args.enable_expert_parallel),
         load_config=LoadConfig(args.load_format),
         quant_config=_quant_config(args, path, hf_config, quantization),
     )

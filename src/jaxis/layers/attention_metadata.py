@@ -42,6 +42,11 @@ class AttentionMetadata:
     other_block_tables: tuple[jax.Array, ...] = ()
     state_slots: StateSlots | None = None
 
+    @property
+    def num_tokens(self) -> jax.Array:
+        """i32 scalar, the number of tokens of the requests; rows after them are padding."""
+        return self.query_start_loc[self.request_distribution[2]]
+
     def block_tables_for(self, span: AttentionSpan) -> jax.Array:
         """The block tables, i32 [R, max_blocks], of the layers whose cache spec has this span.
 

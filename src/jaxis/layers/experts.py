@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -19,8 +20,10 @@ from jaxis.kernels.weights import ExpertStacks, GatedUnit, experts
 from jaxis.layers.linear import DEFAULT_INIT
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.partial_weight import WeightLoader, finish_experts, take_expert
+from jaxis.layers.real_tokens import num_real_tokens
 from jaxis.layers.weight_format import InvalidWeightError, WeightSlot
 from jaxis.layers.weight_method import create_weights
+from jaxis.parallel.mesh import SPREAD_EXPERT
 
 PROJECTION_NAMES = {"gate_proj": ("gate_proj", "w1"), "up_proj": ("up_proj", "w3"), "down_proj": ("down_proj", "w2")}
 """Stack -> the names of an expert's projection in checkpoints; the second are Mixtral's."""
@@ -62,6 +65,7 @@ class JaxExperts(JaxModule):
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
       use_bias: Whether the three projections have biases.
       stack_layout: The layout of tensors that hold all experts; None if each tensor holds one.
+      are_spread: Whether experts lie whole on the mesh's devices, as many on each, instead of a part of each on all.
       dtype, quant_config, prefix: See `JaxLinear`.
     """
 
@@ -80,6 +84,7 @@ class JaxExperts(JaxModule):
         scales_input: bool = False,
         use_bias: bool = False,
         stack_layout: StackLayout | None = None,
+        are_spread: bool = False,
         dtype: DTypeLike,
         quant_config: QuantizationConfig | None,
         prefix: str,
@@ -90,6 +95,7 @@ class JaxExperts(JaxModule):
         self.gated_unit = gated_unit
         self.scales_input = scales_input
         self.stack_layout = stack_layout
+        self.are_spread = are_spread
         self.kernel_init = DEFAULT_INIT
         self.quant_method = create_weights(self, quant_config, prefix, rngs, dtype)
         self.gate_proj_bias = self.up_proj_bias = self.down_proj_bias = None
@@ -97,7 +103,7 @@ class JaxExperts(JaxModule):
 
             def bias(size: int, axis: str) -> nnx.Param:
                 shape = (num_experts, size)
-                return make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=("expert", axis))
+                return make_parameter(rngs, nnx.initializers.zeros, shape, dtype, axes=self._axes(axis))
 
             self.gate_proj_bias = bias(intermediate_size, "mlp") if gated_unit.has_gate else None
             self.up_proj_bias = bias(intermediate_size, "mlp")
@@ -108,10 +114,16 @@ class JaxExperts(JaxModule):
         """See `WeightedLayer`."""
         sizes = {"embed": self.hidden_size, "mlp": self.intermediate_size}
         return [
-            WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), ("expert", *axes), self.num_experts)
+            WeightSlot(name, (sizes[axes[0]], sizes[axes[1]]), self._axes(*axes), self.num_experts)
             for name, axes in STACK_AXES.items()
             if name in self.stack_names
         ]
+
+    def _axes(self, *axes: str) -> tuple[str | None, ...]:
+        """The logical axes of a stack, for those of one expert's weight or bias."""
+        if self.are_spread:
+            return SPREAD_EXPERT, *(None if axis == "mlp" else axis for axis in axes)
+        return "expert", *axes
 
     @property
     def stack_names(self) -> list[str]:
@@ -125,6 +137,11 @@ class JaxExperts(JaxModule):
 
     def __call__(self, x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array) -> jax.Array:
         """x [T, E], expert_ids i32 [T, k], expert_weights float32 [T, k] -> [T, E]."""
+        num_tokens = num_real_tokens()
+        if self.are_spread and num_tokens is not None and jax.sharding.get_abstract_mesh().size > 1:
+            # Padding goes to no expert: it would all go to the same ones, and their devices keep the others waiting.
+            is_real = jnp.arange(len(expert_ids)) < num_tokens
+            expert_ids = jnp.where(is_real[:, None], expert_ids, self.num_experts)
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         stacks = ExpertStacks(
             None if self.gate_proj is None else self.gate_proj.get_value(),
@@ -134,6 +151,7 @@ class JaxExperts(JaxModule):
             num_experts=self.num_experts,
             gated_unit=self.gated_unit,
             scales_input=self.scales_input,
+            are_spread=self.are_spread,
         )
         return experts(x, expert_ids, expert_weights, stacks)
 

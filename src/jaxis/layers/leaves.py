@@ -168,6 +168,7 @@ def experts(
         scales_input=routing.scales_input,
         use_bias=use_bias,
         stack_layout=stack_layout,
+        are_spread=scope.vllm_config.parallel_config.enable_expert_parallel,
         dtype=scope.dtype,
         quant_config=scope.quant_config,
         prefix=scope.prefix,

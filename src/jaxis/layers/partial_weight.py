@@ -23,12 +23,13 @@ from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.weights import Allocate, PackedWeight, Weight
 from jaxis.kernels.weights.shards import placement, with_whole_blocks
 from jaxis.layers.module import Initializer, initializers_are_skipped
+from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
 from jaxis.layers.weight_recipe import WeightRecipe
 from jaxis.loading.headers import HeaderTensor, reading_only_headers
 from jaxis.loading.mapped_pages import drop_pages_of
-from jaxis.parallel.mesh import logical_sharding
+from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
 
 
 @jax.tree_util.register_dataclass
@@ -39,14 +40,14 @@ class PartialWeight:
     Attributes:
       target: Shape [out, in] or [X, out, in]. Abstract, so that an incomplete parameter counts as not loaded.
       waiting: (Expert, tensor name) -> tensors of incomplete weights; views of the mapped file.
-      stack: The weights of the experts that are complete, or what packs them.
+      stack: The weights of the experts that are complete, or what packs or spreads them.
       complete: The experts all of whose tensors have arrived.
       first_type: Type of the first tensor of them.
     """
 
     target: jax.ShapeDtypeStruct
     waiting: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    stack: Weight | StackPacker | None = None
+    stack: Weight | StackPacker | SpreadStack | None = None
     complete: frozenset[int] = field(default=frozenset(), metadata={"static": True})
     first_type: np.dtype | None = field(default=None, metadata={"static": True})
 
@@ -230,23 +231,28 @@ class WeightLoader:
             # The file's reader has gone on, and may have dropped them before they were read.
             drop_pages_of(tensor)
 
-    def _put(self, stack: Weight | None, expert: int, tensors: dict[str, np.ndarray]) -> Weight:
-        """The stack with an expert's weight added."""
-        num_experts = self.slot.num_experts
+    def _put(
+        self, stack: Weight | SpreadStack | None, expert: int, tensors: dict[str, np.ndarray]
+    ) -> Weight | SpreadStack:
+        """The stack with an expert's weight added, if the expert lies on a device of this host."""
+        num_experts, mesh = self.slot.num_experts, jax.sharding.get_mesh()
         assert num_experts is not None
+        if stack is None and self.slot.axes[0] == SPREAD_EXPERT and mesh.size > 1:
+            stack = SpreadStack(mesh, num_experts)
+        if isinstance(stack, SpreadStack) and not stack.is_here(expert):
+            return stack
         weight = self._make(tensors)
+        dtype = self.dtype if isinstance(weight, jax.Array | np.ndarray) else None
+        if isinstance(stack, SpreadStack):
+            stack.put(expert, weight, dtype)
+            return stack
         axes = placement(weight, self.slot.axes)
-        is_array = isinstance(weight, jax.Array | np.ndarray)
         entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
         if stack is None:
-            dtype = self.dtype if is_array else None
             stack = jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
-        elif not is_array and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
-            raise CheckpointError("has a different type from those of the other experts")
+        check_same_type(stack, entry, has_dtype=dtype is not None)
         # Pages are released two tensors later, so finish with this one first.
-        return jax.block_until_ready(
-            jax.tree.map(lambda whole, array: _writer(whole.sharding)(whole, array, expert), stack, entry)
-        )
+        return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), stack, entry))
 
     def _place(self, weight: Weight) -> Weight:
         """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
@@ -269,7 +275,7 @@ class WeightLoader:
                 loader._pack_expert(packer, expert, {"weight": weight})
             else:
                 stack = loader._put(stack, expert, {"weight": weight})
-        return packer.stack() if stack is None else stack
+        return packer.stack() if stack is None else _finished(stack)
 
 
 def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> Callable[[], None] | None:
@@ -292,7 +298,7 @@ def finish_experts(param: nnx.Param) -> None:
     if reading_only_headers():
         param.set_value(HeaderTensor.of(value.target.shape, value.target.dtype))
     else:
-        param.set_value(value.stack.stack() if isinstance(value.stack, StackPacker) else value.stack)
+        param.set_value(_finished(value.stack))
 
 
 def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
@@ -307,22 +313,11 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
 
 
-def _type(array: jax.Array) -> np.dtype:
-    return array.dtype
+def _finished(stack: Weight | StackPacker | SpreadStack | None) -> Weight | None:
+    return stack.stack() if isinstance(stack, StackPacker | SpreadStack) else stack
 
 
 def _zeros(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str | None, ...]) -> jax.Array:
     mesh = jax.sharding.get_mesh()
     device = None if mesh.empty else logical_sharding(mesh, axes, shape)
     return jnp.zeros(shape, dtype, device=device)
-
-
-@functools.cache
-def _writer(sharding: jax.sharding.Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """A function that writes an entry in place: the stack is donated and keeps its sharding."""
-
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
-    def write(stack: jax.Array, entry: jax.Array, index: int) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(stack, entry.astype(stack.dtype), index, 0)
-
-    return write

@@ -11,6 +11,7 @@ from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.weight_method import WeightMethod
+from jaxis.parallel.mesh import EXPERT_AXES
 
 _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
 
@@ -42,7 +43,7 @@ def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:
 def _matrices(module: nnx.Module) -> list[nnx.Param]:
     """The parameters of a layer that quantization applies to: its matrix, or stacks of matrices for experts."""
     params = [value for value in vars(module).values() if isinstance(value, nnx.Param)]
-    minimum = 3 if any(logical_axes(param)[:1] == ("expert",) for param in params) else 2
+    minimum = 3 if any(next(iter(logical_axes(param)), None) in EXPERT_AXES for param in params) else 2
     return [param for param in params if len(logical_axes(param)) >= minimum]
 
 

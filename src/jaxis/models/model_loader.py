@@ -17,11 +17,13 @@ from flax import nnx
 from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers.experts import JaxExperts
 from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
 from jaxis.models.registry import model_class_of
+from jaxis.parallel.experts import check_experts
 
 MAX_NAMES_SHOWN = 5
 
@@ -46,11 +48,13 @@ def load_model(
         if vllm_config.load_config.load_format == "dummy":
             model = construct_model(model_class, vllm_config, mesh)
             _check_config(vllm_config, model_class)
+            _check_experts(model, vllm_config, mesh)
             _place_initial_values(model)
         else:
             with initializers_skipped():
                 model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
             _check_config(vllm_config, model_class)
+            _check_experts(model, vllm_config, mesh)
             _load(model, vllm_config, on_progress)
         # A module may have two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():
@@ -143,6 +147,20 @@ def _check_config(vllm_config: VllmConfig, model_class: type[Any]) -> None:
             f"config.json of {vllm_config.model_config.model} has keys that {model_class.__name__} does not know: "
             f"{reasons}. If they do not change the model, remove them or pass hf_overrides={{{overrides}}}"
         )
+
+
+def _check_experts(model: JaxModule, vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> None:
+    """Raises an error for experts that are to be spread over devices and cannot be."""
+    if not vllm_config.parallel_config.enable_expert_parallel:
+        return
+    layers = [module for _, module in named_modules(model) if isinstance(module, JaxExperts) and module.are_spread]
+    if not layers:
+        raise ConfigError(
+            f"enable_expert_parallel: {vllm_config.model_config.model} has no experts that can be spread over devices: "
+            "leave it out"
+        )
+    for layer in layers:
+        check_experts(layer.num_experts, mesh.size)
 
 
 def _load(model: JaxModule, vllm_config: VllmConfig, on_progress: Callable[[int, int], None] | None) -> None:

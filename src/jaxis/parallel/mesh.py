@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -10,12 +14,19 @@ from jaxis.errors import ConfigError
 
 DATA_AXIS, MODEL_AXIS = MESH_AXES = ("data", "model")
 
-# Logical axis of a parameter or cache -> mesh axis that it is split over. An axis not named here is replicated.
-LOGICAL_AXIS_RULES: dict[str, str] = {
-    "heads": MODEL_AXIS,
-    "kv_heads": MODEL_AXIS,
-    "mlp": MODEL_AXIS,
-    "vocab": MODEL_AXIS,
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SPREAD_EXPERT = "spread_expert"
+"""The logical axis of experts that lie whole on devices; of those of which every device has a part, it is "expert"."""
+EXPERT_AXES = ("expert", SPREAD_EXPERT)
+
+# Logical axis of a parameter or cache -> mesh axes over whose product it is split. Axes not named here are replicated.
+LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
+    "heads": (MODEL_AXIS,),
+    "kv_heads": (MODEL_AXIS,),
+    "mlp": (MODEL_AXIS,),
+    "vocab": (MODEL_AXIS,),
+    SPREAD_EXPERT: (DATA_AXIS, MODEL_AXIS),
 }
 
 
@@ -65,17 +76,59 @@ def devices_of_layer() -> int:
     return 1 if mesh.empty else mesh.shape[MODEL_AXIS]
 
 
+def automatic_axes() -> frozenset[str]:
+    """The axes of the current mesh that XLA divides: inside of `jax.shard_map`, those that it was not given."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return frozenset(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
+
+
+def on_each_device(function: Function, in_specs: Any, out_specs: Any) -> Function:
+    """`jax.shard_map` of a function over all axes that the code around it does not run it on already.
+
+    So the function gets each device's own part, whether the model's step is one program of the whole mesh, or runs in a
+    region that is manual over the data axis. In there, specs name the model axis alone, and all parts are of this
+    region's own rank; sums and gathers may name both.
+    """
+    if not (axes := automatic_axes()):
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+
+
 def logical_sharding(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
 ) -> NamedSharding:
     """The sharding of a tensor with these logical axes.
 
-    An axis whose size is not divisible by the mesh axis is replicated (a vocabulary of 32,001 on two devices).
+    Mesh axes divide one axis of a tensor, the first that names them. An axis whose size the product of its mesh axes
+    does not divide is split over fewer, or replicated (a vocabulary of 32,001 on two devices).
     """
     if axes is None:
         axes = (None,) * len(shape)
-    spec = []
+    spec: list[str | tuple[str, ...] | None] = []
+    used: set[str] = set()
     for axis, size in zip(axes, shape, strict=True):
-        mesh_axis = LOGICAL_AXIS_RULES.get(axis) if axis else None
-        spec.append(mesh_axis if mesh_axis and size % mesh.shape[mesh_axis] == 0 else None)
+        mesh_axes = [name for name in LOGICAL_AXIS_RULES.get(axis or "", ()) if name not in used]
+        chosen = next((names for names in _choices(mesh_axes) if size % _product(mesh, names) == 0), ())
+        used.update(chosen)
+        spec.append(chosen if len(chosen) > 1 else next(iter(chosen), None))
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def data_spec(sharding: NamedSharding) -> PartitionSpec:
+    """What of a sharding a region must be told of that is manual over the data axis alone."""
+    return PartitionSpec(*(DATA_AXIS if DATA_AXIS in _names(entry) else None for entry in sharding.spec))
+
+
+def _choices(names: list[str]) -> Iterator[tuple[str, ...]]:
+    """All of them, then each, the last first: neighbouring devices are along the last axis."""
+    if len(names) > 1:
+        yield tuple(names)
+    yield from ((name,) for name in reversed(names))
+
+
+def _product(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()

@@ -18,7 +18,7 @@ from jaxis.engine.execution.step_programs import ForwardKey, SampleKey, StepProg
 from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.weight_bytes import logical_axes
-from jaxis.parallel.mesh import MESH_AXES
+from jaxis.parallel.mesh import EXPERT_AXES, MESH_AXES
 from jaxis.planning.abstract_model import abstract_model
 
 
@@ -60,8 +60,8 @@ class AbstractRunner:
             arrays = ModelArrays(self.model, hidden_state_struct(vllm_config, mesh))
         self.weights: list[Any] = arrays.arrays
         self.head_weights: list[Any] = arrays.head_arrays
-        self.layer_weights = _weights_with(self.model, lambda axis: axis not in ("vocab", "expert"))
-        self.expert_weights = _weights_with(self.model, lambda axis: axis == "expert")
+        self.layer_weights = _weights_with(self.model, lambda axis: axis not in ("vocab", *EXPERT_AXES))
+        self.expert_weights = _weights_with(self.model, lambda axis: axis in EXPERT_AXES)
         text_config = vllm_config.model_config.hf_config.get_text_config()
         self.vocab_size, self.hidden_size = text_config["vocab_size"], text_config["hidden_size"]
         self._programs = StepPrograms(

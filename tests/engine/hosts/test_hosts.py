@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.engine.hosts.leader import answers_of_every_kind, short_answers, start
+from tests.engine.test_expert_parallel import checkpoint as checkpoint_of_experts
+from tests.support.expert_parallel import results
 from tests.support.host_processes import free_port, host_processes
 from tests.support.waiting import wait_until
 
@@ -47,6 +49,22 @@ def test_two_hosts_answer_as_one_does(checkpoint, scenario, num_devices):
     assert found["hit"][0]
     assert "a fault of the leader" in found["failed"]
     assert found.get("preempted", True)
+
+
+@pytest.mark.multi_device
+@pytest.mark.slow
+def test_experts_on_the_devices_of_two_hosts():
+    """Each host converts and keeps its own only."""
+    folder, port = str(checkpoint_of_experts("GPT-OSS")), free_port()
+    command = ["-m", "tests.engine.hosts.expert_leader", folder, "4", str(port)]
+    with host_processes([command, follower(port)], num_devices=2) as hosts:
+        logits, tokens, _ = results(folder)
+        assert [host.wait() for host in hosts] == [0, 0], "\n".join(host.output for host in hosts)
+        found = answers_of(hosts[0])
+    assert found["tokens"] == tokens
+    np.testing.assert_allclose(found["logits"], logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+    assert found["shares"] == [1 / 4]
+    assert found["experts"] == [0, 1, 2, 3]
 
 
 @pytest.mark.multi_device

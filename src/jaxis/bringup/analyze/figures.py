@@ -23,6 +23,7 @@ from jaxis.layers.module import JaxModule, named_parameters
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.loading.safetensors import TensorInfo
+from jaxis.parallel.mesh import EXPERT_AXES
 
 BLOCK_SIZE = 16
 MEMORY_SHARE = ACCELERATOR_MEMORY_SHARE
@@ -89,7 +90,7 @@ def count_parameters(model: JaxModule, config: Mapping[str, Any]) -> ParameterCo
     for name, param in sizes:
         size = _num_elements(param)
         total += size
-        if logical_axes(param)[:1] == ("expert",):
+        if next(iter(logical_axes(param)), None) in EXPERT_AXES:
             experts += size
         elif name.endswith("embed_tokens.weight"):
             embedding += size
@@ -188,6 +189,6 @@ def _num_elements(param: nnx.Param) -> int:
 
 def _num_experts(model: JaxModule) -> int | None:
     for _, param in named_parameters(model):
-        if logical_axes(param)[:1] == ("expert",):
+        if next(iter(logical_axes(param)), None) in EXPERT_AXES:
             return jax.tree.leaves(param.get_value())[0].shape[0]
     return None

@@ -15,6 +15,7 @@ from jaxis.kernels.quantized_matmul.packed import PackedWeight
 from jaxis.kernels.weights.functions import dequantize, matmul
 from jaxis.kernels.weights.operations import ExpertStacks, Weight, operations_of
 from jaxis.kernels.weights.sharded_experts import experts_on_shards
+from jaxis.kernels.weights.spread_experts import experts_on_their_devices
 
 
 @jax.custom_vjp
@@ -57,8 +58,8 @@ def experts_by_groups(
     x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
 ) -> jax.Array:
     """`functions.experts` by grouped products, on each device if there are several."""
-    y = None
-    if target_platform() != "cpu":
+    y = experts_on_their_devices(_experts_by_groups, x, expert_ids, expert_weights, stacks)
+    if y is None and target_platform() != "cpu":
         y = experts_on_shards(_experts_by_groups, x, expert_ids, expert_weights, stacks)
     return _experts_by_groups(x, expert_ids, expert_weights, stacks) if y is None else y
 
@@ -66,7 +67,7 @@ def experts_by_groups(
 def _experts_by_groups(
     x: jax.Array, expert_ids: jax.Array, expert_weights: jax.Array, stacks: ExpertStacks
 ) -> jax.Array:
-    """Sorts slots by expert and multiplies each group by its expert's weights."""
+    """Sorts slots by expert and multiplies each group by its weights; slots with an id past the last add nothing."""
     num_tokens, k = expert_ids.shape
     slot_experts = expert_ids.reshape(-1)
     # Sort slots by expert, and by token within an expert.
@@ -76,7 +77,7 @@ def _experts_by_groups(
 
     def project(weight: Weight, bias: jax.Array | None, rows: jax.Array) -> jax.Array:
         y = grouped_matmul(rows, weight, group_sizes)
-        return y if bias is None else y + bias[row_experts]
+        return y if bias is None else y + bias.at[row_experts].get(mode="fill", fill_value=0)
 
     if stacks.scales_input:
         rows = rows * expert_weights.reshape(-1)[order, None].astype(rows.dtype)

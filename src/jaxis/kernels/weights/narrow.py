@@ -19,6 +19,7 @@ from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.weights.operations import Weight, operations_of
 from jaxis.kernels.weights.shards import MODEL_AXIS, divided_axis, is_divided, num_shards, shard_specs
+from jaxis.parallel.mesh import on_each_device
 
 NarrowWeight = QuantizedWeight | BlockScaledWeight | CodedWeight
 Product = Callable[[jax.Array, Any, DTypeLike | None], jax.Array]
@@ -82,7 +83,7 @@ def narrow_matmul_on_shards(
         y = operations_of(weight).matmul(x, weight, preferred_element_type)
         return jax.lax.psum(y, MODEL_AXIS) if axis == -1 else y
 
-    return jax.shard_map(on_shard, in_specs=in_specs, out_specs=out_specs, check_vma=False)(x, weight)
+    return on_each_device(on_shard, in_specs, out_specs)(x, weight)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -52,6 +52,7 @@ class ExpertStacks:
       num_experts: X.
       gated_unit: Combines gate and up into the input of `down`.
       scales_input: Whether a token's weight for an expert multiplies the expert's input rather than its output.
+      are_spread: Whether experts lie whole on the devices of the mesh, as many on each.
     """
 
     gate: Weight | None
@@ -63,6 +64,7 @@ class ExpertStacks:
     num_experts: int
     gated_unit: GatedUnit
     scales_input: bool
+    are_spread: bool = False
 
 
 Experts: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, ExpertStacks], jax.Array]

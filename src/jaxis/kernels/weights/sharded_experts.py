@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from jaxis.kernels.weights.operations import Experts, ExpertStacks, GatedUnit
 from jaxis.kernels.weights.shards import MODEL_AXIS, divided_axis, num_shards, shard_specs
+from jaxis.parallel.mesh import on_each_device
 
 
 def experts_on_shards(
@@ -72,12 +73,9 @@ def experts_on_shards(
 
     everywhere, divided = PartitionSpec(), PartitionSpec(None, MODEL_AXIS)
     bias_specs = (divided, divided, everywhere if is_sum else divided)
-    return jax.shard_map(
-        on_shard,
-        in_specs=(everywhere, everywhere, everywhere, tuple(specs), bias_specs),
-        out_specs=everywhere,
-        check_vma=False,
-    )(x, expert_ids, expert_weights, weights, biases)
+    return on_each_device(on_shard, (everywhere, everywhere, everywhere, tuple(specs), bias_specs), everywhere)(
+        x, expert_ids, expert_weights, weights, biases
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxis.kernels.weights.operations import Weight, operations_of
 from jaxis.kernels.weights.shards import MODEL_AXIS, is_divided, num_shards, shard_specs
+from jaxis.parallel.mesh import on_each_device
 
 
 def lookup_on_shards(ids: jax.Array, weight: Weight, dtype: DTypeLike, axis: str | None) -> jax.Array | None:
@@ -45,4 +46,4 @@ def lookup_on_shards(ids: jax.Array, weight: Weight, dtype: DTypeLike, axis: str
 
     everywhere = PartitionSpec()
     ids = jnp.clip(ids, 0, weight.shape[0] - 1)
-    return jax.shard_map(on_shard, in_specs=(everywhere, specs), out_specs=everywhere, check_vma=False)(ids, weight)
+    return on_each_device(on_shard, (everywhere, specs), everywhere)(ids, weight)

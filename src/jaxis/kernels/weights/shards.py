@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxis.kernels.grouped_matmul.stored import StoredStack, stored_stack
 from jaxis.kernels.native_constants import ACTIVATION_GROUP
@@ -17,22 +17,21 @@ from jaxis.kernels.quantized_matmul.block_scaled import BlockScaledWeight
 from jaxis.kernels.quantized_matmul.coded import CodedWeight
 from jaxis.kernels.quantized_matmul.weight import QuantizedWeight
 from jaxis.kernels.weights.operations import Weight
-from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS
+from jaxis.parallel.mesh import LOGICAL_AXIS_RULES, MODEL_AXIS, automatic_axes, devices_of_layer
 
 Axes = tuple[str | None, ...]
 
 
 def num_shards() -> int | None:
-    """Devices that share the current mesh's features; None if there is one, or if other axes or XLA's are in use."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size <= 1 or any(kind != AxisType.Auto for kind in mesh.axis_types):
+    """Devices that share the current mesh's features; None if there is one, or inside of what runs on each of them."""
+    if MODEL_AXIS not in automatic_axes() or devices_of_layer() == 1:
         return None
-    return mesh.size if mesh.shape[MODEL_AXIS] == mesh.size else None
+    return devices_of_layer()
 
 
 def is_divided(axis: str | None) -> bool:
     """Whether devices have parts of this logical axis."""
-    return axis is not None and LOGICAL_AXIS_RULES.get(axis) == MODEL_AXIS
+    return axis is not None and MODEL_AXIS in LOGICAL_AXIS_RULES.get(axis, ())
 
 
 def divided_axis(weight: Weight, axes: Axes) -> int | None:

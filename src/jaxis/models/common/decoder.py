@@ -25,6 +25,7 @@ from jaxis.layers.kv_cache_spec import HandsOnSelection, HasCache, SharesCache
 from jaxis.layers.leaves import embedding, lm_head, rms_norm
 from jaxis.layers.module import JaxModule, NamedByCheckpoint, calls_are_observed, named_modules, set_child
 from jaxis.layers.norm import Norm
+from jaxis.layers.real_tokens import real_tokens
 from jaxis.layers.scale import scaled
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import HasState
@@ -233,7 +234,8 @@ def _run_layer(
     *layer_inputs: jax.Array,
 ) -> LayerOutput:
     """Runs one layer; a separate function, so that equal layers are traced once (tracing is slower than loading)."""
-    return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
+    with real_tokens(attention_metadata.num_tokens):
+        return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
 
 
 class CausalLM(JaxModule, LoadableWithIterator):

@@ -20,7 +20,7 @@ from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 from jaxis.layers.weight_recipe import WeightRecipe
-from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.parallel.mesh import EXPERT_AXES, MESH_AXES, logical_sharding
 from jaxis.planning.abstract_model import example_weight
 
 # Rows of the two examples that tell how a weight's arrays grow with its rows: a multiple of every format's blocks.
@@ -65,7 +65,7 @@ def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
         shape = param.get_value().shape
         axes = logical_axes(param) or (None,) * len(shape)
         arrays = _plain(param) if id(param) in floats else _arrays_of(param)
-        is_expert = axes[:1] == ("expert",)
+        is_expert = next(iter(axes), None) in EXPERT_AXES
         is_matrix = len(shape) >= (3 if is_expert else 2)
         nbytes = sum(_on_one_device(mesh, axes, a.shape) * jnp.dtype(a.dtype).itemsize for a in arrays)
         elements = _on_one_device(mesh, axes, shape) if is_matrix else 0

@@ -1,0 +1,109 @@
+"""Stacks of experts that lie whole on devices, filled expert by expert as a checkpoint is read.
+
+An expert goes to its own devices only, so nothing is exchanged; one that lies on other hosts' devices is not even
+converted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxis.errors import CheckpointError
+from jaxis.kernels.weights import Weight
+from jaxis.parallel.mesh import SPREAD_EXPERT, logical_sharding
+
+
+class SpreadStack:
+    """The weights of X experts on the devices of this host.
+
+    Args:
+      mesh: All devices.
+      num_experts: X.
+    """
+
+    def __init__(self, mesh: Mesh, num_experts: int) -> None:
+        self._num_experts = num_experts
+        spec = logical_sharding(mesh, (SPREAD_EXPERT,), (num_experts,)).spec
+        # Trailing axes are whole.
+        self._sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        places = self._sharding.addressable_devices_indices_map((num_experts,))
+        self._experts = {device: range(num_experts)[index[0]] for device, index in places.items() if index is not None}
+        self._parts: dict[jax.Device, Weight] = {}
+
+    def is_here(self, expert: int) -> bool:
+        """Whether an expert lies on a device of this host."""
+        return any(expert in experts for experts in self._experts.values())
+
+    def put(self, expert: int, weight: Weight, dtype: DTypeLike | None) -> None:
+        """Adds an expert's weight, on the devices of this host that it lies on.
+
+        Args:
+          expert: Index of the expert.
+          weight: Of host arrays.
+          dtype: What the arrays become; None leaves them as they are.
+
+        Raises:
+          CheckpointError: It is of another type than an earlier one.
+        """
+        for device, experts in self._experts.items():
+            if expert not in experts:
+                continue
+            # JAX refuses programs of other devices than the current mesh's.
+            with jax.set_mesh(Mesh(np.asarray([device]), ("device",), axis_types=(AxisType.Auto,))):
+                entry = jax.device_put(weight, device)
+                part = self._parts.get(device)
+                if part is None:
+                    part = jax.tree.map(functools.partial(_zeros, num_entries=len(experts), dtype=dtype), entry)
+                check_same_type(part, entry, has_dtype=dtype is not None)
+                write = functools.partial(write_entry, index=expert - experts.start)
+                # The file's pages are released soon, so finish with these first.
+                self._parts[device] = jax.block_until_ready(jax.tree.map(write, part, entry))
+
+    def stack(self) -> Weight:
+        """The stack, arrays [X, ...] on all devices, once every expert that is here was put."""
+
+        def whole(*parts: jax.Array) -> jax.Array:
+            shape = (self._num_experts, *parts[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self._sharding, list(parts))
+
+        return jax.tree.map(whole, *self._parts.values())
+
+
+def check_same_type(stack: Weight, entry: Weight, *, has_dtype: bool) -> None:
+    """Checks that an expert's weight has the types of those before it, unless its arrays become another type.
+
+    Raises:
+      CheckpointError: It has not.
+    """
+    if not has_dtype and jax.tree.map(_type, stack) != jax.tree.map(_type, entry):
+        raise CheckpointError("has a different type from those of the other experts")
+
+
+def write_entry(stack: jax.Array, entry: jax.Array, index: int) -> jax.Array:
+    """Writes an entry of a stack in place: the stack is donated and keeps its sharding."""
+    return _writer(stack.sharding)(stack, entry, index)
+
+
+def _type(array: Any) -> np.dtype:
+    return array.dtype
+
+
+def _zeros(entry: jax.Array, num_entries: int, dtype: DTypeLike | None) -> jax.Array:
+    return jnp.zeros((num_entries, *entry.shape), dtype or entry.dtype, device=entry.sharding)
+
+
+@functools.cache
+def _writer(sharding: jax.sharding.Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
+    def write(stack: jax.Array, entry: jax.Array, index: int) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(stack, entry.astype(stack.dtype), index, 0)
+
+    return write

@@ -1,0 +1,100 @@
+"""Experts that lie whole on devices: the answers of one device, each device with its own experts only."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+from jaxis import LLM
+from jaxis.errors import ConfigError
+from tests.support import parity
+from tests.support.block_checkpoints import write_fp8, write_mxfp4
+from tests.support.compressed_checkpoints import config_of, encoded_by, scheme_of, write_stored
+from tests.support.gguf_models import write_gguf
+
+# Those of the parity table, with as many heads and experts as 8 devices can share, and features in whole groups.
+_HEADS = {"num_attention_heads": 8, "hidden_size": 64}
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_FEATURES = ("moe_intermediate_size", "intermediate_size")
+
+
+def checkpoint(name: str) -> Path:
+    family = next(family for family in parity.FAMILIES if family.name == name)
+    experts = {key: 8 for key in _EXPERTS if key in family.config}
+    features = {key: 64 for key in _FEATURES if key in family.config}
+    latent = {"num_key_value_heads": 8} if "kv_lora_rank" in family.config else {}
+    family = dataclasses.replace(family, config={**family.config, **_HEADS, **experts, **features, **latent})
+    return Path(parity.checkpoint_folder(family))
+
+
+def fp8(folder: Path) -> Path:
+    return write_fp8(folder, checkpoint("DeepSeek V3"), block=(32, 32))[0]
+
+
+def mxfp4(folder: Path) -> Path:
+    return write_mxfp4(folder, checkpoint("GPT-OSS"))[0]
+
+
+def compressed_int4(folder: Path) -> Path:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    scheme = scheme_of("pack-quantized", weights)
+    source = checkpoint("Qwen3 MoE")
+    return write_stored(folder, source, encoded_by(scheme), config_of(scheme, ignore=("lm_head", "re:.*mlp.gate$")))[0]
+
+
+def gguf_blocks(folder: Path) -> Path:
+    blocks = gguf.GGMLQuantizationType.Q4_1
+
+    def quantize(name: str, tensor):
+        return (gguf.quantize(tensor, blocks), blocks) if "exps" in name else None
+
+    write_gguf(checkpoint("Qwen3 MoE"), folder / "model.gguf", quantize=quantize)
+    return folder / "model.gguf"
+
+
+def run(folder: Path, sizes: str, *rules: str) -> None:
+    environment = os.environ | {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-m", "tests.support.expert_parallel", str(folder), sizes, *rules]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.multi_device
+def test_four_devices_with_two_experts_each_answer_as_one():
+    """With biases and capped gates; some devices have no token in a step."""
+    run(checkpoint("GPT-OSS"), "4")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("family", ["DeepSeek V3", "Qwen3 MoE", "GPT-OSS", "Llama 4"])
+def test_every_number_of_devices_answers_as_one(family):
+    run(checkpoint(family), "2,4,8")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("rule", [{"weight_qtype": "int8"}, {"weight_qtype": "int4", "tile_size": 32}])
+def test_experts_quantized_while_loading(rule):
+    run(checkpoint("Qwen3 MoE"), "4,8", json.dumps([{"module_path": ".*experts.*", **rule}]))
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("write", [fp8, mxfp4, compressed_int4, gguf_blocks])
+def test_stored_formats(write, tmp_path):
+    run(write(tmp_path), "2,8")
+
+
+def test_a_model_without_experts_is_refused():
+    with pytest.raises(ConfigError, match="has no experts that can be spread over devices: leave it out"):
+        LLM(enable_expert_parallel=True, show_progress=False)
