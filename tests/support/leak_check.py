@@ -12,6 +12,7 @@ def no_blocks_leaked(llm):
     engine = llm.engine
     assert not engine.has_unfinished
     assert not engine.scheduler.has_unfinished
-    assert engine.scheduler.block_manager.num_free_blocks == engine.scheduler.block_manager.num_blocks
-    states = engine.scheduler.block_manager.states
-    assert states is None or states.num_free_slots == states.pool.num_blocks
+    for rank in engine.scheduler.ranks:
+        assert rank.block_manager.num_free_blocks == rank.block_manager.num_blocks
+        states = rank.block_manager.states
+        assert states is None or states.num_free_slots == states.pool.num_blocks

@@ -19,6 +19,7 @@ from jaxis.cli.infer import infer
 from jaxis.cli.models import list_models, pull, rm
 from jaxis.cli.new_key import new_key
 from jaxis.cli.new_model import new_model
+from jaxis.cli.not_taken import ServeCommand
 from jaxis.cli.plan import plan
 from jaxis.cli.quantize import quantize
 from jaxis.cli.report import report
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_extra_args": True})(generate)  # it says itself what is wrong with them
 app.command()(chat)
-app.command()(serve)
+app.command(cls=ServeCommand)(serve)
 app.command()(new_key)
 app.command()(pull)
 app.command("list")(list_models)

@@ -70,11 +70,13 @@ class ParallelConfig:
 
     Attributes:
       tensor_parallel_size: Devices that share each layer's heads and features.
+      data_parallel_size: Data ranks, which have sequences of their own and share experts.
       enable_expert_parallel: Whether experts lie whole on devices, instead of each one's features being shared too.
     """
 
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,17 @@ class EngineArgs:
         low-precision types are slower.
       max_model_len: Most tokens of a request, prompt and output together; None is the checkpoint's. Shortened, with a
         note, to what the KV cache can hold.
-      max_num_seqs: Most sequences that run at once; None is 64.
-      max_num_batched_tokens: Most tokens of a step; longer prompts are processed in chunks. None is 512 on CPU and 2048
-        elsewhere.
+      max_num_seqs: Most sequences that run at once, on each data rank; None is 64.
+      max_num_batched_tokens: Most tokens of a step, on each data rank; longer prompts are processed in chunks. None is
+        512 on CPU and 2048 elsewhere.
       kv_cache_memory: Bytes for the KV cache, or a size such as "2GiB"; None sizes it from the free memory.
       enable_prefix_caching: Compute equal prompt prefixes once.
       block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
+      data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
+        cache of its own, which share the experts.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
@@ -102,14 +104,16 @@ class EngineArgs:
     )
     max_num_seqs: int | None = field(
         default=None,
-        metadata=_info(minimum=1, metavar="NUMBER", help="Most completions that run at once.", speed_only=True),
+        metadata=_info(
+            minimum=1, metavar="NUMBER", help="Most completions that run at once, on each data rank.", speed_only=True
+        ),
     )
     max_num_batched_tokens: int | None = field(
         default=None,
         metadata=_info(
             minimum=1,
             metavar="TOKENS",
-            help="Most tokens of a step; longer prompts are processed in chunks.",
+            help="Most tokens of a step, on each data rank; longer prompts are processed in chunks.",
             speed_only=True,
         ),
     )
@@ -132,6 +136,15 @@ class EngineArgs:
     tensor_parallel_size: int = field(
         default=1,
         metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
+    )
+    data_parallel_size: int = field(
+        default=1,
+        metadata=_info(
+            minimum=1,
+            metavar="NUMBER",
+            help="Ranks of so many devices, each with its own requests, that share a model's experts.",
+            speed_only=True,
+        ),
     )
     enable_expert_parallel: bool = field(
         default=False,
@@ -188,12 +201,18 @@ class EngineArgs:
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
-        if self.tensor_parallel_size % self.nnodes:
+        if self.num_devices % self.nnodes:
+            ranks = f"data_parallel_size={self.data_parallel_size} times " if self.data_parallel_size > 1 else ""
             raise ConfigError(
-                f"tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} hosts: "
-                f"give a multiple of {self.nnodes}, as many devices as all hosts have together"
+                f"{ranks}tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} "
+                f"hosts: give a multiple of {self.nnodes}, as many devices as all hosts have together"
             )
         _ = self.kv_cache_memory_bytes, self.requested_quantization
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all data ranks."""
+        return self.data_parallel_size * self.tensor_parallel_size
 
     @functools.cached_property
     def kv_cache_memory_bytes(self) -> int | None:
@@ -218,6 +237,7 @@ class EngineKwargs(TypedDict, total=False):
     block_size: int
     kv_cache_dtype: KVCacheDType
     tensor_parallel_size: int
+    data_parallel_size: int
     enable_expert_parallel: bool
     nnodes: int
     master_addr: str

@@ -23,6 +23,7 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling, sequence_
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.data_ranks import DataRanksScheduler, StepOutput
 from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import EngineError, RequestError
@@ -42,7 +43,7 @@ class LLMEngine:
     Attributes:
       max_model_len: Most tokens of a sequence, prompt and output together.
       eos_token_ids: Tokens that end a sequence.
-      scheduler: Decides what runs.
+      scheduler: Decides what runs, on each data rank.
       runner: Runs it.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
@@ -241,7 +242,7 @@ class LLMEngine:
     def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
         self._discard_inflight()
         sequence = Sequence(SequenceId(""), token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
-        blocks = self.scheduler.block_manager
+        blocks = self.scheduler.ranks[0].block_manager
         logits = []
         chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
         for start in range(0, len(token_ids), chunk):
@@ -251,7 +252,8 @@ class LLMEngine:
             blocks.allocate(sequence, stop)
             state = blocks.state_step(sequence, start, stop)
             entry = ScheduledSequence(sequence, start, stop - start, samples=False, state=state)
-            logits.append(self.runner.paged_logits(SchedulerOutput((entry,), 0, ())))
+            output = self.scheduler.on_first_rank(SchedulerOutput((entry,), 0, ()))
+            logits.append(self.runner.paged_logits(output))
         blocks.free(sequence)
         return np.concatenate(logits)
 
@@ -274,8 +276,17 @@ class LLMEngine:
 
     def _reset_state(self) -> None:
         """Resets to no requests and an empty prefix cache."""
+        ranks = [self._new_scheduler() for _ in range(self.runner.num_ranks)]
+        self.scheduler = ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
+        self._requests: dict[str, Request] = {}
+        self._completions: dict[SequenceId, CompletionState] = {}
+        self._sampling: dict[SequenceId, SequenceSampling] = {}
+        self._inflight: DispatchedStep | None = None
+
+    def _new_scheduler(self) -> Scheduler:
+        """The scheduler of a data rank, with its blocks."""
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
-        self.scheduler = Scheduler(
+        return Scheduler(
             BlockManager(
                 self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching, self.runner.num_state_slots
             ),
@@ -283,10 +294,6 @@ class LLMEngine:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=self.max_model_len,
         )
-        self._requests: dict[str, Request] = {}
-        self._completions: dict[SequenceId, CompletionState] = {}
-        self._sampling: dict[SequenceId, SequenceSampling] = {}
-        self._inflight: DispatchedStep | None = None
 
     def _step(self) -> list[Request]:
         current = self._inflight or self._dispatch()
@@ -310,7 +317,7 @@ class LLMEngine:
         output = self._schedule()
         return None if output is None else self.runner.dispatch(output, self._sampling)
 
-    def _schedule(self) -> SchedulerOutput | None:
+    def _schedule(self) -> StepOutput | None:
         output = self.scheduler.schedule()
         if output is None:
             return None

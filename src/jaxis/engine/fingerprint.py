@@ -40,7 +40,7 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
       max_model_len: Most tokens of a request, as it has turned out.
     """
     digest = hashlib.sha256()
-    facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments.tensor_parallel_size)]
+    facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments.num_devices)]
     digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
     _add_files(digest, checkpoint)
     return f"fp_{digest.hexdigest()[:20]}"

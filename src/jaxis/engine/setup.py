@@ -111,7 +111,7 @@ class OpenedModel:
           EngineError: The hosts cannot reach each other.
         """
         _check_heads(self.hf_config, args.tensor_parallel_size)
-        mesh = make_mesh(args.tensor_parallel_size, args.nnodes)
+        mesh = make_mesh(args.tensor_parallel_size, args.nnodes, data_parallel_size=args.data_parallel_size)
         if args.nnodes > 1:
             distributed.meet(mesh)
         return mesh
@@ -217,6 +217,7 @@ def _build_engine(
     quant_method: str | None,
     needs_chat_template: bool,
 ) -> BuiltEngine:
+    _check_ranks_share(args)
     opened = open_model(args)
     path, hf_config = opened.path, opened.hf_config
     _check_quant_method(quant_method, hf_config)
@@ -225,8 +226,8 @@ def _build_engine(
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
     default_sampling_params = _default_sampling_params(generation, path)
-    if followers is not None and args.fit_memory:
-        # What fits into this host's memory says nothing of the others'.
+    if args.fit_memory and (followers is not None or args.data_parallel_size > 1):
+        # What fits into this host's memory says nothing of the others', and data ranks repeat weights.
         args = dataclasses.replace(args, fit_memory=False)
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
@@ -271,6 +272,15 @@ def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
     # Of a copy: models that do not read this key are to say so.
     num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
     check_heads(num_heads, num_kv_heads, tensor_parallel_size)
+
+
+def _check_ranks_share(args: EngineArgs) -> None:
+    """Raises an error for data ranks that would have nothing in common."""
+    if args.data_parallel_size > 1 and not args.enable_expert_parallel:
+        raise ConfigError(
+            f"data_parallel_size={args.data_parallel_size} is for mixtures of experts, which the ranks share: add "
+            f"enable_expert_parallel; for another model, start {args.data_parallel_size} servers behind a load balancer"
+        )
 
 
 def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:
@@ -330,7 +340,9 @@ def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: st
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         ),
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
-        parallel_config=ParallelConfig(args.tensor_parallel_size, args.enable_expert_parallel),
+        parallel_config=ParallelConfig(
+            args.tensor_parallel_size, args.enable_expert_parallel, data_parallel_size=args.data_parallel_size
+        ),
         load_config=LoadConfig(args.load_format),
         quant_config=_quant_config(args, path, hf_config, quantization),
     )
@@ -371,7 +383,7 @@ def _quant_config(
         config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
-    return PackingConfig(config) if native.usable() and args.tensor_parallel_size == 1 else config
+    return PackingConfig(config) if native.usable() and args.num_devices == 1 else config
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:

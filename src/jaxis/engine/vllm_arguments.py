@@ -39,6 +39,7 @@ _NO_EFFECT = frozenset(
 )
 """Arguments that change no answer, whatever their value."""
 
+_ALL_RANKS = "one LLM has all ranks: give it data_parallel_size, and nnodes for several hosts"
 _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer_mode": (("auto", "hf", "fast"), "the tokenizer is the one in the model's folder"),
     "skip_tokenizer_init": ((False,), "give prompts as token ids; the tokenizer may stay"),
@@ -49,7 +50,22 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, []), "SamplingParams has what is implemented"),
     "enable_lora": ((False,), "merge the adapter into the checkpoint"),
     "pipeline_parallel_size": ((1,), "tensor_parallel_size spreads a model over devices"),
-    "data_parallel_size": ((1,), "start one LLM for each"),
+    **dict.fromkeys(
+        (
+            "data_parallel_rank",
+            "data_parallel_size_local",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_backend",
+        ),
+        ((None,), _ALL_RANKS),
+    ),
+    **dict.fromkeys(("data_parallel_hybrid_lb", "data_parallel_external_lb"), ((False, None), _ALL_RANKS)),
+    "all2all_backend": (
+        (None,),
+        "experts are found by one gather of tokens; give enable_expert_parallel",
+    ),
+    "enable_eplb": ((False,), "each expert lies on one device"),
     "generation_config": (("auto",), "give sampling_params to each call"),
     "override_generation_config": ((None, {}), "give sampling_params to each call"),
     "disable_sliding_window": ((False,), "set sliding_window in hf_overrides"),

@@ -81,7 +81,7 @@ class _Batch:
         self._engine = engine
         self._rows = rows
         self._prepare = prepare
-        self._max_sequences = 2 * engine.vllm_config.scheduler_config.max_num_seqs
+        self._max_sequences = 2 * engine.runner.num_ranks * engine.vllm_config.scheduler_config.max_num_seqs
         self._running: dict[str, tuple[Row, Request]] = {}
         self._lost: deque[Row] = deque()  # in a failed step; each runs once more, alone
         self._done: list[Finished] = []

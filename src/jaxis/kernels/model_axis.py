@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxis.parallel.mesh import MODEL_AXIS
+from jaxis.parallel.mesh import MODEL_AXIS, on_each_device
 
 
 def num_shards(num_heads: int) -> int:
@@ -31,9 +31,7 @@ def split_over_model(
       axes: The axis along which each operand is split; None: every device gets all of it.
       out_axes: The axis along which the devices' parts of each result are put together.
     """
-    return jax.shard_map(
-        function, in_specs=tuple(map(_spec, axes)), out_specs=tuple(map(_spec, out_axes)), check_vma=False
-    )(*operands)
+    return on_each_device(function, tuple(map(_spec, axes)), tuple(map(_spec, out_axes)))(*operands)
 
 
 def _spec(axis: int | None) -> PartitionSpec:

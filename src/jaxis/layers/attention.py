@@ -20,6 +20,7 @@ from jaxis.kernels.rotary_embedding import HeadNorms
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.uncached import KVCache, UncachedKeysAndValues, is_cache
+from jaxis.parallel.mesh import on_each_device
 
 
 def attention(
@@ -199,9 +200,8 @@ def _sharded_paged_attention(
     heads = PartitionSpec(None, "model", None)
     head_axis = kv_head_axis(kv_cache.dtype) % kv_cache.ndim
     cache_heads = PartitionSpec(*("model" if axis == head_axis else None for axis in range(kv_cache.ndim)))
-    return jax.shard_map(
+    return on_each_device(
         lambda sinks, *operands: kernel(*operands, sinks=sinks),
-        in_specs=(PartitionSpec("model"), heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),
-        out_specs=(cache_heads, heads),
-        check_vma=False,
+        (PartitionSpec("model"), heads, heads, heads, cache_heads, *([PartitionSpec()] * len(operands))),
+        (cache_heads, heads),
     )(sinks, q, k, v, kv_cache, *operands)

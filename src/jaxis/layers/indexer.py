@@ -22,6 +22,7 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.norm import JaxLayerNorm
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
+from jaxis.parallel.mesh import devices_of_layer, on_each_device
 
 # Of the norm of keys: the reference's own, not the config's.
 _NORM_EPSILON = 1e-6
@@ -148,10 +149,9 @@ class Indexer(JaxModule):
             return None, select_from_whole_sequences(q, weights, keys[:, 0], visible, num_selected=sizes.num_selected)
         q, keys = self.rope(q, keys, metadata.input_positions)
         select = functools.partial(select_tokens, num_selected=sizes.num_selected)
-        mesh = jax.sharding.get_abstract_mesh()
-        if not mesh.empty and mesh.size > 1:
+        if devices_of_layer() > 1:
             whole = PartitionSpec()
-            select = jax.shard_map(select, in_specs=(whole,) * 9, out_specs=(whole, whole), check_vma=False)
+            select = on_each_device(select, (whole,) * 9, (whole, whole))
         return select(
             q,
             weights,

@@ -23,6 +23,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.layers.scope import LayerScope
+from jaxis.parallel.mesh import on_each_device
 
 # For the norms of latents: the reference uses its default, not the config's value.
 LATENT_NORM_EPSILON = 1e-6
@@ -270,6 +271,4 @@ def _on_each_devices_heads(kernel: Callable[..., Any], num_heads: int, num_opera
         return kernel
     whole = PartitionSpec()
     heads = PartitionSpec(None, "model", None) if num_heads % mesh.shape["model"] == 0 else whole
-    return jax.shard_map(
-        kernel, in_specs=(heads, *[whole] * (num_operands - 1)), out_specs=(whole, heads), check_vma=False
-    )
+    return on_each_device(kernel, (heads, *[whole] * (num_operands - 1)), (whole, heads))

@@ -27,15 +27,20 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "mlp": (MODEL_AXIS,),
     "vocab": (MODEL_AXIS,),
     SPREAD_EXPERT: (DATA_AXIS, MODEL_AXIS),
+    # Of a KV cache, and slots of a state cache: each data rank has its own.
+    "blocks": (DATA_AXIS,),
 }
 
 
-def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1) -> Mesh:
+def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1) -> Mesh:
     """A `(data, model)` mesh over the first devices of this host, or of each of several.
 
+    The devices of a data rank are neighbours, on one host where they can be.
+
     Args:
-      tensor_parallel_size: Devices in all; a multiple of `num_hosts`.
-      num_hosts: Hosts whose JAX processes have met.
+      tensor_parallel_size: Devices that share each layer.
+      num_hosts: Hosts whose JAX processes have met; they divide the number of devices.
+      data_parallel_size: Data ranks.
 
     Raises:
       ConfigError: There are fewer devices.
@@ -44,18 +49,22 @@ def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1) -> Mesh:
         by_host = [jax.local_devices()]
     else:
         by_host = [[d for d in jax.devices() if d.process_index == rank] for rank in range(num_hosts)]
-    per_host = tensor_parallel_size // num_hosts
+    num_devices = data_parallel_size * tensor_parallel_size
+    per_host = num_devices // num_hosts
     for rank, devices in enumerate(by_host):
         if not 1 <= per_host <= len(devices):
             where = f" on each of {num_hosts} hosts; host {rank} has {len(devices)}" if num_hosts > 1 else ""
+            wanted = f"tensor_parallel_size={tensor_parallel_size}"
+            if data_parallel_size > 1:
+                wanted = f"data_parallel_size={data_parallel_size} with {wanted}"
             raise ConfigError(
-                f"tensor_parallel_size={tensor_parallel_size} needs {per_host if where else 'that many'} "
+                f"{wanted} needs {per_host if where or data_parallel_size > 1 else 'that many'} "
                 f"{jax.local_devices()[0].platform} devices{where or f'; {len(devices)} found'}"
             )
     kinds = {device.device_kind for devices in by_host for device in devices[:per_host]}
     if len(kinds) > 1:
         raise ConfigError(f"the hosts have different devices: {', '.join(sorted(kinds))}")
-    grid = np.asarray([devices[:per_host] for devices in by_host]).reshape(1, tensor_parallel_size)
+    grid = np.asarray([devices[:per_host] for devices in by_host]).reshape(data_parallel_size, tensor_parallel_size)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 

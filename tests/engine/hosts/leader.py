@@ -1,4 +1,7 @@
-"""A leader for the tests of several hosts: `python -m tests.engine.hosts.leader SCENARIO MODEL NUM_HOSTS SIZE PORT`."""
+"""A leader for the tests of several hosts: `python -m tests.engine.hosts.leader SCENARIO MODEL NUM_HOSTS SIZE PORT`.
+
+SIZE is the number of devices, or data x tensor for data ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 from jaxis import LLM, SamplingParams
+from jaxis.engine import setup
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
 
@@ -15,18 +20,24 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 NUM_MIXED = 13  # one of each kind
 
 
-def start(model: str, num_hosts: int, size: int, port: int) -> LLM:
-    """An LLM with so few blocks that sequences are preempted."""
+def start(model: str, num_hosts: int, size: int, port: int, *, num_ranks: int = 1) -> LLM:
+    """An LLM with so few blocks that sequences are preempted; a dense model may have data ranks."""
+    with mock.patch.object(setup, "_check_ranks_share"):
+        return _start(model, num_hosts, size, port, num_ranks)
+
+
+def _start(model: str, num_hosts: int, size: int, port: int, num_ranks: int) -> LLM:
     return LLM(
         model,
         nnodes=num_hosts,
         tensor_parallel_size=size,
+        data_parallel_size=num_ranks,
         master_port=port,
         max_num_batched_tokens=32,
         max_num_seqs=4,
         max_model_len=128,
         # With more devices than kv heads, each has a whole one.
-        kv_cache_memory=14 * 8192 * max(1, size // 2),
+        kv_cache_memory=14 * 8192 * max(1, size // 2) * num_ranks,
         show_progress=False,
     )
 
@@ -89,6 +100,7 @@ def endless(llm: LLM) -> dict[str, Any]:
 if __name__ == "__main__":
     _, scenario, model, num_hosts, size, port = sys.argv
     function = {"short": short_answers, "all": answers_of_every_kind, "endless": endless}[scenario]
-    with start(model, int(num_hosts), int(size), int(port)) as llm:
+    num_ranks, _, size = size.rpartition("x")
+    with start(model, int(num_hosts), int(size), int(port), num_ranks=int(num_ranks or 1)) as llm:
         print("ANSWERS", json.dumps(function(llm)), flush=True)
     print("closed", flush=True)

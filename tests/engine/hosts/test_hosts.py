@@ -69,6 +69,23 @@ def test_experts_on_the_devices_of_two_hosts():
 
 @pytest.mark.multi_device
 @pytest.mark.slow
+@pytest.mark.parametrize(("size", "num_devices"), [("2x1", 1), ("2x2", 2), ("4x1", 2)])
+def test_data_ranks_on_two_hosts_answer_as_one_device_does(checkpoint, size, num_devices):
+    port = free_port()
+    with host_processes([leader("all", checkpoint(), size, port), follower(port)], num_devices=num_devices) as hosts:
+        with start(str(checkpoint()), 1, 1, port) as llm:
+            expected = answers_of_every_kind(llm)
+        assert [host.wait() for host in hosts] == [0, 0], "\n".join(host.output for host in hosts)
+        found = answers_of(hosts[0])
+    for name in ("whole", "paged"):
+        np.testing.assert_allclose(found.pop(name), expected.pop(name), rtol=1e-4, atol=1e-4)
+    del found["preempted"], expected["preempted"]  # each rank has as many blocks as the one device
+    assert found == json.loads(json.dumps(expected))
+    assert found["hit"][0]
+
+
+@pytest.mark.multi_device
+@pytest.mark.slow
 def test_a_killed_follower_fails_the_requests_at_once(checkpoint):
     port = free_port()
     with host_processes([leader("endless", checkpoint(), 2, port), follower(port)]) as (first, second):

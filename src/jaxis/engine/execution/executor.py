@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import Program, ProgramCache
+from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.step_programs import (
     ForwardKey,
@@ -46,6 +46,7 @@ class Executor:
       arrays: The model's.
       programs: Those that are compiled.
       step_programs: Compiles them.
+      ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
     """
 
@@ -84,6 +85,7 @@ class Executor:
         self.step_programs = StepPrograms(
             self.arrays, mesh, caches=plan.structs, max_num_seqs=self._max_num_seqs, vocab_size=self._vocab_size
         )
+        self.ranks = RankPrograms(mesh)
         self.programs = ProgramCache(self._compile, on_compile)
         self._forget_last_tokens()
 
@@ -99,20 +101,31 @@ class Executor:
         """Ends those, when no more calls will come."""
 
     def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
-        """Dispatches the model over a step, `packed` by `pack_step`; keeps its hidden states."""
+        """Dispatches the model over a step; keeps its hidden states.
+
+        Args:
+          key: The program.
+          packed: By `pack_step`, of each data rank, one after the other.
+        """
         program = self.programs.get(key)
         self.hidden = self.rows = None  # so that their memory can be theirs again
-        self.caches, self.hidden, self.rows = program(self.arrays.arrays, self.caches, self._last_tokens, packed)
+        placed = self.ranks.place(packed)
+        self.caches, self.hidden, self.rows = program(self.arrays.arrays, self.caches, self._last_tokens, placed)
 
     def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
         """Dispatches the sampler over the last hidden states of the step that was forwarded.
 
         Args:
           key: The program.
-          parameters: `SamplingArrays.pack`; None if every sequence takes its most likely token.
+          parameters: `SamplingArrays.pack`, of each data rank, one after the other; None if every sequence takes its
+            most likely token.
+
+        Returns:
+          What the sequences sampled, rank by rank.
         """
         program = self.programs.get(key)
-        sampled, self._last_tokens = program(self.arrays.head_arrays, self.rows, parameters)
+        placed = None if parameters is None else self.ranks.place(parameters)
+        sampled, self._last_tokens = program(self.arrays.head_arrays, self.rows, placed)
         self.hidden = self.rows = None
         self._start_copy_to_host(sampled)
         return sampled
@@ -142,7 +155,7 @@ class Executor:
 
         Args:
           key: The program.
-          rows: int32 [LOGITS_CHUNK_ROWS].
+          rows: int32 [LOGITS_CHUNK_ROWS], counted through the hidden states of all data ranks.
           targets: int32 [LOGITS_CHUNK_ROWS], if log-probabilities of these tokens are wanted, not logits.
         """
         program = self.programs.get(key)
@@ -171,8 +184,8 @@ class Executor:
     def _forget_last_tokens(self) -> None:
         self.hidden: jax.Array | None = None
         self.rows: jax.Array | None = None
-        replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._last_tokens = cast(Any, jnp.zeros)(self._max_num_seqs, jnp.int32, device=replicated)
+        last = self.ranks.struct((self._max_num_seqs,), jnp.int32)
+        self._last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
 
     def _start_copy_to_host(self, sampled: SamplerOutput) -> None:
         if not self._is_on_host:

@@ -22,7 +22,7 @@ from jaxis.kernels.ragged_paged_attention import make_kv_cache
 from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
 from jaxis.layers.module import named_modules
 from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
-from jaxis.parallel.mesh import logical_sharding
+from jaxis.parallel.mesh import DATA_AXIS, logical_sharding
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -168,7 +168,7 @@ def num_cache_blocks(
       bytes_per_block: Bytes of a block in the layers of each span, the span that keeps most first.
       mesh: Where the cache will be.
       state_bytes: What recurrent states take of the memory.
-      memory: Bytes of all caches on all hosts; None is `cache_memory`, that of this host.
+      memory: Bytes of all caches of a data rank; None is `cache_memory`, for a mesh with one.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
@@ -189,7 +189,7 @@ def num_cache_blocks(
     num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
     total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
     if on_cpu:
-        _check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.size)
+        _check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.shape["model"])
     if total <= 0 and bytes_per_block:
         one_block = sum(bytes_per_block.values())
         raise EngineError(
@@ -219,8 +219,8 @@ class CachePlan:
     Attributes:
       structs: Their shapes and shardings, one for each layer that caches.
       bytes_per_block: Bytes of a block over all layers of a span, the span that keeps most first.
-      num_blocks: Blocks of each layer of a span.
-      num_state_slots: Slots of the recurrent states; None if no layer has any.
+      num_blocks: Blocks of each layer of a span; each data rank has as many.
+      num_state_slots: Slots of the recurrent states of a data rank; None if no layer has any.
       bytes_per_slot: Bytes of a slot over all layers.
       max_model_len: The configured one, shortened if the caches cannot hold a sequence that long.
     """
@@ -259,7 +259,7 @@ def plan_kv_caches(
         paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
         per_block = block_bytes(paged, cache_config.block_size, dtype, num_devices)
     per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations, mesh)
-    memory = cache_memory(vllm_config, mesh) if memory is None else memory
+    memory = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
     num_slots = num_state_slots(vllm_config, per_slot, memory, attends=bool(per_block))
     state_bytes = per_slot * num_slots
     num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=memory)
@@ -275,10 +275,10 @@ def plan_kv_caches(
 def _kv_cache_struct(
     spec: CacheSpec, num_blocks: int, block_size: int, dtype: DTypeLike, mesh: jax.sharding.Mesh
 ) -> jax.ShapeDtypeStruct:
-    """A paged cache's shape and sharding, its heads spread over the mesh."""
+    """A paged cache's shape and sharding: its heads are spread over the mesh, and each data rank has its own blocks."""
     with jax.set_mesh(mesh):
-        shape = spec.shape(num_blocks, block_size, dtype)
-        axes = spec.axes(shape, dtype)
+        shape = spec.shape(mesh.shape[DATA_AXIS] * num_blocks, block_size, dtype)
+        axes = ("blocks", *spec.axes(shape, dtype)[1:])
     return jax.ShapeDtypeStruct(shape, dtype, sharding=logical_sharding(mesh, axes, shape))
 
 

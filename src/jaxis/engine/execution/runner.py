@@ -32,11 +32,14 @@ from jaxis.engine.execution.step_programs import (
 )
 from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from jaxis.engine.scheduling.data_ranks import StepOutput
+from jaxis.engine.scheduling.scheduler import ScheduledSequence
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import jax
+
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
 
@@ -49,11 +52,11 @@ class DispatchedStep:
 
     Attributes:
       output: What was scheduled.
-      sampled: Device arrays, row i for entry i; None if no sequence samples in the step.
+      sampled: Device arrays, each data rank's rows one after the other; None if no sequence samples in the step.
       prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
     """
 
-    output: SchedulerOutput
+    output: StepOutput
     sampled: SamplerOutput | None
     prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
 
@@ -61,13 +64,21 @@ class DispatchedStep:
         """The sampled token of each entry (meaningless where it does not sample); waits for the device."""
         if self.sampled is None:
             return [0] * len(self.output.scheduled)
-        return np.asarray(self.sampled.token_ids)[: len(self.output.scheduled)].tolist()
+        return self._of_entries(self.sampled.token_ids).tolist()
 
     def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
-        """The sampled tokens' log-probabilities as numpy arrays, if any sequence wants them."""
+        """The sampled tokens' log-probabilities as numpy arrays, row i for entry i, if any sequence wants them."""
         if self.sampled is None or self.sampled.logprobs is None:
             return None
-        return TokenLogprobs(*map(np.asarray, self.sampled.logprobs))
+        return TokenLogprobs(*map(self._of_entries, self.sampled.logprobs))
+
+    def _of_entries(self, sampled: jax.Array) -> np.ndarray:
+        """The rows of entries, without those that data ranks were padded with."""
+        rows, ranks = np.asarray(sampled), self.output.ranks
+        if len(ranks) == 1:
+            return rows[: len(self.output.scheduled)]
+        of_ranks = rows.reshape(len(ranks), -1, *rows.shape[1:])
+        return np.concatenate([part[: len(rank.scheduled)] for part, rank in zip(of_ranks, ranks, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ class ForwardedStep:
       run_sampler: Dispatches the sampler.
     """
 
-    output: SchedulerOutput
+    output: StepOutput
     prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
     run_sampler: Callable[[SamplingStates], SamplerOutput]
 
@@ -101,9 +112,10 @@ class Runner:
 
     Attributes:
       executor: Calls them.
-      num_blocks: Blocks of the KV cache for the layers of each span, the span that keeps most first.
+      num_ranks: Data ranks.
+      num_blocks: Blocks of a rank's KV cache for the layers of each span, the span that keeps most first.
       kv_bytes_per_block: Bytes of one such block in all its layers, by span.
-      num_state_slots: Slots of the recurrent states; None if no layer has any.
+      num_state_slots: Slots of a rank's recurrent states; None if no layer has any.
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
@@ -118,8 +130,8 @@ class Runner:
     def __init__(self, vllm_config: VllmConfig, executor: Executor) -> None:
         self.vllm_config, self.executor = vllm_config, executor
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
-        self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
-        plan = executor.plan
+        self.on_step_logits: Callable[[StepOutput, np.ndarray], None] | None = None
+        plan, self.num_ranks = executor.plan, executor.ranks.num_ranks
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -177,7 +189,7 @@ class Runner:
         """The smallest compiled shape that holds this many tokens."""
         return self._step_shapes.of(num_tokens)
 
-    def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
+    def dispatch(self, output: StepOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
         if self._can_be_one_program(output.num_tokens) and self.on_step_logits is None:
             [entry] = output.scheduled
@@ -189,14 +201,14 @@ class Runner:
     def _can_be_one_program(self, num_tokens: int) -> bool:
         return self.executor.is_native and num_tokens == 1
 
-    def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
+    def _greedy_step(self, output: StepOutput) -> DispatchedStep:
         self._check_is_sampled()
         shape = self.step_shape(1)
-        sampled = self.executor.greedy_step(GreedyStepKey(shape), pack_step(output, shape, self._last_rows))
+        sampled = self.executor.greedy_step(GreedyStepKey(shape), self._pack(output, shape))
         self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
 
-    def forward(self, output: SchedulerOutput) -> ForwardedStep:
+    def forward(self, output: StepOutput) -> ForwardedStep:
         """Sends a step's model to the devices.
 
         Raises:
@@ -207,24 +219,26 @@ class Runner:
         if output.num_decodes < len(output.scheduled):
             # The next step decodes the same number of sequences.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
-            self.precompile(len(output.scheduled), greedy=is_greedy)
+            self.precompile(max(len(rank.scheduled) for rank in output.ranks), greedy=is_greedy)
         self._forward(output, shape)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
-            self.on_step_logits(output, self._logits(shape.num_tokens, np.arange(output.num_tokens)))
-        prompt_logprobs = [
-            (i, self._prompt_logprobs(shape.num_tokens, output, i))
-            for i, entry in enumerate(output.scheduled)
-            if _has_prompt_logprobs(entry)
-        ]
+            self.on_step_logits(output, self._logits(shape.num_tokens, _token_rows(output, shape.num_tokens)))
+        prompt_logprobs = []
+        if any(map(_has_prompt_logprobs, output.scheduled)):
+            prompt_logprobs = [
+                (i, self._prompt_logprobs(shape.num_tokens, entry, first_row))
+                for i, (entry, first_row) in enumerate(_first_rows(output, shape.num_tokens))
+                if _has_prompt_logprobs(entry)
+            ]
         return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_seqs))
 
-    def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
+    def paged_logits(self, output: StepOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
         shape = self.step_shape(output.num_tokens)
         self._forward(output, shape)
-        return self._logits(shape.num_tokens, np.arange(output.num_tokens))
+        return self._logits(shape.num_tokens, _token_rows(output, shape.num_tokens))
 
     def whole_logits(self, token_ids: Sequence[int], rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Logits, float32 [T, V], of one whole sequence without a cache; of these rows only, where given."""
@@ -261,30 +275,42 @@ class Runner:
             raise RuntimeError("the step before must be sampled first")
 
     def _forget_last_step(self) -> None:
-        self._unsampled: SchedulerOutput | None = None
+        self._unsampled: StepOutput | None = None
         self._last_rows: dict[SequenceId, int] = {}
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
-    def _forward(self, output: SchedulerOutput, shape: StepShape) -> None:
+    def _forward(self, output: StepOutput, shape: StepShape) -> None:
         """Dispatches the model."""
-        packed = pack_step(output, shape, self._last_rows)
+        packed = self._pack(output, shape)
         self._num_hidden += 1
         self.executor.forward(ForwardKey(shape), packed)
 
-    def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
-        """Dispatches the sampler over each sequence's last hidden state, R rows."""
-        sequences = [sampling.get(entry.sequence.seq_id, self._ended_sampling) for entry in output.scheduled]
+    def _pack(self, output: StepOutput, shape: StepShape) -> np.ndarray:
+        """The step of all data ranks, one after the other."""
+        return _joined([pack_step(rank, shape, self._last_rows) for rank in output.ranks])
+
+    def _sample(self, output: StepOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
+        """Dispatches the sampler over each sequence's last hidden state, R rows a data rank."""
+        batches = [
+            [sampling.get(entry.sequence.seq_id, self._ended_sampling) for entry in rank.scheduled]
+            for rank in output.ranks
+        ]
         features, parameters = SamplerFeatures(), None
-        if not all(sequence.takes_argmax for sequence in sequences):
-            # The scheduler counts the token that this step samples as in flight already.
-            num_inflight = [max(entry.sequence.num_inflight_tokens - 1, 0) for entry in output.scheduled]
-            arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight)
-            features = sampler_features(arrays, sequences, self.vocab_size)
+        if not all(sequence.takes_argmax for sequences in batches for sequence in sequences):
+            of_ranks = []
+            for rank, sequences in zip(output.ranks, batches, strict=True):
+                # The scheduler counts the token that this step samples as in flight already.
+                num_inflight = [max(entry.sequence.num_inflight_tokens - 1, 0) for entry in rank.scheduled]
+                arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight)
+                features = features.join(sampler_features(arrays, sequences, self.vocab_size))
+                of_ranks.append(arrays)
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
-                parameters = arrays.widened(features, self.vocab_size).pack()
+                parameters = _joined([arrays.widened(features, self.vocab_size).pack() for arrays in of_ranks])
         sampled = self.executor.sample(SampleKey(num_rows, features), parameters)
-        self._last_rows = {entry.sequence.seq_id: i for i, entry in enumerate(output.scheduled) if entry.samples}
+        self._last_rows = {
+            entry.sequence.seq_id: i for rank in output.ranks for i, entry in enumerate(rank.scheduled) if entry.samples
+        }
         self._unsampled = None
         return sampled
 
@@ -300,10 +326,8 @@ class Runner:
             logits = self.executor.logits(key, _chunk(rows[start:].astype(np.int32)))
             yield np.asarray(logits)[: len(rows) - start]
 
-    def _prompt_logprobs(self, num_padded: int, output: SchedulerOutput, index: int) -> TokenLogprobs[np.ndarray]:
+    def _prompt_logprobs(self, num_padded: int, entry: ScheduledSequence, first_row: int) -> TokenLogprobs[np.ndarray]:
         """Log-probabilities of the token after each of the entry's prompt tokens, while that is a prompt token too."""
-        entry = output.scheduled[index]
-        first_row = sum(earlier.num_tokens for earlier in output.scheduled[:index])
         targets = entry.sequence.prompt_token_ids[entry.start + 1 : entry.start + entry.num_tokens + 1]
         key = LogitsKey(num_padded, targets=True)
         chunks = []
@@ -320,6 +344,26 @@ def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
     """Whether a step's logits are also wanted for the log-probabilities of the prompt."""
     sequence = entry.sequence
     return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
+
+
+def _first_rows(output: StepOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
+    """Each entry, and its first row of the hidden states of all data ranks, of which each has `num_padded`."""
+    for index, rank in enumerate(output.ranks):
+        row = index * num_padded
+        for entry in rank.scheduled:
+            yield entry, row
+            row += entry.num_tokens
+
+
+def _token_rows(output: StepOutput, num_padded: int) -> np.ndarray:
+    """The rows of a step's tokens."""
+    parts = [np.arange(first, first + entry.num_tokens) for entry, first in _first_rows(output, num_padded)]
+    return np.concatenate(parts)
+
+
+def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Vectors one after the other; of one rank, its own."""
+    return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 
 def _chunk(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.state_cache_spec import StateCacheSpec
-from jaxis.parallel.mesh import logical_sharding
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 
 # Slots beyond one for each running sequence and one for what each just kept: the states of ended conversations.
 KEPT_SLOTS = 64
@@ -23,7 +23,7 @@ STATE_SHARE = 0.5
 
 
 def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes of a slot over all layers and devices; a state that the devices cannot share is whole on each.
+    """Bytes of a slot over all layers and devices of a data rank; a state that they cannot share is whole on each.
 
     Args:
       specs: One for each layer with a state.
@@ -32,7 +32,7 @@ def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | A
     """
     structs = [struct for spec in specs for struct in state_structs(spec, 1, dtype, mesh)]
     shards = [(struct.sharding.shard_shape(struct.shape), struct.dtype.itemsize) for struct in structs]
-    return mesh.size * sum(math.prod(shape) * itemsize for shape, itemsize in shards)
+    return mesh.shape[MODEL_AXIS] * sum(math.prod(shape) * itemsize for shape, itemsize in shards)
 
 
 def useful_slots(vllm_config: VllmConfig) -> int:
@@ -49,7 +49,7 @@ def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *
     Args:
       vllm_config: Its sizes.
       bytes_per_slot: Over all layers; 0 where none has a state, which needs no slots.
-      memory: Bytes of all caches together.
+      memory: Bytes of all caches of a data rank.
       attends: Whether there are layers with attention, which need memory as well.
 
     Raises:
@@ -70,12 +70,13 @@ def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *
 def state_structs(
     spec: StateCacheSpec, num_slots: int, dtype: DTypeLike, mesh: Mesh | AbstractMesh
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes and shardings of a layer's state, [num_slots, ...] each."""
+    """The shapes and shardings of a layer's state, [D * num_slots, ...] each for D data ranks."""
+    all_slots = mesh.shape[DATA_AXIS] * num_slots
     return tuple(
         jax.ShapeDtypeStruct(
-            (num_slots, *array.shape),
+            (all_slots, *array.shape),
             array.dtype_in(dtype),
-            sharding=logical_sharding(mesh, (None, *array.axes), (num_slots, *array.shape)),
+            sharding=logical_sharding(mesh, ("blocks", *array.axes), (all_slots, *array.shape)),
         )
         for array in spec
     )

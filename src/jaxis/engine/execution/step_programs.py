@@ -16,13 +16,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxis.engine.execution.compiler_options import compiler_options
 from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
+from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.engine.execution.sampler import SamplerOutput, sample, token_logprobs
 from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays
 from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.parallel.mesh import logical_sharding
+from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -34,7 +35,7 @@ class ForwardKey:
     """Program: the model over a step.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], each sequence's last
-    hidden state [R, E]). The caches are donated.
+    hidden state [R, E]). The caches are donated. Of several data ranks, all but the arrays lie one after the other.
     """
 
     shape: StepShape
@@ -44,7 +45,8 @@ class ForwardKey:
 class SampleKey:
     """Program: logits and sampling for R sequences.
 
-    (head arrays, hidden states [R, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]).
+    (head arrays, hidden states [R, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]). Of
+    several data ranks, all but the arrays lie one after the other.
     """
 
     num_seqs: int
@@ -66,7 +68,8 @@ class GreedyStepKey:
 class LogitsKey:
     """Program: logits of a chunk of a step's rows (`targets` False), or their log-probabilities of given tokens.
 
-    (head arrays, hidden states [T, E], rows, [targets]) -> float32 [LOGITS_CHUNK_ROWS, V], or TokenLogprobs.
+    (head arrays, hidden states [T, E], rows, [targets]) -> float32 [LOGITS_CHUNK_ROWS, V], or TokenLogprobs. Rows count
+    through the hidden states of all data ranks.
     """
 
     num_tokens: int
@@ -77,7 +80,7 @@ class LogitsKey:
 class WholeKey:
     """Program: hidden states of one whole sequence, without a cache.
 
-    (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E].
+    (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E]. All data ranks compute the same.
     """
 
     num_tokens: int
@@ -107,6 +110,7 @@ class StepPrograms:
         self._mesh = mesh
         self._caches = list(caches)
         self._cache_shardings = jax.tree.map(lambda struct: struct.sharding, self._caches)
+        self._ranks = RankPrograms(mesh)
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -138,11 +142,17 @@ class StepPrograms:
             caches, hidden, _ = self._model.merge(arrays)(caches, step.input_ids, step.attention_metadata)
             return caches, hidden, hidden[step.logits_rows]
 
-        shardings = (self._cache_shardings, self._replicated, self._replicated)
-        last_tokens = self._int32(self._max_num_seqs)
-        packed = self._int32(key.shape.packed_size)
-        jitted = _jit(forward, donate_argnums=1, out_shardings=shardings)
-        return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
+        ranks = self._ranks
+        operands = (
+            self._model.arrays,
+            self._caches,
+            ranks.struct((self._max_num_seqs,), jnp.int32),
+            ranks.struct((key.shape.packed_size,), jnp.int32),
+        )
+        results = (self._cache_shardings, ranks.sharding, ranks.sharding)
+        return _jit(ranks.over_ranks(forward, operands, results), donate_argnums=1, out_shardings=results).lower(
+            *operands
+        )
 
     def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
         def greedy_step(
@@ -165,7 +175,7 @@ class StepPrograms:
         num_seqs, features = key.num_seqs, key.features
         parameters = None
         if features != SamplerFeatures():
-            parameters = self._int32(SamplingArrays.packed_size(num_seqs, features))
+            parameters = self._ranks.struct((SamplingArrays.packed_size(num_seqs, features),), jnp.int32)
 
         def run(
             head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
@@ -175,8 +185,11 @@ class StepPrograms:
                 return self._sample_greedily(model, rows)
             return self._sample(model, rows, SamplingArrays.unpack(parameters, num_seqs, features), features)
 
-        jitted = _jit(run, out_shardings=self._replicated)
-        return jitted.lower(self._model.head_arrays, self._hidden(num_seqs), parameters)
+        ranks = self._ranks
+        operands = (self._model.head_arrays, self._hidden(num_seqs), parameters)
+        # The tokens of all ranks are read by the host, which has one device of them, or more.
+        jitted = _jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=(self._replicated, ranks.sharding))
+        return jitted.lower(*operands)
 
     def _sample_greedily(self, model: GenerativeModel, rows: jax.Array) -> tuple[SamplerOutput, jax.Array]:
         """`_sample` where each row takes its most likely token: devices only exchange those of their own logits."""
@@ -197,7 +210,8 @@ class StepPrograms:
 
     def _lower_logits(self, key: LogitsKey) -> jax.stages.Lowered:
         def logits(head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
-            return self._replicate(self._model.merge_head(head_arrays).compute_logits(hidden[rows]))
+            model = self._model.merge_head(head_arrays)
+            return self._replicate(model.compute_logits(self._ranks.take(hidden, rows)))
 
         def logprobs(
             head_arrays: list[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
@@ -205,10 +219,9 @@ class StepPrograms:
             return token_logprobs(logits(head_arrays, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
 
         rows = self._int32(LOGITS_CHUNK_ROWS)
-        operands = (self._model.head_arrays, self._hidden(key.num_tokens), rows)
-        if key.targets:
-            return _jit(logprobs, out_shardings=self._replicated).lower(*operands, rows)
-        return _jit(logits, out_shardings=self._replicated).lower(*operands)
+        operands = (self._model.head_arrays, self._hidden(key.num_tokens), rows, *([rows] if key.targets else []))
+        run = self._ranks.over_ranks(logprobs if key.targets else logits, operands, self._replicated)
+        return _jit(run, out_shardings=self._replicated).lower(*operands)
 
     def _lower_whole(self, key: WholeKey) -> jax.stages.Lowered:
         def whole(arrays: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
@@ -222,8 +235,9 @@ class StepPrograms:
             _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata)
             return hidden
 
-        jitted = _jit(whole, out_shardings=self._replicated)
-        return jitted.lower(self._model.arrays, self._int32(key.num_tokens), self._int32())
+        operands = (self._model.arrays, self._int32(key.num_tokens), self._int32())
+        run = self._ranks.over_ranks(whole, operands, self._ranks.sharding)
+        return _jit(run, out_shardings=self._ranks.sharding).lower(*operands)
 
     def _replicate(self, logits: jax.Array) -> jax.Array:
         """Whole rows of logits on every device, so that all devices sample the same tokens.
@@ -231,19 +245,24 @@ class StepPrograms:
         Each device first computes its own part of the vocabulary: told only that the result is whole, XLA would gather
         the head's weight and let every device multiply by all of it.
         """
-        return jax.lax.with_sharding_constraint(self._divide(logits), self._replicated)
+        return self._constrain(self._divide(logits), self._replicated)
 
     def _divide(self, logits: jax.Array) -> jax.Array:
         """On each device its own part of the vocabulary, if it can be divided."""
-        parts = logical_sharding(self._mesh, (None, "vocab"), logits.shape)
-        return jax.lax.with_sharding_constraint(logits, parts)
+        return self._constrain(logits, logical_sharding(self._mesh, (None, "vocab"), logits.shape))
+
+    def _constrain(self, logits: jax.Array, sharding: NamedSharding) -> jax.Array:
+        if MODEL_AXIS not in automatic_axes():
+            return logits
+        # The spec alone: what XLA divides here may be one rank's part of the mesh.
+        return jax.lax.with_sharding_constraint(logits, sharding.spec)
 
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         one = self._model.hidden_states
-        return jax.ShapeDtypeStruct((num_tokens, *one.shape[1:]), one.dtype, sharding=one.sharding)
+        return self._ranks.struct((num_tokens, *one.shape[1:]), one.dtype)
 
 
 def _jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:

@@ -28,7 +28,7 @@ class EngineInfo:
       model_type: As in config.json.
       default_sampling_params: What the checkpoint recommends.
       max_model_len: Most tokens of a sequence, prompt and output together.
-      max_num_seqs: Most sequences that run at once.
+      max_num_seqs: Most sequences that run at once, on all data ranks.
       num_cache_tokens: Tokens that the KV cache holds.
       vocab_size: V.
       eos_token_ids: Tokens that end a sequence.
@@ -67,7 +67,7 @@ class EngineInfo:
             model_type=config.model_config.hf_config.get("model_type"),
             default_sampling_params=built.default_sampling_params,
             max_model_len=engine.max_model_len,
-            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_seqs=config.scheduler_config.max_num_seqs * engine.runner.num_ranks,
             num_cache_tokens=blocks.num_blocks * blocks.block_size,
             vocab_size=engine.runner.vocab_size,
             eos_token_ids=engine.eos_token_ids,

@@ -123,6 +123,13 @@ class BlockManager:
                 return num_needed, pool.num_blocks
         return None
 
+    def has_room_for(self, num_tokens: int) -> bool:
+        """Whether so many more tokens, with what they see of each other, find free blocks in every pool."""
+        return all(
+            pool.num_free_blocks >= span.max_held_blocks(1, num_tokens, self.block_size, num_tokens)
+            for span, pool in zip(self.spans, self.pools, strict=True)
+        )
+
     def begin_step(self) -> None:
         """To be called before each step is scheduled."""
         if self.states is not None:

@@ -64,6 +64,11 @@ class SchedulerOutput:
         """Tokens that the step computes (T)."""
         return sum(entry.num_tokens for entry in self.scheduled)
 
+    @property
+    def ranks(self) -> tuple[SchedulerOutput]:
+        """The step of each data rank: this one alone; see `DataRanksOutput`."""
+        return (self,)
+
 
 class Scheduler:
     """Serves sequences by priority, then arrival.
@@ -121,16 +126,38 @@ class Scheduler:
         """Sequences not admitted yet, and preempted ones."""
         return len(self._unfinished) - len(self._running)
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that running sequences still have to compute before they sample."""
+        return sum(sequence.num_tokens_with_inflight - sequence.num_computed_tokens for sequence in self._running)
+
+    @property
+    def ranks(self) -> tuple[Scheduler]:
+        """The scheduler of each data rank: this one alone; see `DataRanksScheduler`."""
+        return (self,)
+
+    def __contains__(self, seq_id: SequenceId) -> bool:
+        """Whether an unfinished sequence has this id."""
+        return seq_id in self._unfinished
+
     def add_sequence(self, sequence: Sequence) -> None:
         """Queues a sequence.
 
         Raises:
-          RequestError: Its id is in use, its prompt is empty or leaves no room to generate, or it could outgrow the
-            KV cache.
+          RequestError: Its id is in use, or see `check`.
         """
         if sequence.seq_id in self._unfinished:
             request_id = sequence.seq_id.request_id
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
+        self.check(sequence)
+        self._unfinished[sequence.seq_id] = sequence
+        self._waiting.push(sequence)
+
+    def check(self, sequence: Sequence) -> None:
+        """Raises a RequestError for a sequence that could never run.
+
+        Its prompt is empty or leaves no room to generate, or it could outgrow the KV cache.
+        """
         if sequence.num_prompt_tokens == 0:
             raise RequestError("the prompt is empty: give at least one token")
         if sequence.max_total_tokens > self.max_model_len:
@@ -151,8 +178,6 @@ class Scheduler:
                 f"the request may need {num_needed} KV cache blocks of {self.block_manager.block_size} tokens, and "
                 f"there are {num_blocks}: shorten its prompt, lower max_tokens, or enlarge the cache"
             )
-        self._unfinished[sequence.seq_id] = sequence
-        self._waiting.push(sequence)
 
     def abort_sequence(self, seq_id: SequenceId) -> Sequence | None:
         """Ends a sequence at once; its tokens in flight are dropped. Returns it, or None if it is not unfinished."""
@@ -204,6 +229,10 @@ class Scheduler:
             self.block_manager.cache_full_blocks(entry.sequence)
         preempted, self._preempted_ids = tuple(self._preempted_ids), []
         return SchedulerOutput((*decodes, *prefills), len(decodes), preempted)
+
+    def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
+        """The step itself; see `DataRanksScheduler`."""
+        return output
 
     def update(self, output: SchedulerOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
         """Takes in a step's sampled tokens; to be called once for every step, in the order of dispatch.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxis.kernels.sampling.tiles import argmax
-from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer
+from jaxis.parallel.mesh import MODEL_AXIS, devices_of_layer, on_each_device
 
 
 def can_divide(logits: jax.Array) -> bool:
@@ -31,6 +31,4 @@ def argmax_on_shards(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.take_along_axis(all_ids, first, axis=0)[0], jnp.max(all_peaks, axis=0)
 
     whole = PartitionSpec()
-    return jax.shard_map(on_shard, in_specs=PartitionSpec(None, MODEL_AXIS), out_specs=(whole, whole), check_vma=False)(
-        logits
-    )
+    return on_each_device(on_shard, PartitionSpec(None, MODEL_AXIS), (whole, whole))(logits)

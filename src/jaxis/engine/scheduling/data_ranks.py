@@ -1,0 +1,240 @@
+"""Several data ranks in step: each has a scheduler and blocks of its own, and a sequence lives on one of them.
+
+A sequence is given to a rank when that rank could begin to compute it in the next step, not before: then the ranks know
+what is in their prefix caches, and none has a line of waiting sequences while another is idle.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.waiting_queue import WaitingQueue
+from jaxis.errors import RequestError
+
+# What one more sequence on a rank weighs against tokens of a prompt that are computed again on another rank. Every rank
+# waits for the one with most sequences; without a weight, all would follow a prefix that all share.
+TOKENS_OF_A_SEQUENCE = 64
+
+
+@dataclass(frozen=True)
+class DataRanksOutput:
+    """One step of several data ranks; see `SchedulerOutput`.
+
+    Attributes:
+      ranks: Each rank's part; without sequences if it has nothing to do.
+    """
+
+    ranks: tuple[SchedulerOutput, ...]
+
+    @functools.cached_property
+    def scheduled(self) -> tuple[ScheduledSequence, ...]:
+        """The sequences in the step, rank by rank."""
+        return tuple(itertools.chain.from_iterable(rank.scheduled for rank in self.ranks))
+
+    @property
+    def preempted(self) -> tuple[SequenceId, ...]:
+        """Ids of the sequences that lost their blocks."""
+        return tuple(itertools.chain.from_iterable(rank.preempted for rank in self.ranks))
+
+    @property
+    def num_decodes(self) -> int:
+        """Entries that compute just the token sampled last."""
+        return sum(rank.num_decodes for rank in self.ranks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the rank that computes most: the others' are padded to as many."""
+        return max(rank.num_tokens for rank in self.ranks)
+
+
+StepOutput = SchedulerOutput | DataRanksOutput
+
+IDLE = SchedulerOutput((), 0, ())
+"""The part of a rank with nothing to do."""
+
+
+class DataRanksScheduler:
+    """The schedulers of all data ranks, with the methods of one.
+
+    Attributes:
+      ranks: Each rank's own.
+      block_manager: The blocks of all of them.
+    """
+
+    def __init__(self, ranks: Iterable[Scheduler]) -> None:
+        self.ranks = tuple(ranks)
+        self.block_manager = DataRanksBlocks([rank.block_manager for rank in self.ranks])
+        self._unassigned: dict[SequenceId, Sequence] = {}
+        self._waiting = WaitingQueue()
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._unassigned) or any(rank.has_unfinished for rank in self.ranks)
+
+    @property
+    def num_running(self) -> int:
+        return sum(rank.num_running for rank in self.ranks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not admitted yet, and preempted ones."""
+        return len(self._unassigned) + sum(rank.num_waiting for rank in self.ranks)
+
+    def add_sequence(self, sequence: Sequence) -> None:
+        """Queues a sequence.
+
+        Raises:
+          RequestError: See `Scheduler.add_sequence`.
+        """
+        if sequence.seq_id in self._unassigned or any(sequence.seq_id in rank for rank in self.ranks):
+            request_id = sequence.seq_id.request_id
+            raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
+        self.ranks[0].check(sequence)
+        self._unassigned[sequence.seq_id] = sequence
+        self._waiting.push(sequence)
+
+    def abort_sequence(self, seq_id: SequenceId) -> Sequence | None:
+        """Ends a sequence at once; see `Scheduler.abort_sequence`."""
+        return self.finish_sequence(seq_id, SequenceStatus.FINISHED_ABORTED)
+
+    def finish_sequence(
+        self, seq_id: SequenceId, status: SequenceStatus, stop_reason: int | str | None = None
+    ) -> Sequence | None:
+        """Ends a sequence for a reason found outside; see `Scheduler.finish_sequence`."""
+        if (sequence := self._unassigned.pop(seq_id, None)) is not None:
+            sequence.status, sequence.stop_reason = status, stop_reason
+            return sequence
+        ended = (rank.finish_sequence(seq_id, status, stop_reason) for rank in self.ranks)
+        return next((sequence for sequence in ended if sequence is not None), None)
+
+    def schedule(self) -> DataRanksOutput | None:
+        """Builds the next step of all ranks; None when none of them can run anything."""
+        if self._unassigned:
+            self._assign()
+        outputs = [rank.schedule() for rank in self.ranks]
+        if all(output is None for output in outputs):
+            return None
+        return DataRanksOutput(tuple(output or IDLE for output in outputs))
+
+    def update(self, output: DataRanksOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
+        """Takes in a step's sampled tokens, one for each of `output.scheduled`; see `Scheduler.update`."""
+        new_tokens: list[tuple[Sequence, int]] = []
+        start = 0
+        for rank, part in zip(self.ranks, output.ranks, strict=True):
+            stop = start + len(part.scheduled)
+            new_tokens += rank.update(part, sampled_token_ids[start:stop])
+            start = stop
+        return new_tokens
+
+    def on_first_rank(self, output: SchedulerOutput) -> DataRanksOutput:
+        """A step of the first rank alone."""
+        return DataRanksOutput((output, *[IDLE] * (len(self.ranks) - 1)))
+
+    def _assign(self) -> None:
+        """Gives waiting sequences, in order, to ranks that have room for them in the next step."""
+        rooms = [_Room(rank) for rank in self.ranks]
+        chosen, request_id = None, None
+        while (sequence := self._waiting.head()) is not None:
+            # All sequences of a request share its prompt, and are on one rank. They come one after the other.
+            if chosen is None or sequence.seq_id.request_id != request_id:
+                open_rooms = [room for room in rooms if room.is_open]
+                if not open_rooms:
+                    return
+                costs = [room.cost(sequence) for room in open_rooms]
+                chosen, request_id = open_rooms[costs.index(min(costs))], sequence.seq_id.request_id
+            self._waiting.pop()
+            del self._unassigned[sequence.seq_id]
+            chosen.take(sequence)
+
+
+class _Room:
+    """What a rank can begin in the next step.
+
+    Args:
+      rank: The rank's scheduler.
+    """
+
+    def __init__(self, rank: Scheduler) -> None:
+        self.rank = rank
+        self._num_places = 0 if rank.num_waiting else rank.max_num_seqs - rank.num_running
+        self._num_sequences = rank.num_running + rank.num_waiting
+        self._num_tokens = 0  # that are to be computed
+        if self._num_places:
+            self._num_tokens = rank.num_pending_tokens
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is room for one more sequence."""
+        return self._num_places > 0 and self._num_tokens < self.rank.max_num_batched_tokens
+
+    def cost(self, sequence: Sequence) -> tuple[bool, int]:
+        """Orders ranks for a sequence: whether it would have to wait for blocks, and what is to be computed."""
+        num_uncached = self._num_uncached(sequence)
+        lacks_blocks = not self.rank.block_manager.has_room_for(num_uncached)
+        return lacks_blocks, num_uncached + self._num_tokens + TOKENS_OF_A_SEQUENCE * self._num_sequences
+
+    def take(self, sequence: Sequence) -> None:
+        """Gives the rank a sequence."""
+        self._num_tokens += self._num_uncached(sequence)
+        self._num_places -= 1
+        self._num_sequences += 1
+        self.rank.add_sequence(sequence)
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        blocks = self.rank.block_manager
+        return sequence.num_tokens - blocks.get_cached_prefix(sequence).num_blocks * blocks.block_size
+
+
+class DataRanksBlocks:
+    """The blocks of all data ranks, counted together.
+
+    Attributes:
+      ranks: Each rank's own.
+      block_size: B.
+    """
+
+    def __init__(self, ranks: Many[BlockManager]) -> None:
+        self.ranks = ranks
+        self.block_size = ranks[0].block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all pools."""
+        return sum(rank.num_blocks for rank in self.ranks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks in all pools that no sequence holds."""
+        return sum(rank.num_free_blocks for rank in self.ranks)
+
+    @property
+    def usage(self) -> float:
+        """The mean of the ranks' `BlockManager.usage`."""
+        return sum(rank.usage for rank in self.ranks) / len(self.ranks)
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Prompt tokens looked up."""
+        return sum(rank.prefix_cache_queries for rank in self.ranks)
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """How many of those were found."""
+        return sum(rank.prefix_cache_hits for rank in self.ranks)
+
+    def forget_prefix(self, sequence: Sequence) -> None:
+        """See `BlockManager.forget_prefix`."""
+        for rank in self.ranks:
+            rank.forget_prefix(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """See `BlockManager.reset_prefix_cache`."""
+        for rank in self.ranks:
+            rank.reset_prefix_cache()

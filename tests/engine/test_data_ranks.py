@@ -1,0 +1,86 @@
+"""Data ranks give what one device gives, whatever runs on which of them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxis import LLM
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError
+from tests.support.quick_rows import quick_rows
+
+
+def compare(folder, sizes, arguments="{}", kinds="all"):
+    """Compares answers of ranks with those of one device, in a process with devices enough."""
+    flags = " --xla_force_host_platform_device_count=4 --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    environment = os.environ | {
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + flags,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-m", "tests.engine.ranks_script", str(folder), sizes, arguments, kinds]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("is as one device") == len(sizes.split(","))
+
+
+@pytest.mark.multi_device
+def test_two_ranks_of_one_device(checkpoint):
+    compare(checkpoint(), "2x1", kinds="quick")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("size", ["2x1", "2x2", "4x1"])
+def test_ranks_of_every_size_in_every_situation(checkpoint, size):
+    compare(checkpoint(), size)
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize(("family", "kinds"), [("qwen3_moe", "all"), ("deepseek_v3", "quick"), ("gpt_oss", "quick")])
+def test_ranks_that_share_experts(checkpoint, family, kinds):
+    compare(checkpoint(family), "2x1,2x2,4x1", '{"enable_expert_parallel": true}', kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+def test_ranks_of_layers_with_a_window(checkpoint):
+    compare(checkpoint("mistral"), "2x1,2x2", '{"hf_overrides": {"sliding_window": 20}}', "quick")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+def test_ranks_of_recurrent_states(checkpoint):
+    compare(checkpoint("qwen3_5_text"), "2x1,2x2", kinds="quick")
+
+
+def test_ranks_that_would_share_nothing_are_refused(checkpoint):
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 .* add enable_expert_parallel; .* start 2 servers"):
+        LLM(checkpoint(), data_parallel_size=2, show_progress=False)
+
+
+def test_more_ranks_than_devices_are_refused(checkpoint):
+    with pytest.raises(ConfigError, match="data_parallel_size=500 with tensor_parallel_size=2 needs 1000 cpu devices"):
+        LLM(
+            checkpoint(),
+            data_parallel_size=500,
+            tensor_parallel_size=2,
+            enable_expert_parallel=True,
+            show_progress=False,
+        )
+
+
+@pytest.mark.parametrize(("data", "tensor", "hosts"), [(3, 1, 2), (2, 3, 4)])
+def test_devices_that_hosts_cannot_share_are_refused(data, tensor, hosts):
+    message = f"data_parallel_size={data} times tensor_parallel_size={tensor} cannot be shared by nnodes={hosts}"
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(data_parallel_size=data, tensor_parallel_size=tensor, nnodes=hosts)
+
+
+@pytest.mark.parametrize("size", quick_rows([0, -1, True, "2"], [0]))
+def test_a_number_of_ranks_is_a_positive_integer(size):
+    with pytest.raises(ConfigError, match=r"data_parallel_size=.* must be an integer of at least 1"):
+        EngineArgs(data_parallel_size=size)
