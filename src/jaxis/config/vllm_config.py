@@ -72,11 +72,13 @@ class ParallelConfig:
       tensor_parallel_size: Devices that share each layer's heads and features.
       data_parallel_size: Data ranks, which have sequences of their own and share experts.
       enable_expert_parallel: Whether experts lie whole on devices, instead of each one's features being shared too.
+      decode_context_parallel_size: Devices that share the tokens of a cache of latents; with one, each has all of them.
     """
 
     tensor_parallel_size: int = 1
-    enable_expert_parallel: bool = False
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ class EngineArgs:
         cache of its own, which share the experts.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
         of every expert. Their number must be a multiple of the number of devices.
+      decode_context_parallel_size: Of these devices, how many share the tokens of a cache of latents (DeepSeek and its
+        kin): 1, so that each has the whole cache, or all.
       nnodes: Hosts that run the model together; each of the others runs `jaxis serve --nnodes N --node-rank R`. See
         docs/hosts.md.
       master_addr: The address of this host by which the others reach it, if there are any.
@@ -150,6 +152,15 @@ class EngineArgs:
         default=False,
         metadata=_info(help="Place experts on devices whole, not a part of each on every device.", speed_only=True),
     )
+    decode_context_parallel_size: int = field(
+        default=1,
+        metadata=_info(
+            minimum=1,
+            metavar="NUMBER",
+            help="Devices that share the tokens of a cache of latents: 1, or all that share the model.",
+            speed_only=True,
+        ),
+    )
     nnodes: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
     master_addr: str = field(default="127.0.0.1", metadata=_info(speed_only=True))
     master_port: int = field(default=29501, metadata=_info(minimum=1, speed_only=True))
@@ -207,6 +218,17 @@ class EngineArgs:
                 f"{ranks}tensor_parallel_size={self.tensor_parallel_size} cannot be shared by nnodes={self.nnodes} "
                 f"hosts: give a multiple of {self.nnodes}, as many devices as all hosts have together"
             )
+        if self.decode_context_parallel_size not in (1, self.tensor_parallel_size):
+            raise ConfigError(
+                f"decode_context_parallel_size={self.decode_context_parallel_size} must be 1 or "
+                f"tensor_parallel_size={self.tensor_parallel_size}: all devices that share the model, or none, share "
+                "its context"
+            )
+        if self.block_size % self.decode_context_parallel_size:
+            raise ConfigError(
+                f"decode_context_parallel_size={self.decode_context_parallel_size} does not divide "
+                f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
+            )
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     @property
@@ -239,6 +261,7 @@ class EngineKwargs(TypedDict, total=False):
     tensor_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
+    decode_context_parallel_size: int
     nnodes: int
     master_addr: str
     master_port: int

@@ -111,6 +111,7 @@ class OpenedModel:
           EngineError: The hosts cannot reach each other.
         """
         _check_heads(self.hf_config, args.tensor_parallel_size)
+        _check_context_is_latent(self.hf_config, args.decode_context_parallel_size)
         mesh = make_mesh(args.tensor_parallel_size, args.nnodes, data_parallel_size=args.data_parallel_size)
         if args.nnodes > 1:
             distributed.meet(mesh)
@@ -283,6 +284,16 @@ def _check_ranks_share(args: EngineArgs) -> None:
         )
 
 
+def _check_context_is_latent(hf_config: HFConfig, decode_context_parallel_size: int) -> None:
+    """Raises an error for devices that are to share the context of a model that caches heads, which they share."""
+    has_latents = hf_config.get_text_config().to_dict().get("kv_lora_rank") is not None
+    if decode_context_parallel_size > 1 and not has_latents:
+        raise ConfigError(
+            f"decode_context_parallel_size={decode_context_parallel_size} is for caches of latents, which this model "
+            "does not have: its devices share the heads of keys and values; use 1"
+        )
+
+
 def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress: ProgressDisplay) -> None:
     """Says what the checkpoint leaves open, and what of it has no effect."""
     if config.assumptions:
@@ -341,7 +352,10 @@ def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: st
         ),
         scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
         parallel_config=ParallelConfig(
-            args.tensor_parallel_size, args.enable_expert_parallel, data_parallel_size=args.data_parallel_size
+            tensor_parallel_size=args.tensor_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
+            decode_context_parallel_size=args.decode_context_parallel_size,
         ),
         load_config=LoadConfig(args.load_format),
         quant_config=_quant_config(args, path, hf_config, quantization),

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.kernels.latent_attention import latent_attention, latent_cache_shape
+from jaxis.kernels.latent_attention import context_parallel, latent_attention, latent_cache_shape, layout
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.leaves import latent_up_projection, linear, rms_norm
@@ -31,12 +31,13 @@ LATENT_NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class LatentCacheSpec:
-    """One compressed latent and one rope key per token, shared by all heads and replicated on every device.
+    """One compressed latent and one rope key per token, shared by all heads.
 
     Attributes:
       latent_dim: Elements of a latent.
       rope_dim: Elements of a rope key.
       num_selected: The most tokens that a token attends to; their entries are read one by one. None: all.
+      context_devices: Devices that share each block's tokens; with one, every device has all of them.
     """
 
     head_axis_name: ClassVar[str | None] = None
@@ -45,19 +46,23 @@ class LatentCacheSpec:
     latent_dim: int
     rope_dim: int
     num_selected: int | None = None
+    context_devices: int = 1
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache."""
+        if self.context_devices > 1:
+            return layout.latent_cache_shape(num_blocks, block_size, self.latent_dim + self.rope_dim, dtype)
         sizes = (num_blocks, block_size, self.latent_dim, self.rope_dim)
         return latent_cache_shape(*sizes, dtype, is_gathered=self.num_selected is not None)
 
     def axes(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[str | None, ...]:
-        """The logical name of each axis of a cache of this shape: none, because it is replicated."""
+        """The logical name of each axis of a cache of this shape: none if it is replicated."""
         del dtype
-        return (None,) * len(shape)
+        is_divided = self.context_devices > 1
+        return tuple("context" if is_divided and axis == 1 else None for axis in range(len(shape)))
 
     def on_devices(self, tensor_parallel_size: int) -> LatentCacheSpec:
-        """Returns itself: latents are not sharded."""
+        """Returns itself: what devices share was decided with the layer."""
         del tensor_parallel_size
         return self
 
@@ -125,6 +130,7 @@ class MultiHeadLatentAttention(JaxModule):
     ) -> None:
         self.sizes, self.rope, self.scale, self.query_scale = sizes, rope, scale, query_scale
         self.output_gate, self._o_proj_name = output_gate, o_proj_name
+        self.context_devices = scope.vllm_config.parallel_config.decode_context_parallel_size
         self._gate_name = None if output_gate is None else output_gate.name
         hidden_size, latent_axes = sizes.hidden_size, (None, "embed")
         q_size, v_size = sizes.num_heads * sizes.qk_head_dim, sizes.num_heads * sizes.v_head_dim
@@ -156,7 +162,8 @@ class MultiHeadLatentAttention(JaxModule):
     @property
     def kv_cache_spec(self) -> LatentCacheSpec:
         """The cache that the engine allocates for this layer."""
-        return LatentCacheSpec(self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim)
+        sizes = self.sizes
+        return LatentCacheSpec(sizes.kv_lora_rank, sizes.qk_rope_head_dim, context_devices=self.context_devices)
 
     def __call__(
         self, kv_cache: jax.Array | None, x: jax.Array, metadata: AttentionMetadata
@@ -221,7 +228,7 @@ class MultiHeadLatentAttention(JaxModule):
             q_rope, rope_key = self.rope(q_rope, rope_key, metadata.input_positions)
         q = jnp.concatenate([self.kv_b_proj.absorb_into_queries(q_nope), q_rope], axis=-1)
         entries = jnp.concatenate([latents, rope_key[:, 0]], axis=-1)
-        kernel = functools.partial(latent_attention, value_dim=self.sizes.kv_lora_rank, scale=self.scale)
+        options = {"value_dim": self.sizes.kv_lora_rank, "scale": self.scale}
         operands = (
             q,
             entries,
@@ -233,8 +240,12 @@ class MultiHeadLatentAttention(JaxModule):
             metadata.request_distribution,
             *([] if selection is None else [selection]),
         )
-        kernel = _on_each_devices_heads(kernel, self.sizes.num_heads, len(operands))
-        kv_cache, attended = kernel(*operands)
+        if self.context_devices > 1:
+            kv_cache, attended = context_parallel.latent_attention(*operands, **options)
+        else:
+            kernel = functools.partial(latent_attention, **options)
+            kernel = _on_each_devices_heads(kernel, self.sizes.num_heads, len(operands))
+            kv_cache, attended = kernel(*operands)
         return kv_cache, self.kv_b_proj.values_of(attended)
 
     def _attend_to_whole_sequences(

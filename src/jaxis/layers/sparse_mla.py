@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -58,6 +59,11 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         self.num_selected = indexer_sizes.num_selected
         self.serves_short_contexts = scope.max_model_len <= self.num_selected
         self.hands_on_selection = hands_on_selection
+        if self.context_devices > 1 and not self.serves_short_contexts:
+            raise ConfigError(
+                f"decode_context_parallel_size={self.context_devices} cannot divide the context of a model that "
+                f"attends to {self.num_selected} selected tokens: use 1, or a max_model_len of at most that"
+            )
         self.indexer = None
         if has_indexer:
             self.indexer = Indexer(
@@ -72,7 +78,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     def kv_cache_spec(self) -> LatentCacheSpec:
         """The cache that the engine allocates for the latents; that of an indexer's keys follows it."""
         num_selected = None if self.serves_short_contexts else self.num_selected
-        return LatentCacheSpec(self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim, num_selected)
+        return dataclasses.replace(super().kv_cache_spec, num_selected=num_selected)
 
     def __call__(self, kv_cache: Any, x: jax.Array, metadata: AttentionMetadata) -> tuple[Any, jax.Array]:
         """x [T, E] -> the updated caches and [T, E].

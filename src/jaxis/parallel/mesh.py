@@ -26,6 +26,7 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "kv_heads": (MODEL_AXIS,),
     "mlp": (MODEL_AXIS,),
     "vocab": (MODEL_AXIS,),
+    "context": (MODEL_AXIS,),
     SPREAD_EXPERT: (DATA_AXIS, MODEL_AXIS),
     # Of a KV cache, and slots of a state cache: each data rank has its own.
     "blocks": (DATA_AXIS,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
@@ -46,6 +48,8 @@ def test_a_cache_that_is_not_sharded_counts_on_every_device() -> None:
         assert block_bytes([heads] * 2, 16, jnp.bfloat16, num_devices) == {FULL_CONTEXT: 2 * 16 * 2 * 8 * 128 * 2}
         latent_bytes = block_bytes([latents.on_devices(num_devices)] * 3, 16, jnp.bfloat16, num_devices)
         assert latent_bytes == {FULL_CONTEXT: num_devices * 3 * 16 * (512 + 64) * 2}
+        divided = dataclasses.replace(latents, context_devices=num_devices)
+        assert block_bytes([divided] * 3, 16, jnp.bfloat16, num_devices) == {FULL_CONTEXT: 3 * 16 * (512 + 64) * 2}
 
 
 def test_a_window_gets_what_is_of_use_and_full_context_the_rest() -> None:

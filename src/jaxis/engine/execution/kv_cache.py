@@ -91,8 +91,9 @@ def block_bytes(
     """
     spans = {spec.span: 0 for spec in specs}
     for spec in specs:
-        copies = num_devices if spec.head_axis_name is None else 1
-        spans[spec.span] += copies * math.prod(spec.shape(1, block_size, dtype)) * np.dtype(dtype).itemsize
+        shape = spec.shape(1, block_size, dtype)
+        copies = 1 if any(spec.axes(shape, dtype)) else num_devices
+        spans[spec.span] += copies * math.prod(shape) * np.dtype(dtype).itemsize
     return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxis.kernels.latent_attention.context_part import ContextPart
 from jaxis.kernels.latent_attention.layout import decode
 from jaxis.kernels.ragged_paged_attention.context_chunks import OnlineSoftmax, blocks_of_chunk, whole_chunks
 from jaxis.kernels.ragged_paged_attention.layout import request_of_token
@@ -28,12 +29,15 @@ def latent_attention(
     *,
     value_dim: int,
     scale: float,
+    part: ContextPart | None = None,
 ) -> jax.Array:
     """Attention of each query to its request's cached entries up to its own position.
 
-    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`.
+    Same arguments and result as `jaxis.kernels.latent_attention.latent_attention`. With a `part`, the cache holds these
+    tokens of each block only, and the result is float32 [T, H, value_dim + 2]: the sum of weighted values, the largest
+    score, and the sum of weights relative to it.
     """
-    attention = _Attention(q, kv_cache, block_tables, value_dim, scale)
+    attention = _Attention(q, kv_cache, block_tables, value_dim, scale, part)
     if q.shape[0] == 1:
         # A step of one token is a decode, or a prefill of one token, which is the same sum.
         request, valid = request_of_token(query_start_loc, request_distribution[2], 1)
@@ -53,14 +57,15 @@ class _Attention:
     block_tables: jax.Array
     value_dim: int
     scale: float
+    part: ContextPart | None
 
     def decode(self, seq_lens: jax.Array, num_decodes: jax.Array) -> jax.Array:
-        """[T, H, value_dim] with the first `num_decodes` rows filled, the others 0; request r's only query is row r."""
+        """[T, H, results] with the first `num_decodes` rows filled, the others 0; request r's only query is row r."""
         num_tokens, num_heads, _ = self.q.shape
         num_rows = min(num_tokens, self.block_tables.shape[0])
         positions = jnp.where(jnp.arange(num_rows) < num_decodes, seq_lens[:num_rows] - 1, -1)
         rows = self._attend(self.q[:num_rows], self.block_tables[:num_rows], positions[:, None])
-        return jnp.zeros((num_tokens, num_heads, self.value_dim), rows.dtype).at[:num_rows].set(rows)
+        return jnp.zeros((num_tokens, num_heads, rows.shape[-1]), rows.dtype).at[:num_rows].set(rows)
 
     def prefill(
         self,
@@ -70,7 +75,7 @@ class _Attention:
         num_decodes: jax.Array,
         num_requests: jax.Array,
     ) -> jax.Array:
-        """Fills the rows of `out` [T, H, value_dim] that belong to requests `num_decodes` to `num_requests`."""
+        """Fills the rows of `out` [T, H, results] that belong to requests `num_decodes` to `num_requests`."""
         num_tokens, tile = self.q.shape[0], min(TILE_QUERIES, self.q.shape[0])
         index = jnp.arange(seq_lens.shape[0])
         is_prefill = (index >= num_decodes) & (index < num_requests)
@@ -106,15 +111,16 @@ class _Attention:
           positions: i32 [N, M or 1]; -1 for a query that is padding.
 
         Returns:
-          [N, M, value_dim]; 0 where the query is padding.
+          [N, M, results]; sums are 0 where the query is padding.
         """
         num, num_queries, head_dim = queries.shape
         block_size = self.kv_cache.shape[1]
         chunk_tokens, block_tables = whole_chunks(block_tables, block_size, CHUNK_TOKENS)
         last_positions = jnp.max(positions, axis=1, keepdims=True)
+        part = self.part or ContextPart(block_size, block_size, jnp.int32(0))
 
         def one_chunk(chunk: jax.Array, carry: OnlineSoftmax) -> OnlineSoftmax:
-            context_positions = chunk * chunk_tokens + jnp.arange(chunk_tokens)
+            context_positions = part.position_of(chunk * chunk_tokens + jnp.arange(chunk_tokens))
             # Gather before reshaping: XLA would copy a reshaped cache that this step has written to.
             cached = self.kv_cache[blocks_of_chunk(block_tables, chunk, chunk_tokens // block_size)]
             context = decode(cached, self.value_dim).reshape(num, chunk_tokens, head_dim)
@@ -129,5 +135,8 @@ class _Attention:
             )
 
         empty = OnlineSoftmax.empty((num, num_queries), self.value_dim)
-        num_chunks = jnp.max(last_positions) // chunk_tokens + 1
-        return lax.fori_loop(0, num_chunks, one_chunk, empty).output(None).astype(queries.dtype)
+        num_chunks = jnp.max(last_positions) // (chunk_tokens // part.size * part.block_size) + 1
+        result = lax.fori_loop(0, num_chunks, one_chunk, empty)
+        if self.part is None:
+            return result.output(None).astype(queries.dtype)
+        return jnp.concatenate([result.values, result.peak[..., None], result.total[..., None]], axis=-1)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxis.kernels.latent_attention.context_part import ContextPart
 from jaxis.kernels.ragged_paged_attention import layout as kv_layout
 from jaxis.kernels.ragged_paged_attention.layout import SCALE_BYTES, request_of_token
 
@@ -53,12 +54,18 @@ def write_latent_cache(
     block_tables: jax.Array,
     query_start_loc: jax.Array,
     request_distribution: jax.Array,
+    part: ContextPart | None = None,
 ) -> jax.Array:
-    """Writes this step's entries [T, D] at their positions [T]; padding tokens write nothing."""
-    num_blocks, block_size, _, size = kv_cache.shape
+    """Writes this step's entries [T, D] at their positions [T]; padding, and what is not in `part`, writes nothing."""
+    num_blocks, num_slots, _, size = kv_cache.shape
     request, valid = request_of_token(query_start_loc, request_distribution[2], entries.shape[0])
+    block_size = num_slots if part is None else part.block_size
     block = block_tables[request, jnp.minimum(positions // block_size, block_tables.shape[1] - 1)]
-    slot = jnp.where(valid, block * block_size + positions % block_size, num_blocks * block_size)
-    flat = kv_cache.reshape(num_blocks * block_size, size)
+    slot = positions % block_size
+    if part is not None:
+        slot -= part.first
+        valid &= (slot >= 0) & (slot < part.size)
+    slot = jnp.where(valid, block * num_slots + slot, num_blocks * num_slots)
+    flat = kv_cache.reshape(num_blocks * num_slots, size)
     flat = flat.at[slot].set(encode(entries, kv_cache.dtype, value_dim), mode="drop")
     return flat.reshape(kv_cache.shape)
