@@ -10,6 +10,7 @@ import pytest
 
 from jaxis import SamplingParams, StructuredOutputs
 from tests.support.leak_check import no_blocks_leaked
+from tests.support.quick_rows import quick_rows
 
 PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 9, 30, 47, 100])]
 MIXED_PARAMS = [
@@ -85,7 +86,7 @@ def test_alone_or_among_32_mixed_requests(llm, start_llm):
     assert len({str(t) for t in tokens(alone)}) > 28, "the requests are to differ, or the test shows nothing"
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "mistral"])
+@pytest.mark.parametrize("family", quick_rows(["llama", "qwen2", "mistral"], ["mistral"]))
 def test_alone_or_in_a_batch_in_every_family(checkpoint, start_llm, family):
     window = {"hf_overrides": {"sliding_window": 20}} if family == "mistral" else {}
     with start_llm(checkpoint(family), max_num_seqs=8, max_num_batched_tokens=16, **window) as llm:

@@ -23,8 +23,9 @@ NUM_ROWS = 24
 @pytest.fixture
 def run():
     """Runs the command with files of a limited size, 0 being no limit; returns the finished process."""
-    # What is compiled must not meet the limit.
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    # What is compiled must not meet the limit, neither programs nor jaxis's sources.
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def command(limit, *arguments, stdout=subprocess.PIPE):
         command = [sys.executable, "-c", COMMAND, str(limit), *map(str, arguments)]

@@ -126,7 +126,7 @@ def test_several_matrices_in_one_call_are_each_alone(scheme):
 
 
 @schemes
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
 def test_gated_products(scheme, activation):
     gate, up = make(scheme, 33, 128), make(scheme, 33, 128, seed=1)
     function = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[activation]

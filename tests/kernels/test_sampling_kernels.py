@@ -134,7 +134,7 @@ def filter_rows(vocab_size):
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("spread", [0.1, 3.0])
+@pytest.mark.parametrize("spread", [pytest.param(0.1, marks=pytest.mark.slow), 3.0])
 def test_filters_keep_what_transformers_warpers_keep(vocab_size, spread):
     logits = random_logits(len(FILTERS), vocab_size, spread=spread, seed=1)
     cutoff, tile_mass = cutoffs(jnp.asarray(logits), *filter_rows(vocab_size))

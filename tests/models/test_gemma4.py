@@ -50,7 +50,7 @@ def shapes(model):
     return {name: tuple(parameter.shape) for name, parameter in named_parameters(model)}
 
 
-@pytest.mark.parametrize("style", ["published", "saved by transformers"])
+@pytest.mark.parametrize("style", ["published", pytest.param("saved by transformers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_published_size_has_the_references_parameters(size, style, tmp_path):
     values = published(size)

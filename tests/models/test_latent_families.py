@@ -159,7 +159,7 @@ class TestPredictionLayers:
 
 
 @pytest.mark.parametrize("name", [pytest.param("DeepSeek V2 Lite", marks=pytest.mark.slow), "DeepSeek V3"])
-@pytest.mark.parametrize("path", ["whole", "paged"])
+@pytest.mark.parametrize("path", [pytest.param("whole", marks=pytest.mark.slow), "paged"])
 def test_bfloat16_is_as_close_to_float32_as_transformers_own(name, path):
     """A rounded score may choose another expert, so a fixed limit would say little."""
     length = 150

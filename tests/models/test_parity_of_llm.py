@@ -7,13 +7,10 @@ from tests.support import parity
 from tests.support.parity import FAMILIES, Family, prompt
 
 # Those of which the engine sees a kind of cache, of layer or of step that the others do not have.
-NAMES = (
-    *("GPT-OSS", "Llama 4", "StarCoder2, window", "Gemma 4, shared keys and values, embeddings of layers"),
-    "Qwen3.5",
-)
+NAMES = (*("GPT-OSS", "StarCoder2, window", "Gemma 4, shared keys and values, embeddings of layers", "Qwen3.5"),)
 # To the engine each is as one above; what sets it apart is in the model, whose paged paths test_parity.py compares.
 SLOW_NAMES = (
-    *("Mixtral", "Qwen3 MoE", "GLM-4.5 MoE", "OLMo 3, yarn on full layers", "Gemma 3", "Phi-4", "Cohere 2"),
+    *("Llama 4", "Mixtral", "Qwen3 MoE", "GLM-4.5 MoE", "OLMo 3, yarn on full layers", "Gemma 3", "Phi-4", "Cohere 2"),
     *("Nemotron 3", "LFM2", "Falcon-H1", "MiniMax M2", "DeepSeek V3"),
     *("Qwen3 MoE, dense layers between, biases", "Llama 4, dense layers between, no norms", "Gemma 2", "OLMo 2"),
     *("GLM-4.5 MoE, groups, two dense layers", "GLM-4-0414", "Granite", "Command R+, norms on heads"),

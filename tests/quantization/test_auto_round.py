@@ -11,6 +11,7 @@ from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
 from tests.support.block_checkpoints import replace_tensors, transformers_logits
 from tests.support.packed_integers import awq_gemm_tensors, gptq_tensors, quantize, write
 from tests.support.quantized_models import IDS, load, logits
+from tests.support.quick_rows import quick_rows
 from tests.support.tiny_checkpoints import write_checkpoint
 
 AUTO_ROUND = {
@@ -62,22 +63,23 @@ def version_2(integers):
     return gptq_tensors(integers, version=2, has_order=False)
 
 
-@pytest.mark.parametrize(
-    ("config", "tensors", "symmetric"),
-    [
-        ({}, gptq_tensors, True),
-        ({"sym": False}, gptq_tensors, False),
-        ({"packing_format": "auto_round:gptq"}, version_2, True),
-        ({"packing_format": "auto_round:gptq"}, gptq_tensors, True),
-        ({"packing_format": "auto_round", "sym": False}, version_2, False),
-        ({"packing_format": "auto_round:gptqmodel", "sym": False}, version_2, False),
-        ({"packing_format": "auto_round:auto_awq", "sym": False}, awq_gemm_tensors, False),
-        ({"packing_format": "auto_round:awq"}, awq_gemm_tensors, True),
-        ({"packing_format": None, "backend": "auto_round:exllamav2"}, version_2, True),
-        ({"packing_format": None, "backend": "auto"}, gptq_tensors, True),
-        ({"quant_method": "intel/auto-round"}, gptq_tensors, True),
-    ],
-)
+# What config.json says, who wrote the tensors, and whether they are symmetric.
+PACKINGS = [
+    ({}, gptq_tensors, True),
+    ({"sym": False}, gptq_tensors, False),
+    ({"packing_format": "auto_round:gptq"}, version_2, True),
+    ({"packing_format": "auto_round:gptq"}, gptq_tensors, True),
+    ({"packing_format": "auto_round", "sym": False}, version_2, False),
+    ({"packing_format": "auto_round:gptqmodel", "sym": False}, version_2, False),
+    ({"packing_format": "auto_round:auto_awq", "sym": False}, awq_gemm_tensors, False),
+    ({"packing_format": "auto_round:awq"}, awq_gemm_tensors, True),
+    ({"packing_format": None, "backend": "auto_round:exllamav2"}, version_2, True),
+    ({"packing_format": None, "backend": "auto"}, gptq_tensors, True),
+    ({"quant_method": "intel/auto-round"}, gptq_tensors, True),
+]
+
+
+@pytest.mark.parametrize(("config", "tensors", "symmetric"), quick_rows(PACKINGS, [PACKINGS[i] for i in (1, 4, 7, 9)]))
 def test_each_packing_format(source, tmp_path, config, tensors, symmetric):
     packed, wide = write(tmp_path, source, packs(tensors, symmetric=symmetric), AUTO_ROUND | config)
     assert_logits(packed, wide)
@@ -138,17 +140,18 @@ def float_tensors(kind, weight):
     return {"weight": value, "weight_scale": exponents}, value.float() * scale
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("fp8", {"packing_format": "auto_round:fp8_static", "data_type": "fp", "bits": 8, "group_size": -1}),
-        ("fp8 blocks", {"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "group_size": [32, 32]}),
-        ("fp8 blocks", {"packing_format": "auto_round:fp8", "data_type": "fp", "weight_block_size": [32, 32]}),
-        ("nv_fp4", {"packing_format": "auto_round:llm_compressor", "data_type": "nv_fp4_with_static_gs"}),
-        ("mx_fp4", {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp"}),
-        ("mx_fp8", {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp8e4m3", "bits": 8}),
-    ],
-)
+# What the tensors are, and what config.json says.
+FLOATS = [
+    ("fp8", {"packing_format": "auto_round:fp8_static", "data_type": "fp", "bits": 8, "group_size": -1}),
+    ("fp8 blocks", {"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "group_size": [32, 32]}),
+    ("fp8 blocks", {"packing_format": "auto_round:fp8", "data_type": "fp", "weight_block_size": [32, 32]}),
+    ("nv_fp4", {"packing_format": "auto_round:llm_compressor", "data_type": "nv_fp4_with_static_gs"}),
+    ("mx_fp4", {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp"}),
+    ("mx_fp8", {"packing_format": "auto_round:llm_compressor", "data_type": "mx_fp8e4m3", "bits": 8}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), quick_rows(FLOATS, [FLOATS[i] for i in (0, 2, 3)]))
 def test_floats_are_as_their_tensors_say(source, tmp_path, kind, config):
     torch.manual_seed(0)
     narrow, wide = {}, {}

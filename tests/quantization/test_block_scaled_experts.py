@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_weights_that_the_narrow_ones_stand_for(folders,
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_dequantized_by_choice(folders, family, native):
     narrow, wide = folders(family)
     ours, theirs = (

@@ -87,7 +87,7 @@ def test_weights_stay_narrow(folders, source):
     assert set(values(model)) == set(load_file(source / "model.safetensors"))
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dequantized_by_choice(folders, dtype, native):
     fp8, wide = folders

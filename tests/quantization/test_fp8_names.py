@@ -99,7 +99,7 @@ def stacked_fp8(tensor):
     return value, scale, wide
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("encode", "shape", "config"),
     [

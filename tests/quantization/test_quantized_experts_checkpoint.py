@@ -57,7 +57,7 @@ def checkpoint(family: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+@pytest.mark.parametrize("native", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "native"])
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("family", quick_rows(FAMILIES, ["GPT-OSS"]))
 def test_the_quantized_checkpoint_is_what_the_rules_make_of_the_original(family, rules, native, tmp_path):

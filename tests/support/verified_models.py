@@ -25,13 +25,41 @@ from tests.support.places import TESTS
 # Threads cost more than they gain on models this small.
 torch.set_num_threads(1)
 
+# transformers' defaults, which are the sizes of a 7B model.
+MAMBA_2 = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "bos_token_id": 0,
+    "chunk_size": 256,
+    "conv_kernel": 4,
+    "eos_token_id": 2,
+    "expand": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "mamba2",
+    "n_groups": 8,
+    "num_heads": 128,
+    "num_hidden_layers": 64,
+    "pad_token_id": 1,
+    "residual_in_fp32": True,
+    "state_size": 128,
+    "tie_word_embeddings": False,
+    "time_step_rank": 256,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "vocab_size": 32768,
+}
+
 NUM_TOKENS = 48
 TOKEN_IDS = np.random.default_rng(0).integers(0, 131, NUM_TOKENS).tolist()
 _folders = []
 
 
 def published(name):
-    """A config.json of `published_configs`, or of data/configs."""
+    """A config.json of `published_configs`, of data/configs or, MAMBA_2, of this file."""
+    if name == "MAMBA_2":
+        return MAMBA_2
     if hasattr(published_configs, name):
         return getattr(published_configs, name)
     return json.loads((TESTS / "data" / "configs" / f"{name}.json").read_text())

@@ -17,7 +17,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear
 from jaxis.layers.module import JaxModule, make_parameter
-from jaxis.layers.norm import GroupedRmsNorm
+from jaxis.layers.norm import GatedRmsNorm
 from jaxis.layers.scope import LayerScope
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
@@ -100,7 +100,7 @@ class Mamba2(JaxModule):
         self.dt_bias = make_parameter(scope.rngs, nnx.initializers.ones, shape, jnp.float32, axes=axes)
         self.norm = None
         if norm_epsilon is not None:
-            self.norm = GroupedRmsNorm(
+            self.norm = GatedRmsNorm(
                 sizes.inner_size, sizes.num_groups, scope.rngs, epsilon=norm_epsilon, dtype=scope.dtype
             )
         out_axes = ("embed", "heads")
@@ -134,8 +134,8 @@ class Mamba2(JaxModule):
             metadata.query_start_loc,
             metadata.request_distribution[2],
         )
-        out = gated(out.reshape(num_tokens, sizes.inner_size).astype(jnp.float32), z, "silu")
-        out = (out if self.norm is None else self.norm(out)).astype(x.dtype)
+        out = out.reshape(num_tokens, sizes.inner_size).astype(jnp.float32)
+        out = (gated(out, z, "silu") if self.norm is None else self.norm(out, z)).astype(x.dtype)
         state = None if inputs is None or recurrent is None else (inputs, recurrent)
         return state, self.out_proj(out)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxis.kernels.gates import gated
 from jaxis.kernels.layer_norm import layer_norm
 from jaxis.kernels.rms_norm import rms_norm
 from jaxis.layers.module import JaxModule, make_parameter
@@ -112,8 +113,8 @@ class JaxLayerNorm(JaxModule):
         return layer_norm(x, self.weight[...], bias, epsilon=self.epsilon)
 
 
-class GroupedRmsNorm(JaxModule):
-    """Root-mean-square norm over each of several groups of consecutive features, computed in float32.
+class GatedRmsNorm(JaxModule):
+    """Root-mean-square norm of `x * silu(gate)`, over each of several groups of consecutive features.
 
     Args:
       num_features: Size of the last axis.
@@ -129,9 +130,9 @@ class GroupedRmsNorm(JaxModule):
         self.num_groups, self.epsilon = num_groups, epsilon
         self.weight = make_parameter(rngs, nnx.initializers.ones, (num_features,), dtype, axes=(None,))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, num_features] -> the same shape and type."""
-        weight = self.weight[...]
+    def __call__(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+        """x f32, gate [T, num_features] -> f32, the same shape."""
+        x, weight = gated(x, gate, "silu"), self.weight[...]
         if self.num_groups == 1:
             return rms_norm(x, weight, epsilon=self.epsilon)
         groups = x.reshape(x.shape[0], self.num_groups, -1)

@@ -36,7 +36,7 @@ def told_bytes(folder, rules=None):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "llama4"])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int8", "int4"])
 def test_every_parameter_is_as_large_as_when_it_is_loaded(checkpoint, tmp_path, family, quantization):
     def rules():
         return None if quantization is None else RuleQuantizationConfig(SHORT_NAMES[quantization], must_match=False)

@@ -96,7 +96,8 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
         for key in parts - {"text_config", "quantization_config"}:
             twin[key] = _smallest(complete[key])
         return twin
-    _check_sizes(twin)
+    attends = "state_size" not in twin or "num_attention_heads" in twin
+    _check_sizes(twin, ("num_hidden_layers", "num_attention_heads") if attends else ("num_hidden_layers",))
     for key in _DROPPED:
         twin.pop(key, None)
     # Some references need a token to pad with, and 0 is in the twin's vocabulary.
@@ -105,17 +106,20 @@ def tiny_twin(config: Mapping[str, Any], complete: Mapping[str, Any] | None = No
         if key not in twin and complete.get(key) is not None:
             twin[key] = complete[key]
     _select_layers(twin, complete)
-    _shrink_heads(twin)
+    if attends:
+        _shrink_heads(twin)
     for key, size in _SIZES.items():
         if twin.get(key):
             twin[key] = size
+    if not attends:
+        _shrink_mamba(twin)
     _shrink_experts(twin)
     _shrink_rope(twin)
     return twin
 
 
-def _check_sizes(config: Mapping[str, Any]) -> None:
-    for key in ("num_hidden_layers", "num_attention_heads"):
+def _check_sizes(config: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in keys:
         if not isinstance(config.get(key), int):
             raise ConfigError(
                 f"config.json has {key}={config.get(key)!r}, so there is nothing to shrink: give a number"
@@ -153,6 +157,21 @@ def _shrink_heads(config: dict[str, Any]) -> None:
         config["num_attention_groups"] = 2
     config["num_attention_heads"] = NUM_HEADS
     _shrink_heads_of_windows(config)
+
+
+def _shrink_mamba(config: dict[str, Any]) -> None:
+    """The sizes of a model whose layers all have a state, of which some follow from others."""
+    inner_size = config.get("expand", 2) * HIDDEN_SIZE
+    config["state_size"] = 24
+    # What Mamba has, and what Mamba2.
+    for key, size in {"intermediate_size": inner_size, "d_inner": inner_size, "d_model": HIDDEN_SIZE}.items():
+        if key in config:
+            config[key] = size
+    if config.get("time_step_rank"):
+        config["time_step_rank"] = 7
+    if config.get("num_heads"):
+        config["num_heads"], config["head_dim"] = inner_size // HEAD_DIM, HEAD_DIM
+        config["n_groups"] = 2 if config.get("n_groups", 8) > 1 else 1
 
 
 def _shrink_heads_of_windows(config: dict[str, Any]) -> None:
