@@ -34,6 +34,18 @@ def test_text_says_what_fits_and_fits_80_columns(run):
     assert "…" not in result.stdout
 
 
+def test_data_ranks_over_many_hosts_fit_80_columns(run):
+    result = run(TESTS / "data" / "configs" / "deepseek-v3.json", "--on", "v5e-64", "--data-parallel-size", "8")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines if "jaxis serve" not in line) <= 80
+    assert "…" not in result.stdout
+    assert "fits: fp8 weights over 64 devices (TP 8, DP 8, EP) of 16 hosts" in lines
+    [gather] = [line for line in lines if line.startswith("  all-gather     tokens to experts")]
+    assert gather.split()[4:7] == ["8", "data", "58"]
+    assert gather.endswith("50% of ICI")
+
+
 def test_without_a_target_it_is_one_of_each_kind(run):
     result = run(QWEN)
     assert result.exit_code == 0, result.output
@@ -72,6 +84,8 @@ def test_the_page_is_self_contained(run, tmp_path):
         (("--compile",), "--compile is for one target"),
         (("--on", "v6e-1", "--html", "/nowhere/plan.html"), "/nowhere/plan.html cannot be written"),
         (("--on", "v6e-1", "--max-model-len", "50000"), "--max-model-len 50000 is more than the model's 40960"),
+        (("--on", "v6e-8", "--data-parallel-size", "2"), "--data-parallel-size 2: the model has no experts"),
+        (("--on", "v6e-8", "--enable-expert-parallel"), "--enable-expert-parallel: the model has no experts"),
     ],
 )
 def test_a_mistake_is_one_line(run, args, message):

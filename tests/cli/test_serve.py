@@ -180,6 +180,21 @@ def test_mistakes_are_told_in_one_line_before_the_model_loads(arguments, message
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--data-parallel-rank=1", "--data-parallel-size"),
+        ("--data-parallel-address=10.0.0.1", "--master-addr"),
+        ("--enable-eplb", "--enable-expert-parallel"),
+    ],
+)
+def test_options_for_another_way_to_spread_a_model_are_refused_with_what_to_give(option, instead):
+    result = CliRunner().invoke(app, ["serve", option])
+    assert result.exit_code == 2
+    assert f"{option.partition('=')[0]} is not supported" in result.stderr
+    assert instead in result.stderr
+
+
 def test_a_port_in_use_is_named(monkeypatch):
     monkeypatch.setattr("jaxis.engine.setup.build_engine", lambda *_: pytest.fail("loaded"))
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -57,13 +57,13 @@ def gguf_blocks(folder: Path) -> Path:
     return folder / "model.gguf"
 
 
-def run(folder: Path, sizes: str, *rules: str) -> None:
+def run(name: str, folder: Path, *arguments: str) -> None:
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, "-m", "tests.support.expert_parallel", str(folder), sizes, *rules]
+    command = [sys.executable, "-m", "tests.support.expert_parallel", name, str(folder), *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -71,28 +71,34 @@ def run(folder: Path, sizes: str, *rules: str) -> None:
 @pytest.mark.multi_device
 def test_four_devices_with_two_experts_each_answer_as_one():
     """With biases and capped gates; some devices have no token in a step."""
-    run(checkpoint("GPT-OSS"), "4")
+    run("answers", checkpoint("GPT-OSS"), "4")
 
 
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("family", ["DeepSeek V3", "Qwen3 MoE", "GPT-OSS", "Llama 4"])
 def test_every_number_of_devices_answers_as_one(family):
-    run(checkpoint(family), "2,4,8")
+    run("answers", checkpoint(family), "2,4,8")
 
 
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("rule", [{"weight_qtype": "int8"}, {"weight_qtype": "int4", "tile_size": 32}])
 def test_experts_quantized_while_loading(rule):
-    run(checkpoint("Qwen3 MoE"), "4,8", json.dumps([{"module_path": ".*experts.*", **rule}]))
+    run("answers", checkpoint("Qwen3 MoE"), "4,8", json.dumps([{"module_path": ".*experts.*", **rule}]))
 
 
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("write", [fp8, mxfp4, compressed_int4, gguf_blocks])
 def test_stored_formats(write, tmp_path):
-    run(write(tmp_path), "2,8")
+    run("answers", write(tmp_path), "2,8")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+def test_padding_goes_to_no_expert():
+    run("padding", checkpoint("Qwen3 MoE"))
 
 
 def test_a_model_without_experts_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxis.planning.hlo import arrays_of, parse_hlo
-from jaxis.planning.program_text import read_text
+from jaxis.planning.program_text import first_group, read_text
 
 KIB = 1024
 
@@ -177,3 +177,17 @@ def test_operands_are_found_behind_comments_and_nested_types():
     text = program(WEIGHT, X, "ROOT %t = (f32[256,128]{1,0}, /*index=1*/f32[8,128]{1,0}) tuple(%w, /*index=1*/%x)")
     module = parse_hlo(text)
     assert module.computations[module.entry].instructions["t"].operands == ("w", "x")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "group"),
+    [
+        ("channel_id=1, replica_groups={{0,2},{1,3}}, use_global_device_ids=true", (0, 2)),
+        ("replica_groups=[2,4]<=[8], dimensions={0}", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", (0, 4)),
+        ("replica_groups={}, to_apply=%add", ()),
+        ("source_target_pairs={{0,1},{1,0}}", (0, 1)),
+    ],
+)
+def test_the_first_group_of_an_exchange(attributes, group):
+    assert first_group(attributes) == group

@@ -1,7 +1,4 @@
-"""Engines with experts on simulated devices: `python -m tests.support.expert_parallel FOLDER SIZES [RULES]`.
-
-They give the logits and greedy tokens of one device, and each device holds its own experts only.
-"""
+"""Models with experts on simulated devices, as programs: `python -m tests.support.expert_parallel NAME FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -66,11 +63,11 @@ def slots_of_experts(folder: str, size: int, num_tokens: int, padded_to: int) ->
     return set(counts)
 
 
-def main(folder: str, sizes: str, rules: str = "null") -> None:
+def answers(folder: str, sizes: str, rules: str = "null") -> None:
+    """Engines give the logits and greedy tokens of one device, and each device holds its own experts only."""
     quantization = json.loads(rules)
     expected, tokens, _ = results(folder, quantization=quantization)
-    sizes_to_try = [int(size) for size in sizes.split(",")]
-    for size in sizes_to_try:
+    for size in map(int, sizes.split(",")):
         arguments = {"tensor_parallel_size": size, "enable_expert_parallel": True}
         logits, found, parts = results(folder, quantization=quantization, **arguments)
         error = np.abs(logits - expected).max() / np.abs(expected).max()
@@ -78,10 +75,14 @@ def main(folder: str, sizes: str, rules: str = "null") -> None:
         assert found == tokens, size
         assert parts == {1 / size}, (size, parts)
         print(f"{size} devices: {error:.1e}")
-    if len(sizes_to_try) > 1:
-        per_token = json.loads(Path(folder, "config.json").read_text())["num_experts_per_tok"]
-        assert slots_of_experts(folder, sizes_to_try[-1], 19, 32) == {19 * per_token}
+
+
+def padding(folder: str) -> None:
+    """The rows of a step that are no token go to no expert, in any layer."""
+    per_token = json.loads(Path(folder, "config.json").read_text())["num_experts_per_tok"]
+    assert slots_of_experts(folder, size=4, num_tokens=19, padded_to=32) == {19 * per_token}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _, name, *arguments = sys.argv
+    {"answers": answers, "padding": padding}[name](*arguments)

@@ -33,8 +33,20 @@ def plan(
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="NUMBER", help="Devices that share each layer (default: as many as can)."),
+        typer.Option(min=1, metavar="NUMBER", help="Devices that share each layer (default: the plan's choice)."),
     ] = None,
+    data_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NUMBER", help="Groups of such devices that share experts (default: the plan's choice)."
+        ),
+    ] = None,
+    enable_expert_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--enable-expert-parallel", help="Experts lie whole on all these devices; always of several groups."
+        ),
+    ] = False,
     quantization: Annotated[
         Literal["none", "int8", "int4", "dequantize"] | None,
         typer.Option(help="Weights as for jaxis serve; none: as stored (default: the widest that fit)."),
@@ -70,6 +82,7 @@ def plan(
       jaxis plan Qwen/Qwen3-8B
       jaxis plan Qwen/Qwen3-8B --on v6e-1 --max-model-len 8192
       jaxis plan config.json --on h100x8 --on v5e-16 --json
+      jaxis plan deepseek-ai/DeepSeek-V3 --on v5e-64 --data-parallel-size 8
       jaxis plan ./model --on v6e-8 --compile --html plan.html
     """
     with report_errors(debug=debug):
@@ -77,6 +90,7 @@ def plan(
 
         from jaxis.bringup.analyze.source import open_source
         from jaxis.errors import ConfigError, JaxisError
+        from jaxis.planning.sizing.layout import WantedLayout
         from jaxis.planning.sizing.plan import Planner, Wanted
         from jaxis.planning.sizing.report import PlanReport
         from jaxis.planning.sizing.text import plan_html, plan_text
@@ -86,7 +100,8 @@ def plan(
             raise ConfigError("--compile is for one target: give one with --on")
         targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
         source = open_source(model, revision=revision)
-        planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, tensor_parallel_size))
+        layout = WantedLayout(tensor_parallel_size, data_parallel_size, enable_expert_parallel)
+        planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout))
         plans = [planner.plan(target) for target in targets]
         if compiles:
             from jaxis.planning.sizing.compiled import with_compiled_steps

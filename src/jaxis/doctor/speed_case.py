@@ -98,8 +98,7 @@ def _step_seconds(engine: LLMEngine, batch_size: int) -> float:
 
 def _least_seconds(model: str, accelerator: Accelerator) -> dict[int, float]:
     """Batch size -> the bound of a decode step on one such device."""
-    part = Planner(open_source(model), Wanted(quantization="none", kv_cache_dtype="auto")).device_model(
-        Target(accelerator, 1)
-    )
+    target = Target(accelerator, 1)
+    part = Planner(open_source(model), Wanted(quantization="none", kv_cache_dtype="auto")).device_model(target)
     context = _INPUT_LEN + _OUTPUT_LEN // 2
-    return {size: bound(part.decode(size, context), accelerator).seconds for size in _BATCH_SIZES}
+    return {size: bound(part.decode(size, context), target, part.layout).seconds for size in _BATCH_SIZES}

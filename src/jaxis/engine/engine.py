@@ -100,9 +100,13 @@ class LLMEngine:
         """Other hosts that the model runs on and that have not been heard of for some time. Other threads may ask."""
         return self.runner.executor.silent_hosts
 
-    def on_lost(self, callback: abc.Callable[[EngineError], None]) -> None:
-        """Has a function called, on another thread, when another host that the model runs on is lost."""
-        self.runner.executor.on_lost(callback)
+    def on_lost(self, callback: abc.Callable[[EngineError], None], stall_seconds: float) -> None:
+        """See `Executor.on_lost`."""
+        self.runner.executor.on_lost(callback, stall_seconds)
+
+    def give_up_other_hosts(self, reason: str) -> None:
+        """See `Executor.give_up_other_hosts`. Other threads may call it."""
+        self.runner.executor.give_up_other_hosts(reason)
 
     def end_other_hosts(self) -> None:
         """Ends the other hosts that the model runs on; no step may follow."""

@@ -23,6 +23,7 @@ from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.channel import Channel, ChannelClosedError
 from jaxis.engine.hosts.followers import end_process
 from jaxis.engine.hosts.meeting import HostPlace, join
+from jaxis.engine.hosts.vectors import ReceivedVectors
 from jaxis.engine.setup import facts_of_model, open_model
 from jaxis.errors import EngineError
 from jaxis.host.progress import ProgressDisplay
@@ -52,11 +53,12 @@ def follow(place: HostPlace, own_arguments: dict[str, Any], progress: ProgressDi
     _end_with_the_leader()
     orders = _Orders(channel)
     try:
-        executor = _build(place, own_arguments, channel, orders, progress)
+        signs_of_life = _SignsOfLife(channel)
+        executor = _build(place, own_arguments, channel, orders, signs_of_life, progress)
         gc.collect()
         gc.freeze()
         with progress.silent():
-            _Calls(executor, channel).run(orders)
+            _Calls(executor, channel, signs_of_life).run(orders)
         executor.close()
         distributed.leave()
     except Exception as error:
@@ -94,8 +96,37 @@ class _Orders:
             end_process(EngineError(f"the leader has ended ({error})"))
 
 
+class _SignsOfLife:
+    """Tells the leader twice a second that this host is there, and how far it is.
+
+    Attributes:
+      num_calls: How many calls it has made.
+    """
+
+    def __init__(self, channel: Channel[Order]) -> None:
+        self.num_calls = 0
+        self._channel = channel
+
+    def start(self) -> None:
+        """Begins, on a thread of its own."""
+        threading.Thread(target=self._send, name="jaxis-alive", daemon=True).start()
+
+    def _send(self) -> None:
+        while True:
+            try:
+                self._channel.send(messages.Alive(self.num_calls))
+            except ChannelClosedError:
+                return
+            time.sleep(ALIVE_SECONDS)
+
+
 def _build(
-    place: HostPlace, own_arguments: dict[str, Any], channel: Channel[Order], orders: _Orders, progress: ProgressDisplay
+    place: HostPlace,
+    own_arguments: dict[str, Any],
+    channel: Channel[Order],
+    orders: _Orders,
+    signs_of_life: _SignsOfLife,
+    progress: ProgressDisplay,
 ) -> Executor:
     """Loads this host's part of the model that the leader names."""
     build = orders.next()
@@ -105,7 +136,7 @@ def _build(
     channel.send(messages.Found(facts_of_model(opened.path, args)))
     mesh = opened.make_mesh(args)
     loaded = opened.load(args, mesh, progress)
-    threading.Thread(target=_send_alive, args=(channel,), name="jaxis-alive", daemon=True).start()
+    signs_of_life.start()
     channel.send(messages.Loaded(available_bytes(mesh)))
     allocate = orders.next()
     assert isinstance(allocate, messages.Allocate)
@@ -120,17 +151,21 @@ class _Calls:
     Args:
       executor: This host's.
       channel: To the leader.
+      signs_of_life: Counts the calls.
     """
 
-    def __init__(self, executor: Executor, channel: Channel[Order]) -> None:
-        self._executor, self._channel = executor, channel
+    def __init__(self, executor: Executor, channel: Channel[Order], signs_of_life: _SignsOfLife) -> None:
+        self._executor, self._channel, self._signs_of_life = executor, channel, signs_of_life
         self._keys: dict[int, Hashable] = {}
+        self._vectors = ReceivedVectors()
         self._sampled: SamplerOutput | None = None
 
     def run(self, orders: _Orders) -> None:
         """Until the leader closes the group."""
         while not isinstance(order := orders.next(), messages.Close):
             self._carry_out(order)
+            if isinstance(order, messages.Call):
+                self._signs_of_life.num_calls += 1
 
     def _carry_out(self, order: Order) -> None:
         executor, vector = self._executor, messages.vector
@@ -138,12 +173,14 @@ class _Calls:
             case messages.Prepare():
                 self._prepare(order)
             case messages.Forward():
-                executor.forward(self._key(order.number), vector(order.packed))
+                executor.forward(self._key(order.number), self._vectors.decode(order.number, order.packed))
             case messages.Sample():
-                parameters = None if order.parameters is None else vector(order.parameters)
+                sent = order.parameters
+                parameters = None if sent is None else self._vectors.decode(order.number, sent)
                 self._wait_for_the_step_before(executor.sample(self._key(order.number), parameters))
             case messages.GreedyStep():
-                self._wait_for_the_step_before(executor.greedy_step(self._key(order.number), vector(order.packed)))
+                packed = self._vectors.decode(order.number, order.packed)
+                self._wait_for_the_step_before(executor.greedy_step(self._key(order.number), packed))
             case messages.Whole():
                 executor.whole(self._key(order.number), vector(order.input_ids), order.num_tokens)
             case messages.Logits():
@@ -176,15 +213,6 @@ class _Calls:
         before, self._sampled = self._sampled, sampled
         if before is not None:
             jax.block_until_ready(before)
-
-
-def _send_alive(channel: Channel[Order]) -> None:
-    while True:
-        try:
-            channel.send(messages.Alive())
-        except ChannelClosedError:
-            return
-        time.sleep(ALIVE_SECONDS)
 
 
 def _end_with_the_leader() -> None:

@@ -248,11 +248,14 @@ class WeightLoader:
             return stack
         axes = placement(weight, self.slot.axes)
         entry = jax.tree.map(lambda array: place_array(array, axes[1:]), weight)
-        if stack is None:
-            stack = jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
-        check_same_type(stack, entry, has_dtype=dtype is not None)
+        whole: Weight = (
+            stack
+            if stack is not None
+            else jax.tree.map(lambda array: _zeros((num_experts, *array.shape), dtype or array.dtype, axes), entry)
+        )
+        check_same_type(whole, entry, has_dtype=dtype is not None)
         # Pages are released two tensors later, so finish with this one first.
-        return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), stack, entry))
+        return jax.block_until_ready(jax.tree.map(functools.partial(write_entry, index=expert), whole, entry))
 
     def _place(self, weight: Weight) -> Weight:
         """Places one weight on the current mesh, each of its arrays sharded like the matrix."""
@@ -275,7 +278,7 @@ class WeightLoader:
                 loader._pack_expert(packer, expert, {"weight": weight})
             else:
                 stack = loader._put(stack, expert, {"weight": weight})
-        return packer.stack() if stack is None else _finished(stack)
+        return _finished(packer if stack is None else stack)
 
 
 def take_expert(param: nnx.Param, expert: int, tensor: np.ndarray, name: str = "weight") -> Callable[[], None] | None:
@@ -298,6 +301,7 @@ def finish_experts(param: nnx.Param) -> None:
     if reading_only_headers():
         param.set_value(HeaderTensor.of(value.target.shape, value.target.dtype))
     else:
+        assert value.stack is not None
         param.set_value(_finished(value.stack))
 
 
@@ -313,7 +317,7 @@ def missing_tensors(name: str, param: nnx.Param) -> Iterable[str]:
     return [f"{prefix}.{missing}" if prefix else missing for missing in loader.missing(param.get_value())]
 
 
-def _finished(stack: Weight | StackPacker | SpreadStack | None) -> Weight | None:
+def _finished(stack: Weight | StackPacker | SpreadStack) -> Weight:
     return stack.stack() if isinstance(stack, StackPacker | SpreadStack) else stack
 
 

@@ -36,7 +36,7 @@ class SpreadStack:
         self._sharding = NamedSharding(mesh, PartitionSpec(*spec))
         places = self._sharding.addressable_devices_indices_map((num_experts,))
         self._experts = {device: range(num_experts)[index[0]] for device, index in places.items() if index is not None}
-        self._parts: dict[jax.Device, Weight] = {}
+        self._parts: dict[Any, Weight] = {}  # by device
 
     def is_here(self, expert: int) -> bool:
         """Whether an expert lies on a device of this host."""

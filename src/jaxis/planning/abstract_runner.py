@@ -22,9 +22,10 @@ from jaxis.parallel.mesh import EXPERT_AXES, MESH_AXES
 from jaxis.planning.abstract_model import abstract_model
 
 
-def target_mesh(devices: Sequence[Any]) -> Mesh:
-    """The mesh that jaxis makes of these devices: all of them share each layer."""
-    return Mesh(np.asarray(devices).reshape(1, -1), MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+def target_mesh(devices: Sequence[Any], data_parallel_size: int = 1) -> Mesh:
+    """The mesh that jaxis makes of these devices: those of a data rank share each layer."""
+    grid = np.asarray(devices).reshape(data_parallel_size, -1)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 class AbstractRunner:

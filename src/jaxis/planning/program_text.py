@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from jaxis.planning.hlo import HloModule, Instruction, parse_hlo
 from jaxis.planning.traffic import KERNEL_CALLS, hbm_traffic, kernel_bytes
@@ -39,11 +43,13 @@ class Collective:
       opcode: One of COLLECTIVES.
       nbytes: Of its result on each device.
       is_in_loop: Whether it may happen any number of times.
+      group: The places of the first group of devices that exchange; () if all do.
     """
 
     opcode: str
     nbytes: int
     is_in_loop: bool
+    group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,24 @@ def _collective(instruction: Instruction, in_loop: bool) -> Collective | None:
     # What a start returns holds its operands too, and the result after them; an all-reduce's has its size.
     is_pair = instruction.opcode != opcode and opcode != "all-reduce"
     arrays = instruction.arrays[len(instruction.operands) :] if is_pair else instruction.arrays
-    return Collective(opcode, max(array.nbytes for array in arrays), in_loop)
+    return Collective(opcode, max(array.nbytes for array in arrays), in_loop, first_group(instruction.attributes))
+
+
+def first_group(attributes: str) -> tuple[int, ...]:
+    """The first of a collective's `replica_groups`; () where it has none, and all devices exchange.
+
+    They are written out, `{{0,1},{2,3}}`, or as places in a reshaped and transposed range: `[2,2]<=[2,2]T(1,0)`.
+    """
+    if (match := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", attributes)) is not None:
+        return tuple(map(int, match[1].split(",")))
+    match = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if match is None:
+        return ()
+    shape = [int(size) for size in match[3].split(",")]
+    places = np.arange(math.prod(shape)).reshape(shape)
+    if match[4]:
+        places = places.transpose([int(axis) for axis in match[4].split(",")])
+    return tuple(places.reshape(int(match[1]), int(match[2]))[0].tolist())
 
 
 def _kernel_name(instruction: Instruction) -> str:

@@ -67,7 +67,8 @@ class StepCompiler:
 
     def __init__(self, vllm_config: VllmConfig, devices: Sequence[Any]) -> None:
         """Constructs the model; see `AbstractRunner` for the arguments and errors."""
-        self.runner = runner = AbstractRunner(vllm_config, target_mesh(devices))
+        mesh = target_mesh(devices, vllm_config.parallel_config.data_parallel_size)
+        self.runner = runner = AbstractRunner(vllm_config, mesh)
         self.num_devices = len(devices)
         text_config = vllm_config.model_config.hf_config.get_text_config()
         self.reads = WeightReads(

@@ -60,6 +60,16 @@ class Target:
             return f"{self.accelerator.name}:{'x'.join(map(str, self.grid))}"
         return f"{self.accelerator.name}x{self.num_devices}"
 
+    @property
+    def devices_per_host(self) -> int:
+        """How many of the devices one process can have: those of one host.
+
+        A GPU server has 8. A TPU host has 4 chips (of TPU7x, 8 devices), but the hosts of v5e-8 and v6e-8 have all 8.
+        """
+        if self.accelerator.platform == "gpu" or self.accelerator.name == "tpu7x":
+            return _GPUS_PER_HOST
+        return 8 if self.accelerator.name in ("v5e", "v6e") and self.num_devices == 8 else 4
+
     def missing_compiler(self) -> str | None:
         """What to install so that programs can be compiled for it; None if it is there."""
         module, extra = _COMPILERS[self.accelerator.platform]

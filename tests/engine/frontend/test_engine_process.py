@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
 
 from jaxis import LLM, SamplingParams, StructuredOutputs
-from jaxis.engine.frontend import engine_process, wire
+from jaxis.engine.frontend import engine_process, engine_worker, wire
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
 from jaxis.engine.frontend.engine_client import EngineClient, EngineOutputs, Submission, TokenDelta
 from jaxis.engine.frontend.engine_process import EngineProcess
@@ -237,6 +238,20 @@ def test_it_ends_with_the_process_that_started_it_while_it_loads():
         theirs.close()
         ours.close()
         assert worker.wait(60) == 1
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_closed_connection_ends_it_at_once_only_before_it_is_served(monkeypatch, is_served):
+    """Whoever serves it has the last word: with several hosts, these end first."""
+    codes, served = [], threading.Event()
+    monkeypatch.setattr(engine_worker.os, "_exit", codes.append)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if is_served:
+            served.set()
+        theirs.close()
+        engine_worker.end_with(ours, served)
+    assert codes == ([] if is_served else [1])
 
 
 def test_the_server_leaves_the_devices_to_the_engine():

@@ -5,9 +5,11 @@ SIZE is the number of devices, or data x tensor for data ranks.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -15,18 +17,19 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
+from tests.support import parity
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 NUM_MIXED = 13  # one of each kind
 
 
-def start(model: str, num_hosts: int, size: int, port: int, *, num_ranks: int = 1) -> LLM:
-    """An LLM with so few blocks that sequences are preempted; a dense model may have data ranks."""
+def start(model: str, num_hosts: int, size: int, port: int, *, num_ranks: int = 1, memory: int | None = None) -> LLM:
+    """An LLM with so few blocks that sequences are preempted, or with bytes for them; a dense one may have ranks."""
     with mock.patch.object(setup, "_check_ranks_share"):
-        return _start(model, num_hosts, size, port, num_ranks)
+        return _start(model, num_hosts, size, port, num_ranks, memory)
 
 
-def _start(model: str, num_hosts: int, size: int, port: int, num_ranks: int) -> LLM:
+def _start(model: str, num_hosts: int, size: int, port: int, num_ranks: int, memory: int | None) -> LLM:
     return LLM(
         model,
         nnodes=num_hosts,
@@ -37,7 +40,7 @@ def _start(model: str, num_hosts: int, size: int, port: int, num_ranks: int) -> 
         max_num_seqs=4,
         max_model_len=128,
         # With more devices than kv heads, each has a whole one.
-        kv_cache_memory=14 * 8192 * max(1, size // 2) * num_ranks,
+        kv_cache_memory=memory or 14 * 8192 * max(1, size // 2) * num_ranks,
         show_progress=False,
     )
 
@@ -80,12 +83,35 @@ def _fail(*_: object) -> None:
     raise RuntimeError("a fault of the leader")
 
 
+def family_answers(llm: LLM) -> dict[str, Any]:
+    """Greedy tokens, and logits of a prompt at once and through the caches."""
+    [output] = llm.generate([parity.prompt(17)], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    tokens = parity.prompt(parity.PAGED_LENGTH)
+    logits = {path: llm.compute_logits(tokens, path=path).tolist() for path in ("whole", "paged")}
+    return {"tokens": list(output.outputs[0].token_ids), **logits}
+
+
 def endless(llm: LLM) -> dict[str, Any]:
     """Generates until that fails; what the error says, and that of the next request."""
+    return _until_lost(llm, lambda _: (PROMPTS[1], GREEDY))
+
+
+def prefills(llm: LLM) -> dict[str, Any]:
+    """As `endless`, with steps of prompts only."""
+    return _until_lost(llm, lambda turn: ([turn % 370, *PROMPTS[4]], SamplingParams(temperature=0.0, max_tokens=1)))
+
+
+def decodes(llm: LLM) -> dict[str, Any]:
+    """As `endless`, with steps of one token almost only."""
+    return _until_lost(llm, lambda _: (PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)))
+
+
+def _until_lost(llm: LLM, request: Callable[[int], tuple[list[int], SamplingParams]]) -> dict[str, Any]:
     errors = []
     try:
-        while True:
-            llm.generate([PROMPTS[1]], GREEDY)
+        for turn in itertools.count():
+            prompt, params = request(turn)
+            llm.generate([prompt], params)
             print("generated", flush=True)
     except EngineError as error:
         errors.append(str(error))
@@ -99,8 +125,16 @@ def endless(llm: LLM) -> dict[str, Any]:
 
 if __name__ == "__main__":
     _, scenario, model, num_hosts, size, port = sys.argv
-    function = {"short": short_answers, "all": answers_of_every_kind, "endless": endless}[scenario]
+    function = {
+        "short": short_answers,
+        "all": answers_of_every_kind,
+        "family": family_answers,
+        "endless": endless,
+        "prefills": prefills,
+        "decodes": decodes,
+    }[scenario]
     num_ranks, _, size = size.rpartition("x")
-    with start(model, int(num_hosts), int(size), int(port), num_ranks=int(num_ranks or 1)) as llm:
+    memory = 4 << 20 if scenario == "family" else None
+    with start(model, int(num_hosts), int(size), int(port), num_ranks=int(num_ranks or 1), memory=memory) as llm:
         print("ANSWERS", json.dumps(function(llm)), flush=True)
     print("closed", flush=True)

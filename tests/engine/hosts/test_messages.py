@@ -36,9 +36,9 @@ def test_keys_arrive_equal(key):
 def test_calls_arrive_equal(vector, other):
     data = None if other is None else other.tobytes()
     for call in (
-        messages.Forward(7, vector.tobytes()),
-        messages.GreedyStep(7, vector.tobytes()),
-        messages.Sample(7, data),
+        messages.Forward(7, messages.Vector(vector.tobytes())),
+        messages.GreedyStep(7, messages.Vector(vector.tobytes(), b"")),
+        messages.Sample(7, None if data is None else messages.Vector(data, data)),
         messages.Whole(7, vector.tobytes(), 5),
         messages.Logits(7, vector.tobytes(), data),
         messages.Recover(),

@@ -1,6 +1,7 @@
 """Plans whose steps were compiled: what replaces the arithmetic, and what stays."""
 
 import dataclasses
+from collections import Counter
 
 import jax
 import pytest
@@ -9,7 +10,8 @@ from jaxis.errors import ConfigError, EngineError
 from jaxis.planning.compiled_program import CompiledProgram, ProgramMemory
 from jaxis.planning.program_text import Collective, Copy, Kernel, ProgramText
 from jaxis.planning.sizing import compiled
-from jaxis.planning.sizing.compiled import sent_bytes, with_compiled_steps
+from jaxis.planning.sizing.compiled import exchanges_of, with_compiled_steps
+from jaxis.planning.sizing.layout import Layout, WantedLayout
 from jaxis.planning.sizing.plan import Planner, Wanted
 from jaxis.planning.step_costs import StepCosts, WeightReads
 from jaxis.planning.targets import Target, parse_target
@@ -20,12 +22,25 @@ MIB = 1 << 20
 
 def test_exchanges_send_what_a_ring_sends():
     def of(opcode):
-        return sent_bytes([Collective(opcode, 800, is_in_loop=False)], 4)
+        [exchange] = exchanges_of([Collective(opcode, 800, is_in_loop=False)], Layout(4))
+        assert exchange.group_size == 4
+        return exchange.sent_bytes
 
     assert of("all-reduce") == 2 * 800 * 3 / 4
     assert of("all-gather") == 800 * 3 / 4
     assert of("reduce-scatter") == 800 * 3, "800 bytes are one device's part"
     assert of("collective-permute") == 800
+
+
+def test_groups_lie_along_the_axes_of_the_mesh():
+    layout = Layout(tensor_parallel_size=4, data_parallel_size=2)
+    groups = [(0, 1, 2, 3), (0, 4), (), (4, 5, 6, 7), (0,)]
+    found = exchanges_of([Collective("all-reduce", 8, False, group) for group in groups], layout)
+    assert [(each.axes, each.group_size, each.count) for each in found] == [
+        (("model",), 4, 2),
+        (("data",), 2, 1),
+        (("data", "model"), 8, 1),
+    ]
 
 
 @pytest.fixture
@@ -118,6 +133,38 @@ def test_what_does_not_fit_is_not_compiled():
     planner = Planner(published("mixtral-8x7b"), Wanted(quantization="none"))
     with pytest.raises(ConfigError, match="nothing to compile: the model does not fit"):
         with_compiled_steps(planner.plan(parse_target("h100x1")), planner)
+
+
+@pytest.mark.slow
+@pytest.mark.compile_tpu
+@pytest.mark.parametrize("layout", [Layout(8, 8, True), Layout(64, 1, True)], ids=str)
+def test_a_compiled_step_over_64_chips_exchanges_what_arithmetic_says(layout):
+    """DeepSeek V3 in its sizes, with one dense layer and two of experts."""
+    source = published("deepseek-v3", num_hidden_layers=3, first_k_dense_replace=1)
+    wanted = WantedLayout(layout.tensor_parallel_size, layout.data_parallel_size, layout.enable_expert_parallel)
+    planner = Planner(source, Wanted(context_len=1024, kv_cache_dtype="auto", layout=wanted))
+    target, ranks = parse_target("v5e-64"), layout.data_parallel_size
+    part = planner.device_model(target, layout)
+    # Room for some requests: a step of thousands takes long to compile.
+    block = sum(part.bytes_per_block.values())
+    usable = int((part.held_bytes + 32 // ranks * 1024 // part.block_size * block) / 0.9) + 1
+    small = dataclasses.replace(target, accelerator=dataclasses.replace(target.accelerator, usable_bytes=usable))
+    plan = planner.plan(small)
+    [decode] = [step for step in plan.chosen.steps if step.name == "decode" and step.num_requests > 1]
+    one = dataclasses.replace(plan, options=(dataclasses.replace(plan.chosen, steps=(decode,)), *plan.options[1:]))
+    [compiled_decode] = with_compiled_steps(one, planner).chosen.steps
+
+    def numbers(step):
+        """(opcode, axes) -> number, of exchanges of hidden states, which are all but the ids and weights of experts."""
+        found = Counter()
+        for each in step.cost.exchanges:
+            if each.name != "logits" and each.nbytes >= layout.num_devices * 64:
+                found[each.opcode, each.axes] += each.count
+        return found
+
+    print(compiled_decode.cost.exchanges)
+    assert numbers(compiled_decode) == numbers(decode)
+    assert compiled_decode.compiled.caches_are_aliased
 
 
 @pytest.mark.slow

@@ -36,17 +36,19 @@ def test_a_dense_model_on_one_device(qwen):
     attention = 36 * 4 * 1000 * 2 * 32 * (128 + 128)
     assert decode.flops == pytest.approx(4 * 2 * (36 * LAYER + EMBEDDING) + attention)
     assert decode.sent_bytes == 0
-    least = bound(decode, target.accelerator)
+    least = bound(decode, target, part.layout)
     assert least.binds == "memory"
     assert least.seconds == pytest.approx((decode.weight_bytes + decode.context_bytes) / 3352e9)
 
 
 def test_a_prefill_reads_its_prompt_once_and_samples_once(qwen):
-    prefill = qwen.device_model(parse_target("h100x1")).prefill(2048)
+    target = parse_target("h100x1")
+    part = qwen.device_model(target)
+    prefill = part.prefill(2048)
     assert prefill.context_bytes == 2048 * 36 * 2 * 8 * 128 * 2
     attention = 36 * (2048 * 2049 // 2) * 2 * 32 * (128 + 128)
     assert prefill.flops == pytest.approx(2 * (2048 * 36 * LAYER + EMBEDDING) + attention)
-    assert bound(prefill, parse_target("h100x1").accelerator).binds == "compute"
+    assert bound(prefill, target, part.layout).binds == "compute"
 
 
 def test_eight_devices_share_matrices_and_heads_and_sum_hidden_states(qwen):

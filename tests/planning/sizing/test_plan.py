@@ -9,8 +9,9 @@ from jaxis.engine.execution.kv_cache import num_cache_blocks
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import make_mesh
 from jaxis.planning.sizing.capacity import capacity
+from jaxis.planning.sizing.layout import WantedLayout
 from jaxis.planning.sizing.plan import Planner, Wanted
-from jaxis.planning.sizing.report import PlanReport, command, verdict
+from jaxis.planning.sizing.report import PlanReport, command, remarks, verdict
 from jaxis.planning.targets import parse_target
 from tests.support.plan_sources import LLAMA_70B, published
 
@@ -23,7 +24,7 @@ def llama():
 def test_the_widest_weights_that_run_are_chosen_on_all_devices(llama):
     plan = Planner(llama, Wanted()).plan(parse_target("v6e-8"))
     assert (plan.chosen.quantization, plan.chosen.tensor_parallel_size, plan.chosen.num_servers) == (None, 8, 1)
-    assert plan.chosen.can_run
+    assert plan.chosen.hosts_of_server == 1
     assert plan.chosen.device_weight_bytes == pytest.approx(2 * 70.55e9 / 8, rel=1e-3)
     assert plan.chosen.max_requests >= 1
 
@@ -38,16 +39,20 @@ def test_one_host_with_narrow_weights_goes_before_several_with_wide_ones(llama):
         if option.quantization is None and option.kv_cache_dtype == "auto" and option.tensor_parallel_size == 16
     ]
     assert wide.fits
-    assert not wide.can_run
     assert wide.hosts_of_server == 4
+    [remark] = [line for line in remarks(plan) if "4 hosts" in line]
+    assert remark.startswith("bfloat16 weights over 16 devices of 4 hosts: ")
+    assert "have not been tried" in remark
 
 
 def test_what_needs_several_hosts_is_said(llama):
-    plan = Planner(llama, Wanted(quantization="none", tensor_parallel_size=16)).plan(parse_target("v5e-16"))
+    wanted = Wanted(quantization="none", layout=WantedLayout(tensor_parallel_size=16))
+    plan = Planner(llama, wanted).plan(parse_target("v5e-16"))
     assert plan.chosen.fits
-    assert "cannot run yet" in verdict(plan)
-    assert "4 hosts" in verdict(plan)
-    assert command(PlanReport("m", (), (plan,)), plan) is None
+    assert verdict(plan) == "fits: bfloat16 weights over 16 devices of 4 hosts"
+    assert "have not been tried" in remarks(plan)[0]
+    line = command(PlanReport("m", (), (plan,)), plan)
+    assert "--tensor-parallel-size 16 --nnodes 4 --node-rank 0 --master-addr ADDRESS" in line
 
 
 def test_what_does_not_fit_is_said_with_sizes(llama):
@@ -109,7 +114,7 @@ def test_a_narrow_cache_holds_more():
 
 
 def test_rates_are_those_of_all_servers():
-    plan = Planner(published("qwen3-8b"), Wanted(quantization="none", tensor_parallel_size=1)).plan(
+    plan = Planner(published("qwen3-8b"), Wanted(quantization="none", layout=WantedLayout(1))).plan(
         parse_target("v6e-8")
     )
     decode = plan.chosen.steps[1]
@@ -133,7 +138,7 @@ def test_what_cannot_be_kept_is_refused(wanted, message):
     ("size", "message"), [(16, "has 8 devices"), (3, "=3 does not divide the model's 32 attention heads: give 1 or 2$")]
 )
 def test_devices_that_cannot_share_are_refused(size, message):
-    planner = Planner(published("qwen3-8b"), Wanted(tensor_parallel_size=size))
+    planner = Planner(published("qwen3-8b"), Wanted(layout=WantedLayout(size)))
     with pytest.raises(ConfigError, match=message):
         planner.plan(parse_target("v6e-8"))
 
@@ -147,7 +152,7 @@ def test_json_has_every_option_and_what_binds():
     planner = Planner(published("qwen3-8b"), Wanted())
     report = PlanReport("qwen", ("Qwen3ForCausalLM",), (planner.plan(parse_target("v6e-1")),))
     found = json.loads(report.to_json())
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     [plan] = found["plans"]
     assert plan["target"]["device_kind"] == "TPU v6 lite"
     assert {(o["weights"], o["kv_cache_dtype"]) for o in plan["options"]} == {

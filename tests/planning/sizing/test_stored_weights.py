@@ -11,6 +11,7 @@ from jaxis.bringup.analyze.source import open_source
 from jaxis.layers.module import named_parameters
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.sizing.stored_weights import stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import SHORT_NAMES
@@ -32,7 +33,7 @@ def loaded_bytes(folder, rules=None):
 def told_bytes(folder, rules=None):
     source = open_source(folder)
     model = construct(source.config, source.config_path, rules, source.tensors).model
-    return {weight.name: weight.device_bytes for weight in stored_weights(model, 1)}
+    return {weight.name: weight.device_bytes for weight in stored_weights(model, Layout())}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "llama4"])
@@ -63,7 +64,7 @@ def test_mxfp4_experts_are_half_a_byte_and_their_scales(checkpoint, tmp_path):
 def test_devices_share_what_their_number_divides(checkpoint):
     source = open_source(checkpoint("qwen3"))
     model = construct(source.config, source.config_path).model
-    alone, shared = ({w.name: w for w in stored_weights(model, n)} for n in (1, 4))
+    alone, shared = ({w.name: w for w in stored_weights(model, Layout(n))} for n in (1, 4))
     size = np.dtype(np.float32).itemsize
     assert alone["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size
     assert shared["model.layers.0.self_attn.q_proj.weight"].device_bytes == 8 * 16 * 64 * size // 4
@@ -81,7 +82,7 @@ def test_devices_hold_whole_key_value_heads(name, num_devices, projection, heads
     """4 heads on 8 devices and on 4; 40 query heads and 10 of keys and of values in one matrix, on 20."""
     source = published(name)
     model = construct(source.config, source.config_path).model
-    sizes = {weight.name: weight for weight in stored_weights(model, num_devices)}
+    sizes = {weight.name: weight for weight in stored_weights(model, Layout(num_devices))}
     held = sizes[f"model.layers.0.self_attn.{projection}.weight"]
     elements = heads * 128 * source.config["hidden_size"]
     assert (held.device_elements, held.device_bytes) == (elements, 2 * elements), "in bfloat16"

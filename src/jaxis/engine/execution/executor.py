@@ -89,8 +89,16 @@ class Executor:
         self.programs = ProgramCache(self._compile, on_compile)
         self._forget_last_tokens()
 
-    def on_lost(self, callback: Callable[[EngineError], None]) -> None:
-        """Has a function called, on another thread, when another host that this one needs is lost."""
+    def on_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
+        """Has a function called, on another thread, when another host that this one needs is lost.
+
+        Args:
+          callback: The function.
+          stall_seconds: How long such a host may be silent before it is lost.
+        """
+
+    def give_up_other_hosts(self, reason: str) -> None:
+        """Takes other hosts that this one needs for lost, because of something that they cannot have noticed."""
 
     @property
     def silent_hosts(self) -> Sequence[str]:

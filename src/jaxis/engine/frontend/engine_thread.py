@@ -95,17 +95,19 @@ class EngineThread:
         """
         if not self._thread.is_alive() or self._num_failed_steps >= MAX_FAILED_STEPS:
             return False
-        if self._engine.silent_hosts:
-            return False
+        return not self._engine.silent_hosts and not self.is_stalled(stall_seconds)
+
+    def is_stalled(self, stall_seconds: float) -> bool:
+        """Whether a step is taking too long; see `is_making_progress`."""
         since, limit = self._busy_since, stall_seconds
         if since is None:
-            return True
+            return False
         if (wait := self._engine.last_compile_wait) is not None:
             if wait.ended is None:
                 since, limit = wait.started, max(limit, COMPILE_STALL_SECONDS)
             else:
                 since = max(since, wait.ended)
-        return time.monotonic() - since < limit
+        return time.monotonic() - since >= limit
 
     # Called by the thread itself.
 

@@ -54,7 +54,7 @@ class EngineWorker:
         self._send_lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = EngineThread(built.engine, self._send_outputs, self._send_failure)
-        built.engine.on_lost(self._end_with_failure)
+        built.engine.on_lost(self._end_with_failure, stall_seconds)
         built.engine.grammar_compiler.prepare()
         # Requests whose grammar is being compiled, and which of those were aborted meanwhile.
         self._compiling: set[str] = set()
@@ -126,6 +126,9 @@ class EngineWorker:
     def _send_heartbeats(self) -> None:
         process = psutil.Process()
         while not self._ended.wait(HEARTBEAT_SECONDS):
+            if self._thread.is_stalled(self._stall_seconds):
+                # Devices that wait for each other do so forever. Of one host, who watches the server decides.
+                self._engine.give_up_other_hosts(f"a step has taken more than {self._stall_seconds:g} s")
             stats = dataclasses.replace(self._thread.stats, process_memory_bytes=process.memory_info().rss)
             self._send(wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats))
 
@@ -137,9 +140,12 @@ class EngineWorker:
             _logger.debug("the server's process has ended")
 
 
-def _end_with(connection: socket.socket) -> None:
-    """Ends this process if the other end is closed before sending anything: nobody is waiting for the engine."""
-    if not connection.recv(1, socket.MSG_PEEK):
+def end_with(connection: socket.socket, is_served: threading.Event) -> None:
+    """Ends this process if the other end is closed before it is served: nobody is waiting for the engine.
+
+    Once it is served, whoever serves it takes what comes, and may do so before this thread has looked.
+    """
+    if not connection.recv(1, socket.MSG_PEEK) and not is_served.is_set():
         os._exit(1)
 
 
@@ -150,7 +156,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(connection,), name="jaxis-orphan", daemon=True).start()
+    is_served = threading.Event()
+    threading.Thread(target=end_with, args=(connection, is_served), name="jaxis-orphan", daemon=True).start()
     settings: dict[str, Any] = json.loads(sys.stdin.readline())
     if settings["log"] is not None:
         from jaxis.host.logs import set_up_logs
@@ -170,6 +177,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     connection.sendall(wire.to_frame(wire.EngineReady(EngineInfo.of(built))))
+    is_served.set()
     with progress.silent():
         EngineWorker(built, connection, settings["stall_seconds"]).run()
 

@@ -20,7 +20,8 @@ from jaxis.host.frames import frame
 
 ReportOf = TypeVar("ReportOf", messages.Found, messages.Loaded)
 SILENT_SECONDS = 10.0  # without a sign of life, a host is reported
-LOST_SECONDS = 60.0  # and then given up
+LOST_SECONDS = 60.0  # and then given up, unless another limit is set
+SLOW_SECONDS = 10.0  # of compiling longer than this host, a host is reported
 WATCH_SECONDS = 0.5
 CLOSE_SECONDS = 20.0
 # Arguments that each host has its own of.
@@ -50,6 +51,8 @@ class Followers:
         self._error: EngineError | None = None
         self._is_closing = False
         self._ended: set[int] = set()  # ranks whose connections have ended
+        self._num_sent = 0
+        self._num_made = dict.fromkeys((follower.rank for follower in followers), 0)
         self._last_words = {follower.rank: time.monotonic() for follower in followers}
         self._reported: set[int] = set()  # ranks whose silence was reported
         # By the number of a program: the ranks that have it, and why one does not.
@@ -66,6 +69,15 @@ class Followers:
         """The hosts that have not been heard of for `SILENT_SECONDS`."""
         now = time.monotonic()
         return [str(f) for f in self._followers if now - self._last_words[f.rank] > SILENT_SECONDS]
+
+    @property
+    def behind(self) -> list[str]:
+        """The hosts that have not made all calls that were sent, and how many they have made."""
+        return [
+            f"{follower} has made {self._num_made[follower.rank]} of {self._num_sent} calls"
+            for follower in self._followers
+            if self._num_made[follower.rank] < self._num_sent
+        ]
 
     def build(self, args: EngineArgs, facts: dict[str, str]) -> None:
         """Has all find the model, and checks that they have found the same; before anything is loaded.
@@ -112,6 +124,7 @@ class Followers:
           EngineError: The group is lost.
         """
         self.check()
+        self._num_sent += isinstance(message, messages.Call)
         data = frame(messages.encode(message))
         for follower in self._followers:
             try:
@@ -146,7 +159,11 @@ class Followers:
           EngineError: One cannot, or the group is lost.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._error or len(self._prepared[number]) == len(self._followers))
+            while not self._changed.wait_for(
+                lambda: self._error or len(self._prepared[number]) == len(self._followers), SLOW_SECONDS
+            ):
+                slow = [str(follower) for follower in self._followers if follower.rank not in self._prepared[number]]
+                _logger.warning("a step waits for a program that %s is still compiling", ", ".join(slow))
             self.check()
             for follower in self._followers:
                 if (error := self._prepared[number][follower.rank]) is not None:
@@ -189,6 +206,8 @@ class Followers:
                     with self._changed:
                         self._prepared[report.number][follower.rank] = report.error
                         self._changed.notify_all()
+                elif isinstance(report, messages.Alive):
+                    self._num_made[follower.rank] = report.num_calls
                 elif isinstance(report, messages.Failed):
                     self._lose(follower, f"has failed: {report.message}")
         except ChannelClosedError as error:

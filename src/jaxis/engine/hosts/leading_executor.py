@@ -19,6 +19,7 @@ from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey, Logi
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.followers import Followers, end_process
+from jaxis.engine.hosts.vectors import SentVectors
 from jaxis.errors import EngineError
 from jaxis.parallel import distributed
 
@@ -54,13 +55,19 @@ class LeadingExecutor(Executor):
         """See `Executor`; the followers have been told the size of the caches."""
         self.followers = followers
         self._numbers: dict[Hashable, int] = {}
+        self._vectors = SentVectors()
         self._is_half_made = False  # whether a call was sent that failed here
         super().__init__(vllm_config, model, mesh, plan, on_compile=on_compile)
         followers.on_lost = self._end_if_stuck
 
-    def on_lost(self, callback: Callable[[EngineError], None]) -> None:
+    def on_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
         """See `Executor.on_lost`."""
         self.followers.on_lost = callback
+        self.followers.lost_seconds = stall_seconds
+
+    def give_up_other_hosts(self, reason: str) -> None:
+        """See `Executor.give_up_other_hosts`."""
+        self.followers.give_up("; ".join([reason, *self.followers.behind]))
 
     @property
     def silent_hosts(self) -> Sequence[str]:
@@ -69,18 +76,21 @@ class LeadingExecutor(Executor):
 
     def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
         """See `Executor.forward`."""
-        with self._sent(messages.Forward(self._number(key), packed.tobytes())):
+        number = self._number(key)
+        with self._sent(messages.Forward(number, self._vectors.encode(number, packed))):
             super().forward(key, packed)
 
     def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
         """See `Executor.sample`."""
-        data = None if parameters is None else parameters.tobytes()
-        with self._sent(messages.Sample(self._number(key), data)):
+        number = self._number(key)
+        vector = None if parameters is None else self._vectors.encode(number, parameters)
+        with self._sent(messages.Sample(number, vector)):
             return super().sample(key, parameters)
 
     def greedy_step(self, key: GreedyStepKey, packed: np.ndarray) -> SamplerOutput:
         """See `Executor.greedy_step`."""
-        with self._sent(messages.GreedyStep(self._number(key), packed.tobytes())):
+        number = self._number(key)
+        with self._sent(messages.GreedyStep(number, self._vectors.encode(number, packed))):
             return super().greedy_step(key, packed)
 
     def whole(self, key: WholeKey, input_ids: np.ndarray, num_tokens: int) -> None:

@@ -56,7 +56,9 @@ class Prepared(msgspec.Struct, tag="prepared"):
 
 
 class Alive(msgspec.Struct, tag="alive"):
-    """Sent twice a second."""
+    """Sent twice a second: how many calls this host has made."""
+
+    num_calls: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -116,25 +118,37 @@ class Prepare(msgspec.Struct, tag="prepare"):
         return msgspec.msgpack.decode(self.key, type=_KEYS[self.kind])
 
 
+class Vector(msgspec.Struct):
+    """An int32 vector of a program's call; see `vectors`.
+
+    Attributes:
+      values: Its bytes, or those of the elements that have changed since the last call of the program.
+      changed: The bytes of these elements' int32 indices; None if all values are here.
+    """
+
+    values: bytes
+    changed: bytes | None = None
+
+
 class Forward(msgspec.Struct, tag="forward"):
     """`Executor.forward`."""
 
     number: int
-    packed: bytes
+    packed: Vector
 
 
 class GreedyStep(msgspec.Struct, tag="greedy"):
     """`Executor.greedy_step`."""
 
     number: int
-    packed: bytes
+    packed: Vector
 
 
 class Sample(msgspec.Struct, tag="sample"):
     """`Executor.sample`."""
 
     number: int
-    parameters: bytes | None
+    parameters: Vector | None
 
 
 class Whole(msgspec.Struct, tag="whole"):

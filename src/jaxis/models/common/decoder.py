@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -33,6 +33,7 @@ from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
 from jaxis.models.common.prediction_layers import without_layers
+from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -137,7 +138,7 @@ class DecoderModel(JaxModule):
             if i in self.aux_hidden_state_layers:
                 aux_hidden_states.append(x)
             with jax.named_scope(f"layer_{i}"):
-                run = layer if calls_are_observed() else functools.partial(_run_layer, *nnx.split(layer))
+                run = layer if calls_are_observed() else functools.partial(_layer_runner(), *nnx.split(layer))
                 cache, x = run(self.cache_of_layer(caches, i), x, attention_metadata, *layer_inputs[i])
             self.keep_cache_of_layer(caches, i, cache)
         if len(self.layers) in self.aux_hidden_state_layers:
@@ -224,7 +225,6 @@ def _num_caches(layer: JaxModule) -> int:
     return sum(isinstance(module, HasCache | HasState) for _, module in named_modules(layer))
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
     graphdef: nnx.GraphDef,
     state: nnx.State,
@@ -233,9 +233,23 @@ def _run_layer(
     attention_metadata: AttentionMetadata,
     *layer_inputs: jax.Array,
 ) -> LayerOutput:
-    """Runs one layer; a separate function, so that equal layers are traced once (tracing is slower than loading)."""
+    """Runs one layer."""
     with real_tokens(attention_metadata.num_tokens):
         return nnx.merge(graphdef, state)(kv_cache, x, attention_metadata, *layer_inputs)
+
+
+# Equal layers are traced once: tracing is slower than loading.
+_run_layer_as_call = jax.jit(_run_layer, static_argnums=0)
+_run_layer_inline = jax.jit(_run_layer, static_argnums=0, inline=True)
+
+
+def _layer_runner() -> Callable[..., LayerOutput]:
+    """`_run_layer` as a function of the program, which equal layers call; or, among data ranks, as a part of it.
+
+    In a region that is manual over some axes only, XLA for TPUs cannot divide a function that is called twice.
+    """
+    is_partly_manual = 0 < len(automatic_axes()) < len(MESH_AXES)
+    return _run_layer_inline if is_partly_manual else _run_layer_as_call
 
 
 class CausalLM(JaxModule, LoadableWithIterator):

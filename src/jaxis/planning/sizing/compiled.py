@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import jax
 
 from jaxis.config import VllmConfig
 from jaxis.errors import ConfigError, EngineError
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.planning.program_text import Collective
+from jaxis.planning.sizing.exchanges import Exchange
+from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.sizing.plan import CACHE_DTYPES, CompiledStep, Plan, Planner, PlanOption, Step, make_step
-from jaxis.planning.sizing.roofline import all_gather_bytes, all_reduce_bytes
 from jaxis.planning.step_costs import StepCompiler, StepCosts
 
 _ATTENTION = re.compile("attention|cache")  # in the names of kernels
@@ -36,57 +39,68 @@ def with_compiled_steps(plan: Plan, planner: Planner, on_stage: Callable[[str], 
     option = plan.chosen
     if not option.fits:
         raise ConfigError("nothing to compile: the model does not fit; leave --compile out for the figures")
-    devices = plan.target.devices()[: option.tensor_parallel_size]
+    layout = option.layout
+    devices = plan.target.devices()[: layout.num_devices]
     on_stage(f"Constructing the model for {plan.target}")
     compiler = StepCompiler(_engine_config(planner.width_of(option).vllm_config, plan, option), devices)
     steps = []
     for step in option.steps:
-        on_stage(f"Compiling a step of {step.num_tokens} tokens for {plan.target}")
+        num_tokens = -(-step.num_tokens // layout.data_parallel_size)  # of each data rank
+        on_stage(f"Compiling a step of {num_tokens} tokens for {plan.target}")
         try:
-            costs = compiler.step(step.num_tokens)
+            costs = compiler.step(num_tokens)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            raise EngineError(
-                f"a step of {step.num_tokens} tokens does not compile for {plan.target}: {reason}"
-            ) from None
+            raise EngineError(f"a step of {num_tokens} tokens does not compile for {plan.target}: {reason}") from None
         needed = compiler.reads.of_step(step.num_tokens) + compiler.reads.head
         steps.append(_with_costs(step, costs, needed, sum(compiler.cache_bytes), plan, option))
     chosen = dataclasses.replace(option, steps=tuple(steps))
     return dataclasses.replace(plan, options=(chosen, *plan.options[1:]))
 
 
-def sent_bytes(collectives: Iterable[Collective], num_devices: int) -> float:
-    """Bytes that each device sends at least in these exchanges, those of loops once."""
-    total = 0.0
+def exchanges_of(collectives: Iterable[Collective], layout: Layout) -> tuple[Exchange, ...]:
+    """What is exchanged in a compiled step of a server laid out so; what is in loops once."""
+    numbers: Counter[tuple[str, tuple[str, ...], int, float]] = Counter()
     for each in collectives:
-        if each.opcode == "all-reduce":
-            total += all_reduce_bytes(each.nbytes, num_devices)
-        elif each.opcode == "reduce-scatter":  # its result is one device's part
-            total += each.nbytes * (num_devices - 1)
-        elif each.opcode == "all-gather":
-            total += all_gather_bytes(each.nbytes, num_devices)
-        else:
-            total += each.nbytes
-    return total
+        size = len(each.group) or layout.num_devices
+        if size > 1:
+            nbytes = each.nbytes * (size if each.opcode == "reduce-scatter" else 1)  # its result is one device's part
+            numbers[each.opcode, _axes(each.group, layout), size, nbytes] += 1
+    return tuple(
+        Exchange("compiled", opcode, axes, size, nbytes, number)
+        for (opcode, axes, size, nbytes), number in numbers.items()
+    )
+
+
+def _axes(group: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
+    """The mesh axes that devices of a group, given by their places in the mesh, lie along."""
+    group = group or tuple(range(layout.num_devices))
+    ranks, places = zip(*(divmod(place, layout.tensor_parallel_size) for place in group), strict=True)
+    return tuple(axis for axis, along in ((DATA_AXIS, ranks), (MODEL_AXIS, places)) if len(set(along)) > 1)
 
 
 def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmConfig:
     """The configuration of a server of the option."""
-    num_seqs = option.max_requests
+    num_seqs = option.max_requests // option.data_parallel_size
     return dataclasses.replace(
         config,
         model_config=dataclasses.replace(config.model_config, max_model_len=plan.context_len),
         cache_config=dataclasses.replace(
             config.cache_config,
             cache_dtype=CACHE_DTYPES[option.kv_cache_dtype],
-            kv_cache_memory_bytes=option.device_cache_bytes * option.tensor_parallel_size,
+            kv_cache_memory_bytes=option.device_cache_bytes * option.layout.num_devices,
         ),
         scheduler_config=dataclasses.replace(
             config.scheduler_config,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=max(config.scheduler_config.max_num_batched_tokens, num_seqs),
         ),
-        parallel_config=dataclasses.replace(config.parallel_config, tensor_parallel_size=option.tensor_parallel_size),
+        parallel_config=dataclasses.replace(
+            config.parallel_config,
+            tensor_parallel_size=option.tensor_parallel_size,
+            data_parallel_size=option.data_parallel_size,
+            enable_expert_parallel=option.enable_expert_parallel,
+        ),
     )
 
 
@@ -113,7 +127,7 @@ def _with_costs(
     cost = dataclasses.replace(
         step.cost,
         weight_bytes=max(step.cost.weight_bytes, moved),
-        sent_bytes=sent_bytes(exchanges, option.tensor_parallel_size),
+        exchanges=exchanges_of(exchanges, option.layout),
     )
     compiled = CompiledStep(
         hbm_bytes=hbm_bytes,

@@ -1,16 +1,16 @@
-"""One device's part of a model under tensor parallelism: what it holds, and what a step costs it."""
+"""One device's part of a model: what it holds, and what a step costs it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_of, expert_share
@@ -22,13 +22,13 @@ from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import MESH_AXES, logical_sharding
+from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
 from jaxis.planning.accelerators import Accelerator
-from jaxis.planning.sizing.roofline import StepCost, all_gather_bytes, all_reduce_bytes
+from jaxis.planning.sizing.exchanges import Exchange
+from jaxis.planning.sizing.layout import Layout
+from jaxis.planning.sizing.roofline import StepCost
 from jaxis.planning.sizing.stored_weights import StoredWeight
 
-# Each layer sums its attention's and its feed-forward block's output over the devices.
-_REDUCTIONS_PER_LAYER = 2
 _LOGIT_BYTES = 4
 
 
@@ -56,31 +56,35 @@ class DeviceModel:
     """One device's part of a model; all devices have equal parts.
 
     Attributes:
-      num_devices: Devices that the model is spread over.
+      layout: How the model is spread over devices.
       held_bytes: Bytes of its weights.
       reads: Its weights as a step reads them.
-      layer_flops: Operations of products for one token, of its share of the experts too.
+      layer_flops: Operations of products for one token of the device's own data rank, without experts.
+      expert_flops: The same of the experts on the device, of which a token goes to some.
       head_flops: The same of the head, for one token that is sampled from.
       caches: One for each layer that has one.
       state_bytes: Bytes of a request's recurrent states in all layers.
       block_size: Tokens of a block of the cache.
       hidden_bytes: Bytes of one token's hidden state.
       logits_bytes: Bytes of one token's logits.
-      num_reductions: Sums of hidden states over the devices in a step.
-      gathers_logits: Whether each device computes a part of the logits.
+      num_layers: Layers, each of which sums its attention's and its feed-forward block's output over the devices.
+      num_expert_layers: Those with experts.
+      gathers_logits: Whether each device computes a part of the logits, and has a part of the embeddings.
     """
 
-    num_devices: int
+    layout: Layout
     held_bytes: int
     reads: DecodeCost
     layer_flops: float
+    expert_flops: float
     head_flops: float
     caches: tuple[LayerCache, ...]
     state_bytes: int
     block_size: int
     hidden_bytes: int
     logits_bytes: int
-    num_reductions: int
+    num_layers: int
+    num_expert_layers: int
     gathers_logits: bool
 
     @property
@@ -92,17 +96,30 @@ class DeviceModel:
         return dict(sorted(total.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
 
     def decode(self, batch_size: int, context_len: int) -> StepCost:
-        """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each."""
-        return self._step(batch_size, np.full(batch_size, context_len - 1), batch_size)
+        """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
+
+        The cost is that of a device of the data rank that has most of them.
+        """
+        own = -(-batch_size // self.layout.data_parallel_size)
+        return self._step(own, batch_size, np.full(own, context_len - 1), own)
 
     def prefill(self, num_tokens: int) -> StepCost:
-        """The first `num_tokens` tokens of a prompt; the last is sampled from."""
-        return self._step(num_tokens, np.arange(num_tokens), 1)
+        """The first `num_tokens` tokens of a prompt on each data rank; the last is sampled from."""
+        return self._step(num_tokens, num_tokens * self.layout.data_parallel_size, np.arange(num_tokens), 1)
 
-    def _step(self, num_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
+    def _step(self, num_tokens: int, num_all_tokens: int, positions: np.ndarray, num_sampled: int) -> StepCost:
+        """The cost of a step.
+
+        Args:
+          num_tokens: Of the device's own data rank.
+          num_all_tokens: Of all data ranks.
+          positions: Of the own tokens.
+          num_sampled: Own tokens that are sampled from.
+        """
+        num_expert_tokens = num_all_tokens if self.layout.enable_expert_parallel else num_tokens
         # States are read and written whole.
         context_bytes = 2.0 * self.state_bytes * num_sampled
-        flops = self.layer_flops * num_tokens + self.head_flops * num_sampled
+        flops = self.layer_flops * num_tokens + self.expert_flops * num_expert_tokens + self.head_flops * num_sampled
         is_one_request = num_sampled == 1
         for cache, num_caches in Counter(self.caches).items():
             num_layers = num_caches * cache.num_layers
@@ -115,10 +132,29 @@ class DeviceModel:
             num_read = min(num_read, num_keys.sum())
             context_bytes += num_layers * float(num_read) * cache.block_bytes / self.block_size
             flops += num_layers * float(num_keys.sum()) * cache.flops_per_key
-        sent = self.num_reductions * all_reduce_bytes(num_tokens * self.hidden_bytes, self.num_devices)
+        weight_bytes = self.reads.step_weight_bytes(num_expert_tokens)
+        return StepCost(weight_bytes, context_bytes, flops, tuple(self._exchanges(num_tokens, num_sampled)))
+
+    def _exchanges(self, num_tokens: int, num_sampled: int) -> Iterator[Exchange]:
+        """What is exchanged in a step of so many tokens on each data rank, of which so many are sampled from."""
+        model, data = self.layout.tensor_parallel_size, self.layout.data_parallel_size
+        hidden = num_tokens * self.hidden_bytes
+        num_spread = self.num_expert_layers if self.layout.enable_expert_parallel else 0
+        if model > 1:
+            if self.gathers_logits:
+                yield Exchange("embeddings", "all-reduce", (MODEL_AXIS,), model, hidden, 1)
+            yield Exchange("attention", "all-reduce", (MODEL_AXIS,), model, hidden, self.num_layers)
+            if self.num_layers > num_spread:
+                number = self.num_layers - num_spread
+                yield Exchange("feed-forward", "all-reduce", (MODEL_AXIS,), model, hidden, number)
+        if data > 1 and num_spread:
+            # Every device gets all ranks' tokens, and sums what its experts make of them.
+            yield Exchange("tokens to experts", "all-gather", (DATA_AXIS,), data, data * hidden, num_spread)
+            yield Exchange("experts' outputs", "reduce-scatter", (DATA_AXIS,), data, data * hidden, num_spread)
+        if model > 1 and num_spread:
+            yield Exchange("experts' outputs", "all-reduce", (MODEL_AXIS,), model, hidden, num_spread)
         if self.gathers_logits:
-            sent += all_gather_bytes(num_sampled * self.logits_bytes, self.num_devices)
-        return StepCost(self.reads.step_weight_bytes(num_tokens), context_bytes, flops, sent)
+            yield Exchange("logits", "all-gather", (MODEL_AXIS,), model, num_sampled * self.logits_bytes, 1)
 
 
 def device_model(
@@ -127,7 +163,7 @@ def device_model(
     weights: Sequence[StoredWeight],
     vllm_config: VllmConfig,
     accelerator: Accelerator,
-    num_devices: int,
+    layout: Layout,
     cache_dtype: DTypeLike,
 ) -> DeviceModel:
     """One device's part of a model.
@@ -135,10 +171,10 @@ def device_model(
     Args:
       specs: The caches of its layers, as `cache_specs` has them.
       layers_per_cache: For each of them, the layers that use it.
-      weights: Its weights, on each of so many devices.
+      weights: Its weights, on each device of the layout.
       vllm_config: What it was constructed from.
       accelerator: The devices; some kernels want a cache of another shape than others.
-      num_devices: How many of them the model is spread over.
+      layout: How the model is spread over them.
       cache_dtype: Type of the cache.
 
     Raises:
@@ -146,6 +182,7 @@ def device_model(
     """
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads: int = config["num_attention_heads"]
+    num_devices = layout.tensor_parallel_size  # that share a layer of one request
     paged = [
         (spec.on_devices(num_devices), number)
         for spec, number in zip(specs, layers_per_cache, strict=True)
@@ -153,20 +190,23 @@ def device_model(
     ]
     states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
     check_heads(num_heads, num_heads, num_devices)
-    mesh = abstract_mesh(accelerator, num_devices)
+    mesh = layout.mesh(accelerator)
     share = expert_share(config)
     # An indexer's keys are a cache beside that of its layer, which is counted.
     num_layers = sum(
         number for spec, number in zip(specs, layers_per_cache, strict=True) if not isinstance(spec, IndexCacheSpec)
     )
+    experts = [weight for weight in weights if EXPERTS in weight.name]
+    others = [weight for weight in weights if EXPERTS not in weight.name]
     vocab_size: int = config["vocab_size"]
     is_vocab_split = num_devices > 1 and vocab_size % num_devices == 0
     return DeviceModel(
-        num_devices=num_devices,
+        layout=layout,
         held_bytes=sum(weight.device_bytes for weight in weights),
         reads=decode_cost_of({weight.name: weight.device_bytes for weight in weights}, 0, share),
-        layer_flops=_flops(weights, share, of_head=False),
-        head_flops=_flops(weights, share, of_head=True),
+        layer_flops=_flops(others, of_head=False),
+        expert_flops=share * _flops(experts, of_head=False),
+        head_flops=_flops(others, of_head=True),
         caches=tuple(
             LayerCache(
                 spec.span,
@@ -181,25 +221,20 @@ def device_model(
         block_size=vllm_config.cache_config.block_size,
         hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
         logits_bytes=vocab_size * _LOGIT_BYTES,
-        num_reductions=0 if num_devices == 1 else _REDUCTIONS_PER_LAYER * num_layers + is_vocab_split,
+        num_layers=num_layers,
+        num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
         gathers_logits=is_vocab_split,
     )
 
 
-def abstract_mesh(accelerator: Accelerator, num_devices: int) -> AbstractMesh:
-    """A `(data, model)` mesh of devices that are not there, to ask for shapes with."""
-    device = AbstractDevice(accelerator.device_kind, None, accelerator.platform)
-    return AbstractMesh((1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 2, abstract_device=device)
-
-
-def _flops(weights: Sequence[StoredWeight], share: float, *, of_head: bool) -> float:
+def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:
     """Operations of one token with the head's weights, or with all others but an embedding table."""
     has_head = any(HEAD in weight.name for weight in weights)
     flops = 0.0
     for weight in weights:
         is_embedding, is_head = EMBEDDING in weight.name, HEAD in weight.name
         if (is_head or (is_embedding and not has_head)) == of_head and not (is_embedding and has_head):
-            flops += 2 * weight.device_elements * (share if EXPERTS in weight.name else 1)
+            flops += 2 * weight.device_elements
     return flops
 
 

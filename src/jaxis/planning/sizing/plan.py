@@ -13,6 +13,7 @@ from jaxis.bringup.analyze.source import ModelSource
 from jaxis.errors import ConfigError
 from jaxis.planning.sizing.capacity import capacity
 from jaxis.planning.sizing.device_model import DeviceModel, device_model
+from jaxis.planning.sizing.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
 from jaxis.planning.sizing.roofline import Bound, StepCost, bound
 from jaxis.planning.sizing.widths import NARROW, Width, widths
 from jaxis.planning.targets import Target
@@ -78,13 +79,13 @@ class PlanOption:
       quantization: What `--quantization` gets; None leaves weights as stored.
       weights: How they are stored, for people.
       kv_cache_dtype: What `--kv-cache-dtype` gets.
-      tensor_parallel_size: Devices that share each layer.
+      tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
       num_servers: Servers that the target has devices for; they share nothing.
       hosts_of_server: Hosts whose devices one server needs.
       device_weight_bytes: Bytes of the weights on each device.
       device_cache_bytes: Bytes that are left for the cache there; negative if the weights do not fit.
       max_context: Tokens of the longest single request; 0 if none fits.
-      max_requests: Requests of the asked-for length that a server holds at once.
+      max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
       steps: A decode of one request, one of all that fit, and a prefill of the most tokens of a step; none if not even
         one fits.
     """
@@ -93,6 +94,8 @@ class PlanOption:
     weights: str
     kv_cache_dtype: str
     tensor_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
     num_servers: int
     hosts_of_server: int
     device_weight_bytes: int
@@ -100,6 +103,11 @@ class PlanOption:
     max_context: int
     max_requests: int
     steps: tuple[Step, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """How the devices of a server share the model."""
+        return Layout(self.tensor_parallel_size, self.data_parallel_size, self.enable_expert_parallel)
 
     @property
     def fits(self) -> bool:
@@ -111,11 +119,6 @@ class PlanOption:
         """0 for weights as stored (or dequantized), more for narrower ones."""
         return 1 + NARROW.index(self.quantization) if self.quantization in NARROW else 0
 
-    @property
-    def can_run(self) -> bool:
-        """Whether jaxis can run it: it fits, and it needs the devices of one host only."""
-        return self.fits and self.hosts_of_server == 1
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -126,14 +129,14 @@ class Wanted:
       quantization: As for `--quantization`: int8, int4, dequantize, or none; None leaves the choice to the plan.
       kv_cache_dtype: A key of CACHE_DTYPES; None leaves the choice to the plan.
       dtype: Type of activations and of weights in floats; None is the checkpoint's.
-      tensor_parallel_size: Devices that share each layer; None leaves the choice to the plan.
+      layout: How the devices of a server share the model.
     """
 
     context_len: int | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     dtype: str | None = None
-    tensor_parallel_size: int | None = None
+    layout: WantedLayout = ANY_LAYOUT
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,8 @@ class Plan:
       context_len: Tokens that each request grows to.
       max_model_len: The longest context that the model is for.
       prefill_tokens: Most tokens of a step.
-      options: The ways that were looked at, best first: those that run, then those that fit but need several hosts,
-        then those that do not fit.
+      options: The ways that were looked at, best first: those that fit on one host, then those that need several
+        hosts, then those that do not fit.
     """
 
     target: Target
@@ -159,7 +162,7 @@ class Plan:
 
     @property
     def chosen(self) -> PlanOption:
-        """The best option: the widest weights that run, on the most devices."""
+        """The best option: the widest weights that fit, on the most devices of one host, or of several."""
         return self.options[0]
 
 
@@ -197,70 +200,72 @@ class Planner:
         prefill_tokens = min(self._step_tokens, self.context_len)
         return Plan(target, self._wanted, self.context_len, self._longest, prefill_tokens, tuple(options))
 
-    def device_model(self, target: Target) -> DeviceModel:
-        """A device's part of the model as it is stored, over all devices of a target.
+    def device_model(self, target: Target, layout: Layout | None = None) -> DeviceModel:
+        """A device's part of the model as it is stored.
+
+        Args:
+          target: The devices.
+          layout: How they share it; None is all of them each layer.
 
         Raises:
           ConfigError: The model cannot be spread over so many devices.
         """
-        return self._device_model(target, self.widths[0], "auto", target.num_devices)
+        return self._device_model(target, self.widths[0], "auto", layout or Layout(target.num_devices))
 
     def width_of(self, option: PlanOption) -> Width:
         """The model as an option of a plan has it."""
         return next(width for width in self.widths if width.quantization == option.quantization)
 
-    def _device_model(self, target: Target, width: Width, cache: str, num_devices: int) -> DeviceModel:
+    def _device_model(self, target: Target, width: Width, cache: str, layout: Layout) -> DeviceModel:
         dtype = CACHE_DTYPES[cache] or width.vllm_config.model_config.dtype
-        weights = width.weights_on(num_devices)
+        weights = width.weights_on(layout)
         return device_model(
             width.cache_specs,
             width.layers_per_cache,
             weights,
             width.vllm_config,
             target.accelerator,
-            num_devices,
+            layout,
             dtype,
         )
 
     def _options(self, target: Target) -> Iterator[PlanOption]:
         caches = CACHE_DTYPES if self._wanted.kv_cache_dtype is None else (self._wanted.kv_cache_dtype,)
-        for size in self._sizes(target):
+        for layout in self._layouts(target):
             for width in self.widths:
                 for cache in caches:
-                    yield self._option(target, width, cache, size)
+                    yield self._option(target, width, cache, layout)
 
-    def _sizes(self, target: Target) -> Sequence[int]:
-        """The numbers of devices that the model can be spread over."""
-        wanted, width = self._wanted.tensor_parallel_size, self.widths[0]
-        if wanted is not None:
-            if not 1 <= wanted <= target.num_devices:
-                raise ConfigError(f"--tensor-parallel-size {wanted}: {target} has {target.num_devices} devices")
-            self._device_model(target, width, "auto", wanted)
-            return [wanted]
-        sizes = []
-        for size in range(1, target.num_devices + 1):
-            if target.num_devices % size == 0:
-                try:
-                    self._device_model(target, width, "auto", size)
-                except ConfigError:  # its heads cannot be split so
-                    continue
-                sizes.append(size)
-        return sizes
+    def _layouts(self, target: Target) -> Sequence[Layout]:
+        """The ways to spread the model over the devices."""
+        wanted, width = self._wanted.layout, self.widths[0]
+        found = []
+        for layout in layouts(target, wanted, width.num_experts):
+            try:
+                self._device_model(target, width, "auto", layout)
+            except ConfigError:  # its heads cannot be split so
+                if wanted.tensor_parallel_size is not None:
+                    raise
+                continue
+            found.append(layout)
+        return found
 
-    def _option(self, target: Target, width: Width, cache: str, size: int) -> PlanOption:
-        part = self._device_model(target, width, cache, size)
+    def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
+        part = self._device_model(target, width, cache, layout)
         room = capacity(part, width.vllm_config, target.accelerator, self.context_len)
         option = PlanOption(
             quantization=width.quantization,
             weights=width.name,
             kv_cache_dtype=cache,
-            tensor_parallel_size=size,
-            num_servers=target.num_devices // size,
-            hosts_of_server=-(-size // devices_of_host(target)),
+            tensor_parallel_size=layout.tensor_parallel_size,
+            data_parallel_size=layout.data_parallel_size,
+            enable_expert_parallel=layout.enable_expert_parallel,
+            num_servers=target.num_devices // layout.num_devices,
+            hosts_of_server=layout.num_hosts(target),
             device_weight_bytes=part.held_bytes,
             device_cache_bytes=room.cache_bytes,
             max_context=room.max_context,
-            max_requests=room.max_requests,
+            max_requests=room.max_requests * layout.data_parallel_size,
             steps=(),
         )
         return dataclasses.replace(option, steps=tuple(self._steps(target, part, option))) if option.fits else option
@@ -270,34 +275,27 @@ class Planner:
             cost = part.decode(batch_size, self.context_len)
             yield make_step("decode", batch_size, batch_size, self.context_len, cost, target, option)
         chunk = min(self._step_tokens, self.context_len)
-        yield make_step("prefill", 1, chunk, chunk, part.prefill(chunk), target, option)
+        ranks = option.data_parallel_size
+        yield make_step("prefill", ranks, ranks * chunk, chunk, part.prefill(chunk), target, option)
 
 
 def make_step(
     name: str, num_requests: int, num_tokens: int, context_len: int, cost: StepCost, target: Target, option: PlanOption
 ) -> Step:
     """A step of an option's servers, with its bound on a target; see `Step`."""
-    least = bound(cost, target.accelerator)
+    least = bound(cost, target, option.layout)
     rate = option.num_servers * num_tokens / least.seconds
     return Step(name, num_requests, num_tokens, context_len, cost, least, rate)
 
 
-def devices_of_host(target: Target) -> int:
-    """How many of a target's devices one process can have: those of one host.
-
-    A GPU server has 8. A TPU host has 4 chips (of TPU7x, 8 devices), but the hosts of v5e-8 and v6e-8 have all 8.
-    """
-    if target.accelerator.platform == "gpu" or target.accelerator.name == "tpu7x":
-        return 8
-    return 8 if target.accelerator.name in ("v5e", "v6e") and target.num_devices == 8 else 4
-
-
 def _rank(option: PlanOption) -> tuple[Any, ...]:
-    """Sorts options: first what runs, then what fits; wide caches, wide weights and many devices before others."""
+    """Sorts options: what fits, on one host; wide caches, wide weights, many devices, most tokens/s before others."""
     return (
-        not option.can_run,
         not option.fits,
+        option.hosts_of_server > 1,
         option.kv_cache_dtype != "auto",
         option.width_rank,
-        -option.tensor_parallel_size,
+        -option.layout.num_devices,
+        -max((step.tokens_per_second for step in option.steps if step.name == "decode"), default=0.0),
+        option.data_parallel_size,
     )

@@ -7,12 +7,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from jaxis.bench.text import format_number
 from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE
 from jaxis.host.byte_size import human_bytes
 from jaxis.planning.sizing.plan import CompiledStep, Plan, PlanOption, Step
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON that `PlanReport.to_json` writes; incremented when a field changes its meaning or is removed."""
+
+
+_HOSTS_PAGE = "docs/hosts.md"
 
 
 @dataclass(frozen=True)
@@ -54,35 +58,32 @@ def verdict(plan: Plan) -> str:
         smallest = min(plan.options, key=lambda option: option.device_weight_bytes)
         usable = int(plan.target.accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
         return (
-            f"does not fit: {smallest.weights} weights over {_devices(smallest.tensor_parallel_size)} take "
+            f"does not fit: {smallest.weights} weights over {smallest.layout.in_words} take "
             f"{human_bytes(smallest.device_weight_bytes)} of {human_bytes(usable)} on each, and a request of "
             f"{plan.context_len} tokens must fit beside them"
         )
-    what = f"{chosen.weights} weights over {_devices(chosen.tensor_parallel_size)}"
+    what = f"{chosen.weights} weights over {chosen.layout.in_words}"
+    if chosen.hosts_of_server > 1:
+        what += f" of {chosen.hosts_of_server} hosts"
     if chosen.num_servers > 1:
         what = f"{chosen.num_servers} servers, each with {what}"
     if chosen.kv_cache_dtype != "auto":
         what += f", {chosen.kv_cache_dtype} cache"
-    if chosen.can_run:
-        return f"fits: {what}"
-    return (
-        f"fits, but cannot run yet: {what}, which are those of {chosen.hosts_of_server} hosts; jaxis runs on the "
-        "devices of one"
-    )
+    return f"fits: {what}"
 
 
 def remarks(plan: Plan) -> list[str]:
     """What a reader should know about the choice."""
     chosen, notes = plan.chosen, []
-    others = [option for option in plan.options if option.fits]
-    wider = [option for option in others if option.quantization is None and option.kv_cache_dtype == "auto"]
-    if chosen.can_run and chosen.quantization is not None and wider:
-        best = wider[0]
+    if chosen.hosts_of_server > 1:
+        notes.append(f"several hosts have not been tried on such devices: see {_HOSTS_PAGE}")
+    elif (other := _best_over_hosts(plan)) is not None:
         notes.append(
-            f"as stored ({best.weights}), the weights need {best.tensor_parallel_size} devices, those of "
-            f"{best.hosts_of_server} hosts; jaxis runs on the devices of one"
+            f"{other.weights} weights over {other.layout.in_words} of {other.hosts_of_server} hosts: "
+            f"{other.max_requests} requests, {format_number(_total_rate(other))} tokens/s at most; not chosen, since "
+            f"several hosts have not been tried on such devices: see {_HOSTS_PAGE}"
         )
-    used = chosen.tensor_parallel_size * chosen.num_servers
+    used = chosen.layout.num_devices * chosen.num_servers
     if used < plan.target.num_devices:
         notes.append(f"{plan.target.num_devices - used} devices are left over")
     if chosen.num_servers > 1:
@@ -91,27 +92,37 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def command(report: PlanReport, plan: Plan) -> str | None:
-    """What starts one server of the chosen option; None if it cannot run."""
+    """What starts one server of the chosen option, on the first of its hosts; None if it does not fit."""
     chosen = plan.chosen
-    if not chosen.can_run:
+    if not chosen.fits:
         return None
     parts = ["jaxis serve", report.model]
     if chosen.tensor_parallel_size > 1:
         parts.append(f"--tensor-parallel-size {chosen.tensor_parallel_size}")
+    if chosen.data_parallel_size > 1:
+        parts.append(f"--data-parallel-size {chosen.data_parallel_size}")
+    if chosen.enable_expert_parallel:
+        parts.append("--enable-expert-parallel")
+    if chosen.hosts_of_server > 1:
+        parts.append(f"--nnodes {chosen.hosts_of_server} --node-rank 0 --master-addr ADDRESS")
     if plan.wanted.dtype is not None:
         parts.append(f"--dtype {plan.wanted.dtype}")
     if chosen.quantization is not None:
         parts.append(f"--quantization {chosen.quantization}")
     if chosen.kv_cache_dtype != "auto":
         parts.append(f"--kv-cache-dtype {chosen.kv_cache_dtype}")
-    parts += [f"--max-model-len {plan.context_len}", f"--max-num-seqs {chosen.max_requests}"]
+    parts += [
+        f"--max-model-len {plan.context_len}",
+        f"--max-num-seqs {chosen.max_requests // chosen.data_parallel_size}",
+    ]
     return " ".join(parts)
 
 
 def step_name(step: Step) -> str:
     """A step in a few words."""
     if step.name == "prefill":
-        return f"prefill of {step.num_tokens} tokens"
+        ranks = f"{step.num_requests} x " if step.num_requests > 1 else ""
+        return f"prefill of {ranks}{step.context_len} tokens"
     return f"decode, {step.num_requests} request{'s' if step.num_requests > 1 else ''}"
 
 
@@ -143,8 +154,23 @@ def decode_rates(option: PlanOption) -> tuple[float, float] | None:
     return 1 / decodes[0].bound.seconds, decodes[-1].tokens_per_second
 
 
-def _devices(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"
+def _best_over_hosts(plan: Plan) -> PlanOption | None:
+    """The best option of several hosts, if it keeps wider weights or serves faster than the chosen one of one host."""
+    several = [
+        option
+        for option in plan.options
+        if option.fits and option.hosts_of_server > 1 and option.kv_cache_dtype == plan.chosen.kv_cache_dtype
+    ]
+    if not several or not plan.chosen.fits:
+        return None
+    best = several[0]
+    is_better = best.width_rank < plan.chosen.width_rank or _total_rate(best) > _total_rate(plan.chosen)
+    return best if is_better else None
+
+
+def _total_rate(option: PlanOption) -> float:
+    rates = decode_rates(option)
+    return 0.0 if rates is None else rates[1]
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
@@ -159,18 +185,20 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "prefill_tokens": plan.prefill_tokens,
         "fits": plan.chosen.fits,
-        "can_run": plan.chosen.can_run,
         "verdict": verdict(plan),
         "options": [_option_json(option) for option in plan.options],
     }
 
 
 def _option_json(option: PlanOption) -> dict[str, Any]:
-    facts = dataclasses.asdict(option) | {"fits": option.fits, "can_run": option.can_run}
+    facts = dataclasses.asdict(option) | {"fits": option.fits}
     return facts | {"steps": [_step_json(step) for step in option.steps]}
 
 
 def _step_json(step: Step) -> dict[str, Any]:
     facts = dataclasses.asdict(step)
     cost, least = facts.pop("cost"), facts.pop("bound")
-    return facts | cost | least | {"seconds": step.bound.seconds, "binds": step.bound.binds}
+    for exchange, each in zip(cost["exchanges"], step.cost.exchanges, strict=True):
+        exchange["sent_bytes"] = each.sent_bytes
+    totals = {"sent_bytes": step.cost.sent_bytes, "seconds": step.bound.seconds, "binds": step.bound.binds}
+    return facts | cost | least | totals

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxis.planning.accelerators import Accelerator
+from jaxis.planning.sizing.exchanges import Exchange, exchange_seconds
+from jaxis.planning.sizing.layout import Layout
+from jaxis.planning.targets import Target
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,18 @@ class StepCost:
       context_bytes: Bytes of the cache read and written.
       flops: Operations of matrix units, two for each multiplication and addition. They compute in bfloat16: narrower
         weights are widened on the chip.
-      sent_bytes: Bytes sent to other devices.
+      exchanges: What it sends to other devices.
     """
 
     weight_bytes: float
     context_bytes: float
     flops: float
-    sent_bytes: float
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes sent to other devices."""
+        return sum(exchange.sent_bytes for exchange in self.exchanges)
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,11 @@ class Bound:
         return max(parts, key=lambda name: parts[name])
 
 
-def bound(cost: StepCost, accelerator: Accelerator) -> Bound:
-    """The bound of a step on devices of this kind."""
+def bound(cost: StepCost, target: Target, layout: Layout) -> Bound:
+    """The bound of a step of a server that is laid out so on a target's devices."""
+    accelerator = target.accelerator
     return Bound(
         memory_seconds=(cost.weight_bytes + cost.context_bytes) / accelerator.memory_bandwidth,
         compute_seconds=cost.flops / accelerator.flops["bfloat16"],
-        network_seconds=cost.sent_bytes / accelerator.interconnect_bandwidth,
+        network_seconds=sum(exchange_seconds(exchange, target, layout) for exchange in cost.exchanges),
     )
-
-
-def all_reduce_bytes(num_bytes: float, num_devices: int) -> float:
-    """Bytes that each device sends, at least, to sum arrays of `num_bytes` that all have, and give all the result.
-
-    A reduce-scatter and an all-gather, each of which sends every part but one (doi:10.1016/j.jpdc.2008.09.002).
-    """
-    return 2 * num_bytes * (num_devices - 1) / num_devices
-
-
-def all_gather_bytes(num_bytes: float, num_devices: int) -> float:
-    """Bytes that each device sends, at least, so that all have the array of `num_bytes` of which each has a part."""
-    return num_bytes * (num_devices - 1) / num_devices

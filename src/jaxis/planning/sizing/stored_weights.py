@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh
 
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
@@ -20,8 +20,9 @@ from jaxis.layers.partial_weight import WeightLoader
 from jaxis.layers.weight_bytes import logical_axes
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, WeightFormat
 from jaxis.layers.weight_recipe import WeightRecipe
-from jaxis.parallel.mesh import EXPERT_AXES, MESH_AXES, logical_sharding
+from jaxis.parallel.mesh import EXPERT_AXES, SPREAD_EXPERT, logical_sharding
 from jaxis.planning.abstract_model import example_weight
+from jaxis.planning.sizing.layout import Layout
 
 # Rows of the two examples that tell how a weight's arrays grow with its rows: a multiple of every format's blocks.
 _EXAMPLE_ROWS = (128, 256)
@@ -46,26 +47,28 @@ class StoredWeight:
 _Arrays = tuple[jax.ShapeDtypeStruct, ...]
 
 
-def stored_weights(model: JaxModule, num_devices: int) -> list[StoredWeight]:
+def stored_weights(model: JaxModule, layout: Layout) -> list[StoredWeight]:
     """Every parameter of a model as each device would hold it; shared ones count once.
 
     Args:
       model: Constructed abstractly, with its quantization, but without packing for the native kernels.
-      num_devices: How many devices the model is spread over.
+      layout: How the model is spread over devices.
 
     Raises:
       ConfigError: The devices cannot share the model's heads equally.
     """
-    mesh = AbstractMesh((1, num_devices), MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+    mesh = layout.mesh()
     # Its matrices multiply heads one by one, and are kept in floats.
     floats = {id(module.weight) for _, module in named_modules(model) if isinstance(module, LatentUpProjection)}
-    copies = _copies(model, num_devices)
+    copies = _copies(model, layout.tensor_parallel_size)
     stored = []
     for name, param in {id(param): (name, param) for name, param in named_parameters(model)}.values():
         shape = param.get_value().shape
         axes = logical_axes(param) or (None,) * len(shape)
         arrays = _plain(param) if id(param) in floats else _arrays_of(param)
-        is_expert = next(iter(axes), None) in EXPERT_AXES
+        is_expert = axes[0] in EXPERT_AXES if axes else False
+        if is_expert and layout.enable_expert_parallel:
+            axes = (SPREAD_EXPERT, *(None for _ in axes[1:]))
         is_matrix = len(shape) >= (3 if is_expert else 2)
         nbytes = sum(_on_one_device(mesh, axes, a.shape) * jnp.dtype(a.dtype).itemsize for a in arrays)
         elements = _on_one_device(mesh, axes, shape) if is_matrix else 0

@@ -12,6 +12,7 @@ from rich.text import Text
 from jaxis.bench.text import format_number
 from jaxis.host.byte_size import human_bytes
 from jaxis.host.html_page import render_page
+from jaxis.planning.sizing.exchanges import exchange_seconds, links
 from jaxis.planning.sizing.plan import Plan, PlanOption, Step
 from jaxis.planning.sizing.report import (
     PlanReport,
@@ -26,6 +27,7 @@ from jaxis.planning.sizing.report import (
 )
 
 OPTION_COLUMNS = ("weights", "devices", "servers", "each holds", "longest", "requests", "1 request", "all")
+EXCHANGE_COLUMNS = ("exchange", "of", "over", "times", "sends", "time", "links")
 STEP_COLUMNS = ("step", "reads", "memory", "compute", "network", "tokens/s", "bound by")
 SUMMARY_COLUMNS = ("target", "weights", "devices", "servers", "requests", "1 request", "all", "")
 
@@ -65,6 +67,7 @@ def plan_html(report: PlanReport) -> str:
             "compiled": compiled_lines(plan),
             "options": [(option is plan.chosen, option_row(option)) for option in shown_options(plan)],
             "steps": [step_row(step) for step in plan.chosen.steps],
+            "exchanges": exchange_rows(plan),
         }
         for plan in report.plans
     ]
@@ -77,13 +80,20 @@ def plan_html(report: PlanReport) -> str:
         summary_columns=SUMMARY_COLUMNS,
         option_columns=OPTION_COLUMNS,
         step_columns=STEP_COLUMNS,
+        exchange_columns=EXCHANGE_COLUMNS,
     )
 
 
 def shown_options(plan: Plan) -> list[PlanOption]:
-    """The options with the chosen type of cache, widest weights and most devices first; JSON has the others too."""
-    shown = [option for option in plan.options if option.kv_cache_dtype == plan.chosen.kv_cache_dtype]
-    return sorted(shown, key=lambda option: (option.width_rank, -option.tensor_parallel_size))
+    """The options with the chosen type of cache, widest weights and most devices first; JSON has the others too.
+
+    Of those that share as many devices in different ways, the best; of those that do not fit, the first.
+    """
+    shown: dict[tuple[int, int], PlanOption] = {}
+    for option in plan.options:
+        if option.kv_cache_dtype == plan.chosen.kv_cache_dtype:
+            shown.setdefault((option.width_rank, -option.layout.num_devices), option)
+    return [shown[key] for key in sorted(shown)]
 
 
 def compiled_lines(plan: Plan) -> list[tuple[str, str]]:
@@ -94,7 +104,7 @@ def compiled_lines(plan: Plan) -> list[tuple[str, str]]:
 
 def option_row(option: PlanOption) -> list[str]:
     """The cells of OPTION_COLUMNS."""
-    cells = [option.weights, str(option.tensor_parallel_size), str(option.num_servers)]
+    cells = [option.weights, str(option.layout), str(option.num_servers)]
     cells.append(human_bytes(option.device_weight_bytes))
     if not option.fits:
         return [*cells, str(option.max_context or "none"), "0", "", ""]
@@ -113,19 +123,37 @@ def step_row(step: Step) -> list[str]:
     ]
 
 
+def exchange_rows(plan: Plan) -> list[list[str]]:
+    """The rows of EXCHANGE_COLUMNS: what a device exchanges in the decode of all requests that fit."""
+    decodes = [step for step in plan.chosen.steps if step.name == "decode"]
+    layout = plan.chosen.layout
+    return [
+        [
+            exchange.opcode,
+            exchange.name,
+            f"{exchange.group_size} {' x '.join(exchange.axes)}",
+            str(exchange.count),
+            human_bytes(int(exchange.sent_bytes)),
+            _milliseconds(exchange_seconds(exchange, plan.target, layout)),
+            links(exchange, plan.target, layout),
+        ]
+        for exchange in (decodes[-1].cost.exchanges if decodes else ())
+    ]
+
+
 def summary_row(plan: Plan) -> list[str]:
     """The cells of SUMMARY_COLUMNS."""
     chosen = plan.chosen
     if not chosen.fits:
         return [str(plan.target), "", "", "", "", "", "", "does not fit"]
-    state = "" if chosen.can_run else f"needs {chosen.hosts_of_server} hosts"
-    sizes = (chosen.tensor_parallel_size, chosen.num_servers, chosen.max_requests)
+    state = "" if chosen.hosts_of_server == 1 else f"on {chosen.hosts_of_server} hosts"
+    sizes = (chosen.layout.num_devices, chosen.num_servers, chosen.max_requests)
     return [str(plan.target), _weights(chosen), *map(str, sizes), *_rates(chosen), state]
 
 
 def _print_plan(report: PlanReport, plan: Plan, console: Console) -> None:
     console.print(Text(f"{plan.target}: {data_sheet(plan)}"))
-    style = "green" if plan.chosen.can_run else "yellow" if plan.chosen.fits else "red"
+    style = "green" if plan.chosen.fits else "red"
     console.print(Text(verdict(plan), style=style))
     for remark in remarks(plan):
         console.print(Text(remark))
@@ -140,6 +168,9 @@ def _print_plan(report: PlanReport, plan: Plan, console: Console) -> None:
     )
     if plan.chosen.steps:
         _print_table(console, "Steps, on each device", STEP_COLUMNS, map(step_row, plan.chosen.steps))
+        if rows := exchange_rows(plan):
+            title = f"Exchanges of a {step_name(plan.chosen.steps[-2])}, on each device"
+            _print_table(console, title, EXCHANGE_COLUMNS, rows)
         console.print(Text(f"  {source_line(plan)}"))
         for name, line in compiled_lines(plan):
             console.print(Text(f"  {name}: {line}"))

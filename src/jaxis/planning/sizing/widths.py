@@ -14,6 +14,7 @@ import numpy as np
 from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
+from jaxis.config.expert_counts import num_experts
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.kv_cache import cache_specs
 from jaxis.engine.setup import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
@@ -22,6 +23,7 @@ from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.models.common.decoder import DecoderModel
+from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
 from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
@@ -45,7 +47,7 @@ class Width:
     name: str
     model: JaxModule
     vllm_config: VllmConfig
-    _weights: dict[int, list[StoredWeight]] = field(default_factory=dict, init=False)
+    _weights: dict[Layout, list[StoredWeight]] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def cache_specs(self) -> list[CacheSpec | StateCacheSpec]:
@@ -61,11 +63,16 @@ class Width:
         uses = Counter(entry for entries in decoder.cache_entries for entry in entries)
         return [uses[entry] for entry in range(len(self.cache_specs))]
 
-    def weights_on(self, num_devices: int) -> list[StoredWeight]:
-        """Its weights, on each of so many devices."""
-        if num_devices not in self._weights:
-            self._weights[num_devices] = stored_weights(self.model, num_devices)
-        return self._weights[num_devices]
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 without experts."""
+        return num_experts(self.vllm_config.model_config.hf_config.get_text_config())
+
+    def weights_on(self, layout: Layout) -> list[StoredWeight]:
+        """Its weights, on each device of a layout."""
+        if layout not in self._weights:
+            self._weights[layout] = stored_weights(self.model, layout)
+        return self._weights[layout]
 
 
 def widths(source: ModelSource, quantization: str | None = None, dtype: str | None = None) -> list[Width]:

@@ -1,0 +1,148 @@
+"""How the devices of one server share a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from jaxis.errors import ConfigError
+from jaxis.parallel.mesh import MESH_AXES
+from jaxis.planning.accelerators import Accelerator
+from jaxis.planning.targets import Target
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A server's `(data, model)` mesh.
+
+    Attributes:
+      tensor_parallel_size: Devices that share the attention and dense layers of the same requests.
+      data_parallel_size: Groups of such devices, each with requests of its own.
+      enable_expert_parallel: Whether experts lie whole on all these devices; else each group has all of them.
+    """
+
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+
+    def __str__(self) -> str:
+        if self.data_parallel_size > 1:
+            return f"{self.num_devices} (TP{self.tensor_parallel_size} DP{self.data_parallel_size})"
+        return f"{self.num_devices} (EP)" if self.enable_expert_parallel else str(self.num_devices)
+
+    @property
+    def in_words(self) -> str:
+        """For a sentence, such as "8 devices (TP 2, DP 4, EP)"."""
+        parts = [f"TP {self.tensor_parallel_size}"]
+        if self.data_parallel_size > 1:
+            parts.append(f"DP {self.data_parallel_size}")
+        if self.enable_expert_parallel:
+            parts.append("EP")
+        devices = "1 device" if self.num_devices == 1 else f"{self.num_devices} devices"
+        return f"{devices} ({', '.join(parts)})" if len(parts) > 1 else devices
+
+    @property
+    def num_devices(self) -> int:
+        """All devices of the server."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    def mesh(self, accelerator: Accelerator | None = None) -> AbstractMesh:
+        """The mesh of devices that are not there, to ask for shardings with; with an accelerator, for shapes too."""
+        device = accelerator and AbstractDevice(accelerator.device_kind, None, accelerator.platform)
+        sizes = (self.data_parallel_size, self.tensor_parallel_size)
+        return AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 2, abstract_device=device)
+
+    def num_hosts(self, target: Target) -> int:
+        """Hosts whose devices one server needs."""
+        return -(-self.num_devices // target.devices_per_host)
+
+
+@dataclass(frozen=True)
+class WantedLayout:
+    """What a layout has to keep to; None leaves the choice to the plan.
+
+    Attributes:
+      tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
+    """
+
+    tensor_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+
+
+ANY_LAYOUT = WantedLayout()
+
+
+def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layout]:
+    """The ways to lay a model out on a target, as far as its experts allow; its heads may not.
+
+    Data ranks have only what is spread over them in common: experts. Without any, they are servers of their own.
+
+    Args:
+      target: The devices.
+      wanted: What to keep to.
+      num_experts: Of a layer; 0 without experts.
+
+    Raises:
+      ConfigError: None keeps to what is wanted.
+    """
+    _check(target, wanted, num_experts)
+    found = [layout for layout in _candidates(target, wanted, num_experts) if _fits_hosts(target, layout)]
+    if not found:
+        raise ConfigError(
+            f"{_options(wanted)}: {target} with its {target.num_devices} devices, {target.devices_per_host} on each "
+            "host, cannot be shared so"
+            + (f", or not by {num_experts} experts" if num_experts else "")
+            + ": a server takes devices of one host, or those of all hosts"
+        )
+    return found
+
+
+def _candidates(target: Target, wanted: WantedLayout, num_experts: int) -> Iterator[Layout]:
+    sizes = [size for size in range(1, target.num_devices + 1) if target.num_devices % size == 0]
+    model_sizes = sizes if wanted.tensor_parallel_size is None else [wanted.tensor_parallel_size]
+    data_sizes = [wanted.data_parallel_size] if wanted.data_parallel_size else sizes if num_experts else [1]
+    for model in model_sizes:
+        for data in data_sizes:
+            layout = Layout(model, data, bool(wanted.enable_expert_parallel or data > 1))
+            is_shared = not layout.enable_expert_parallel or num_experts % layout.num_devices == 0
+            if layout.num_devices <= target.num_devices and is_shared:
+                yield layout
+
+
+def _fits_hosts(target: Target, layout: Layout) -> bool:
+    """Whether its hosts are whole ones; of a TPU's slice, whose hosts start together, all."""
+    if layout.num_hosts(target) == 1:
+        return True
+    if target.accelerator.platform == "tpu":
+        return layout.num_devices == target.num_devices
+    return layout.num_devices % target.devices_per_host == 0
+
+
+def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
+    for name in ("tensor_parallel_size", "data_parallel_size"):
+        if not 1 <= (getattr(wanted, name) or 1) <= target.num_devices:
+            option = f"--{name.replace('_', '-')} {getattr(wanted, name)}"
+            raise ConfigError(f"{option}: {target} has {target.num_devices} devices")
+    if num_experts:
+        return
+    if (wanted.data_parallel_size or 1) > 1:
+        raise ConfigError(
+            f"--data-parallel-size {wanted.data_parallel_size}: the model has no experts to share between data ranks: "
+            "start that many servers behind a load balancer instead"
+        )
+    if wanted.enable_expert_parallel:
+        raise ConfigError("--enable-expert-parallel: the model has no experts: leave it out")
+
+
+def _options(wanted: WantedLayout) -> str:
+    parts = []
+    if wanted.tensor_parallel_size is not None:
+        parts.append(f"--tensor-parallel-size {wanted.tensor_parallel_size}")
+    if wanted.data_parallel_size is not None:
+        parts.append(f"--data-parallel-size {wanted.data_parallel_size}")
+    if wanted.enable_expert_parallel:
+        parts.append("--enable-expert-parallel")
+    return " ".join(parts)
