@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.block_moves import BlockMoves
 from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
+from tests.support.simulated_store import SimulatedStore
 
 VOCABULARY_SIZE = 24
 EOS_TOKEN_ID = 0
@@ -68,10 +70,12 @@ class SimulatedEngine:
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
         run_ahead: int = 0,
+        store: SimulatedStore | None = None,
     ) -> None:
         if isinstance(num_blocks, int):
             num_blocks = {FULL_CONTEXT: num_blocks}
-        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching, num_state_slots)
+        self.store = store
+        self.block_manager = BlockManager(num_blocks, block_size, enable_prefix_caching, num_state_slots, store)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=max_num_seqs,
@@ -125,6 +129,8 @@ class SimulatedEngine:
 
     def update(self) -> list[tuple[Sequence, int]]:
         output, tokens = self.in_flight.popleft()
+        if self.store is not None:
+            self.store.commit()
         sampling = [entry.sequence for entry in output.scheduled if entry.samples]
         expected = [sequence for sequence in sampling if not sequence.status.finished]
         new_tokens = self.scheduler.update(output, tokens)
@@ -185,6 +191,7 @@ class SimulatedEngine:
             assert entry.samples == (entry.start + entry.num_tokens == len(history))
             is_decode = entry.start == len(history) - 1 and entry.start >= entry.sequence.num_prompt_tokens
             assert is_decode == (index < output.num_decodes)
+        self._move_blocks(output)
         for entry in output.scheduled:
             for position in range(entry.start, entry.start + entry.num_tokens):
                 for group, pool in enumerate(self.block_manager.pools):
@@ -202,6 +209,31 @@ class SimulatedEngine:
                 history.append(tokens[-1])
                 assert len(history) <= entry.sequence.max_total_tokens
         self.in_flight.append((output, tokens))
+
+    def _move_blocks(self, output: SchedulerOutput) -> None:
+        """Copies blocks to and from the store, before anything is computed."""
+        if self.store is None:
+            assert output.moves is None
+            return
+        moves = output.moves or BlockMoves((), ())
+        assert len({(save.group, save.digest) for save in moves.saves}) == len(moves.saves)
+        assert len({(load.group, load.block_id) for load in moves.loads}) == len(moves.loads)
+        saved = [(save, self._block_content(save.group, save.block_id)) for save in moves.saves]
+        for save, content in saved:
+            last = content if isinstance(content, tuple) else content[-1]
+            assert save.digest == chained_digest(*last, self.block_manager.block_size), "another block is saved"
+        self.store.dispatch(saved)
+        for group, block_id, content in moves.loads:
+            if group == len(self.block_manager.pools):
+                self.states[block_id] = content
+            else:
+                for offset, token in enumerate(content):
+                    self.memory[group, block_id, offset] = token
+
+    def _block_content(self, group: int, block_id: int) -> object:
+        if group == len(self.block_manager.pools):
+            return self.states[block_id]
+        return [self.memory[group, block_id, offset] for offset in range(self.block_manager.block_size)]
 
     def _compute_states(self, output: SchedulerOutput) -> None:
         """Reads and writes the states. The sequences of a step run in no particular order."""

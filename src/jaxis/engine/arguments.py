@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from jaxis.quantization_rules import RequestedQuantization, parse_requested_quan
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+KVOffloadingBackend = Literal["native"]
 LoadFormat = Literal["auto", "dummy"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
@@ -62,6 +64,11 @@ class EngineArgs:
       block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
         `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
+      kv_offloading_size: GiB of the host's memory for blocks that the KV cache has no room for; None is none. See
+        docs/kv-offloading.md.
+      kv_offloading_backend: Whose they are: only "native".
+      kv_offloading_dir: A folder where those blocks are kept too, over restarts; None is none.
+      kv_offloading_disk_size: Bytes of all files there, or a size such as "100GiB".
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
       data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
         cache of its own, which share the experts.
@@ -135,6 +142,25 @@ class EngineArgs:
     kv_cache_dtype: KVCacheDType = field(
         default="auto", metadata=_info(metavar="TYPE", help="Of cached keys and values: one of these, or int8.")
     )
+    kv_offloading_size: float | str | None = field(
+        default=None,
+        metadata=_info(
+            metavar="GIB",
+            help="Host memory for blocks that the KV cache has no room for (default: none).",
+            speed_only=True,
+        ),
+    )
+    kv_offloading_backend: KVOffloadingBackend = field(
+        default="native", metadata=_info(help="native.", speed_only=True)
+    )
+    kv_offloading_dir: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata=_info(metavar="FOLDER", help="Keep those blocks on disk, over restarts.", speed_only=True),
+    )
+    kv_offloading_disk_size: int | str = field(
+        default="32GiB",
+        metadata=_info(metavar="SIZE", help="Most bytes on disk, such as 100GiB.", speed_only=True),
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
@@ -199,7 +225,9 @@ class EngineArgs:
         hints = argument_types()
         for name, info in argument_infos().items():
             value = getattr(self, name)
-            choices = get_args(hints[name]) if hints[name] in (DType, KVCacheDType, LoadFormat) else None
+            choices = (
+                get_args(hints[name]) if hints[name] in (DType, KVCacheDType, KVOffloadingBackend, LoadFormat) else None
+            )
             if choices is not None and value not in choices:
                 raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
             if (
@@ -229,6 +257,7 @@ class EngineArgs:
                 f"decode_context_parallel_size={self.decode_context_parallel_size} does not divide "
                 f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
             )
+        self._check_kv_offloading()
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     @property
@@ -240,6 +269,42 @@ class EngineArgs:
     def kv_cache_memory_bytes(self) -> int | None:
         """`kv_cache_memory` in bytes."""
         return None if self.kv_cache_memory is None else parse_bytes(self.kv_cache_memory, "kv_cache_memory")
+
+    @functools.cached_property
+    def kv_offloading_bytes(self) -> int | None:
+        """`kv_offloading_size` in bytes."""
+        if self.kv_offloading_size is None:
+            return None
+        try:
+            gib = math.nan if isinstance(self.kv_offloading_size, bool) else float(self.kv_offloading_size)
+        except (TypeError, ValueError):
+            gib = math.nan
+        if not 0 < gib < math.inf:
+            raise ConfigError(
+                f"kv_offloading_size={self.kv_offloading_size!r} must be a number of GiB, such as 8 or 0.5"
+            )
+        return int(gib * (1 << 30))
+
+    @functools.cached_property
+    def kv_offloading_disk_bytes(self) -> int:
+        """`kv_offloading_disk_size` in bytes."""
+        return parse_bytes(self.kv_offloading_disk_size, "kv_offloading_disk_size")
+
+    def _check_kv_offloading(self) -> None:
+        _ = self.kv_offloading_disk_bytes
+        if self.kv_offloading_bytes is None:
+            if self.kv_offloading_dir is not None:
+                raise ConfigError("kv_offloading_dir needs kv_offloading_size: blocks from disk go into memory first")
+            return
+        if not self.enable_prefix_caching:
+            raise ConfigError("kv_offloading_size needs prefix caching, which finds the blocks: leave one of them out")
+        if self.nnodes > 1:
+            raise ConfigError(f"kv_offloading_size is for one host, not for nnodes={self.nnodes}: leave it out")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"kv_offloading_size is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
+                "it out"
+            )
 
     @functools.cached_property
     def requested_quantization(self) -> RequestedQuantization | None:
@@ -258,6 +323,10 @@ class EngineKwargs(TypedDict, total=False):
     enable_prefix_caching: bool
     block_size: int
     kv_cache_dtype: KVCacheDType
+    kv_offloading_size: float | str | None
+    kv_offloading_backend: KVOffloadingBackend
+    kv_offloading_dir: str | os.PathLike[str] | None
+    kv_offloading_disk_size: int | str
     tensor_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool

@@ -8,6 +8,7 @@ output), only the model of the next step runs ahead: its sampler is dispatched o
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections import abc
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.engine.block_fetcher import BlockFetcher
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.runner import DispatchedStep, Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
 from jaxis.engine.execution.sequence_sampling import SequenceSampling, sequence_seed, tokenize_bad_words
 from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler, StepOutput
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.tokenizer import Tokenizer
 
+_logger = logging.getLogger(__name__)
+
 
 class LLMEngine:
     """Serves requests with one model.
@@ -46,6 +51,7 @@ class LLMEngine:
       scheduler: Decides what runs, on each data rank.
       runner: Runs it.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
+      store: Blocks beyond the devices; None: there are none.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
 
     Args:
@@ -53,6 +59,7 @@ class LLMEngine:
       executor: Has the model and its caches.
       tokenizer: The checkpoint's, if it has one.
       eos_token_ids: Tokens that end a sequence.
+      store: Where blocks go that the devices have no room for; None: nowhere.
     """
 
     def __init__(
@@ -62,11 +69,14 @@ class LLMEngine:
         *,
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
+        store: KVStore | None = None,
     ) -> None:
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
-        self.runner = Runner(vllm_config, executor)
+        self.runner = Runner(vllm_config, executor, store)
+        self.store = store
+        self._fetcher = BlockFetcher(store) if store is not None and store.has_disk else None
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
@@ -167,6 +177,38 @@ class LLMEngine:
         self._requests[request_id] = request
         return request
 
+    @property
+    def fetches_blocks(self) -> bool:
+        """Whether there is anything that `fetch_blocks` could read."""
+        return self._fetcher is not None
+
+    def fetch_blocks(self, prompt_token_ids: abc.Sequence[int], cache_salt: str | None) -> None:
+        """Reads from disk what is known of a prompt that is about to be added; may take seconds.
+
+        Other threads may call it while steps run.
+        """
+        if self._fetcher is not None:
+            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt)
+
+    def finish_saves(self) -> None:
+        """To be called when no step is to follow for a while: what was computed since the last one is saved too."""
+        transfer = self.runner.transfer
+        if transfer is not None and transfer.store.saves_registered:
+            blocks = self.scheduler.block_manager
+            blocks.save_states()
+            moves = blocks.take_moves()
+            transfer.finish(() if moves is None else moves.saves)
+
+    def close_store(self) -> None:
+        """Saves what is left, and waits until it is on disk, for a while; no step may follow."""
+        if self.store is None:
+            return
+        try:
+            self.finish_saves()
+        except Exception:
+            _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
+        self.store.close()
+
     def _check_needs_no_tokenizer(self, params: SamplingParams) -> None:
         if self.tokenizer is not None:
             return
@@ -256,13 +298,15 @@ class LLMEngine:
             blocks.allocate(sequence, stop)
             state = blocks.state_step(sequence, start, stop)
             entry = ScheduledSequence(sequence, start, stop - start, samples=False, state=state)
-            output = self.scheduler.on_first_rank(SchedulerOutput((entry,), 0, ()))
-            logits.append(self.runner.paged_logits(output))
+            output = SchedulerOutput((entry,), 0, (), blocks.take_moves())
+            logits.append(self.runner.paged_logits(self.scheduler.on_first_rank(output)))
+            self._commit_saves(output)
         blocks.free(sequence)
         return np.concatenate(logits)
 
     def close(self) -> None:
         """Frees the device memory; the engine cannot be used afterwards."""
+        self.close_store()
         self._start_over("the engine was closed")
         self.runner.close()
 
@@ -292,7 +336,11 @@ class LLMEngine:
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
         return Scheduler(
             BlockManager(
-                self.runner.num_blocks, cache.block_size, cache.enable_prefix_caching, self.runner.num_state_slots
+                self.runner.num_blocks,
+                cache.block_size,
+                cache.enable_prefix_caching,
+                self.runner.num_state_slots,
+                self.store,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -364,7 +412,14 @@ class LLMEngine:
         for request_id, request in touched.items():
             if request.finished:
                 self._requests.pop(request_id, None)
+        self._commit_saves(step.output)
         return list(touched.values())
+
+    def _commit_saves(self, output: StepOutput) -> None:
+        """What was saved up to a step that was read can be found from now on."""
+        if self.runner.transfer is not None:
+            [rank] = output.ranks
+            self.runner.transfer.commit(rank)
 
     def _fail(self, completion: CompletionState) -> Request:
         """Ends the request of a sequence for which no token could be sampled."""

@@ -77,6 +77,10 @@ def _arguments(arguments: EngineArgs) -> dict[str, Any]:
         "master_addr",
         "master_port",
         "distributed_timeout_seconds",
+        "kv_offloading_size",
+        "kv_offloading_backend",
+        "kv_offloading_dir",
+        "kv_offloading_disk_size",
     }
     if arguments.load_format != "dummy":
         left_out.add("seed")

@@ -30,12 +30,14 @@ from jaxis.config.rope_config import rope_config
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.execution.block_programs import LoadKey, SaveKey
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, engine_fingerprint
 from jaxis.engine.memory_plan import MemoryPlan, plan_memory
+from jaxis.engine.store_setup import make_store
 from jaxis.errors import ConfigError, RequestError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -128,8 +130,9 @@ class OpenedModel:
             model = load_model(vllm_config, mesh, on_progress)
 
         def on_compile(key: Hashable) -> AbstractContextManager[None]:
-            is_forward = isinstance(key, ForwardKey | GreedyStepKey)
-            return progress.compiling(f"a step of {key.shape.num_tokens} tokens" if is_forward else "the sampler")
+            if isinstance(key, ForwardKey | GreedyStepKey):
+                return progress.compiling(f"a step of {key.shape.num_tokens} tokens")
+            return progress.compiling("a copy of blocks" if isinstance(key, SaveKey | LoadKey) else "the sampler")
 
         return LoadedModel(vllm_config, model, on_compile)
 
@@ -241,15 +244,17 @@ def _build_engine(
     loaded = opened.load(args, mesh, progress)
     _note_config(opened.config, hf_config, path, progress)
     executor = _executor(args, loaded, mesh, followers)
+    fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     engine = LLMEngine(
         loaded.vllm_config,
         executor,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer) | _turn_end(args, tokenizer, progress),
+        store=make_store(args, executor.plan, loaded.vllm_config.cache_config.block_size, fingerprint),
     )
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)
-    return BuiltEngine(engine, default_sampling_params, engine_fingerprint(path, args, engine.max_model_len))
+    return BuiltEngine(engine, default_sampling_params, fingerprint)
 
 
 def _executor(args: EngineArgs, loaded: LoadedModel, mesh: jax.sharding.Mesh, followers: Followers | None) -> Executor:

@@ -82,7 +82,7 @@ _QUANT_METHODS = (
 _DTYPES = {"half": "float16", "float": "float32"}
 _SAFETENSORS = ("safetensors", "hf", "safetensors_prefetch")
 # Where vLLM's "not given" is None or -1, and jaxis' is to leave the argument out.
-_NOT_GIVEN = {"seed": None, "block_size": None, "enable_prefix_caching": None}
+_NOT_GIVEN = {"seed": None, "block_size": None, "enable_prefix_caching": None, "kv_offloading_backend": None}
 
 
 @dataclass(frozen=True)

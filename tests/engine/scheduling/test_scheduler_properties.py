@@ -14,6 +14,7 @@ from jaxis.engine.scheduling.sequence import SequenceStatus
 from jaxis.errors import RequestError
 from tests.support.quick_rows import quick_rows
 from tests.support.simulated_engine import VOCABULARY_SIZE, SimulatedEngine
+from tests.support.simulated_store import SimulatedStore
 
 SHARED_PREFIXES = [[5] * 40, [7, 8] * 20, list(range(1, 21)) * 2]
 
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_state_slots=st.one_of(st.none(), st.integers(2, 12)),
         attends=st.sampled_from([True, True, True, False]),
         run_ahead=st.integers(0, 2),
+        store=st.one_of(st.none(), st.builds(SimulatedStore, st.integers(1, 40), saves_registered=st.booleans())),
     )
     def start(
         self, max_num_seqs: int, spare_budget: int, attends: bool, num_state_slots: int | None, **arguments: object
@@ -115,6 +117,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset_prefix_cache(self) -> None:
         self.engine.scheduler.block_manager.reset_prefix_cache()
         self.engine.check()
+        assert self.engine.store is None or not self.engine.store.blocks
+
+    @precondition(lambda self: self.engine.unfinished)
+    @rule(data=st.data())
+    def forget_prefix(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.engine.unfinished))
+        self.engine.block_manager.forget_prefix(sequence)
+        self.engine.check()
+        for group in range(len(self.engine.block_manager.pools) + 1):
+            pools = self.engine.block_manager._all_pools[group : group + 1]
+            for digest in sequence.block_digests:
+                assert all(pool.find(digest) is None for pool in pools)
+                assert self.engine.store is None or not self.engine.store.has(group, digest)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -145,11 +160,12 @@ MIXES = {
 
 @pytest.mark.parametrize(("spans", "has_states"), MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize("run_ahead", quick_rows([0, 1, 2], [1]))
+@pytest.mark.parametrize("has_store", [False, True])
 def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
-    run_ahead: int, spans: tuple[AttentionSpan, ...], has_states: bool
+    has_store: bool, run_ahead: int, spans: tuple[AttentionSpan, ...], has_states: bool
 ) -> None:
     rng = random.Random(run_ahead)
-    num_sequences = num_preemptions = num_hits = 0
+    num_sequences = num_preemptions = num_hits = num_loaded = 0
     while num_sequences < 800:
         engine = SimulatedEngine(
             num_blocks={span: rng.randint(6, 16) for span in spans},
@@ -159,6 +175,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
             max_num_batched_tokens=rng.choice([6, 8, 20]),
             max_model_len=24,
             run_ahead=run_ahead,
+            store=SimulatedStore(rng.randint(4, 60), saves_registered=rng.random() < 0.5) if has_store else None,
         )
         for _ in range(60):
             if rng.random() < 0.6:
@@ -180,5 +197,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_sequences += engine.num_sequences
         num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
         num_hits += engine.block_manager.prefix_cache_hits
+        num_loaded += engine.store.num_loaded if engine.store is not None else 0
     assert num_preemptions > 80 or not spans
     assert num_hits > 80
+    assert num_loaded > 80 or not has_store

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxis.engine.execution.block_programs import BlockPrograms, LoadKey, SaveKey
 from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import Program, ProgramCache
@@ -45,7 +46,8 @@ class Executor:
       plan: The caches' sizes.
       arrays: The model's.
       programs: Those that are compiled.
-      step_programs: Compiles them.
+      step_programs: Compiles those of steps.
+      block_programs: Compiles those that copy blocks.
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
     """
@@ -86,6 +88,7 @@ class Executor:
             self.arrays, mesh, caches=plan.structs, max_num_seqs=self._max_num_seqs, vocab_size=self._vocab_size
         )
         self.ranks = RankPrograms(mesh)
+        self.block_programs = BlockPrograms(plan.structs, plan.layer_groups, mesh)
         self.programs = ProgramCache(self._compile, on_compile)
         self._forget_last_tokens()
 
@@ -169,6 +172,36 @@ class Executor:
         program = self.programs.get(key)
         return program(self.arrays.head_arrays, self.hidden, rows, *(() if targets is None else (targets,)))
 
+    def save_blocks(self, key: SaveKey, block_ids: np.ndarray) -> list[Any]:
+        """Dispatches a copy of blocks as they are after the calls so far.
+
+        Args:
+          key: The program.
+          block_ids: int32 [n].
+
+        Returns:
+          For each array of the group's caches, [n, ...].
+        """
+        saved = self.programs.get(key)([self.caches[i] for i in self.block_programs.layers(key.group)], block_ids)
+        if not self._is_on_host:
+            for array in jax.tree.leaves(saved):
+                array.copy_to_host_async()
+        return saved
+
+    def load_blocks(self, key: LoadKey, block_ids: np.ndarray, blocks: list[Any]) -> None:
+        """Dispatches a copy into blocks, which the calls that follow read.
+
+        Args:
+          key: The program.
+          block_ids: int32 [n].
+          blocks: As `save_blocks` returns them.
+        """
+        layers = self.block_programs.layers(key.group)
+        program = self.programs.get(key)
+        caches = program([self.caches[i] for i in layers], block_ids, blocks)
+        for i, cache in zip(layers, caches, strict=True):
+            self.caches[i] = cache
+
     def recover(self) -> None:
         """Makes new caches after a step that failed or was interrupted midway.
 
@@ -187,6 +220,8 @@ class Executor:
 
     def _compile(self, key: Hashable) -> Program:
         """Compiles a program, on a worker thread."""
+        if isinstance(key, SaveKey | LoadKey):
+            return self.block_programs.compile(key)
         return self.step_programs.compile(key)
 
     def _forget_last_tokens(self) -> None:

@@ -219,6 +219,7 @@ class CachePlan:
 
     Attributes:
       structs: Their shapes and shardings, one for each layer that caches.
+      layer_groups: The group of each: the index of its span in `num_blocks`; of a state, the number after those.
       bytes_per_block: Bytes of a block over all layers of a span, the span that keeps most first.
       num_blocks: Blocks of each layer of a span; each data rank has as many.
       num_state_slots: Slots of the recurrent states of a data rank; None if no layer has any.
@@ -227,6 +228,7 @@ class CachePlan:
     """
 
     structs: list[CacheStruct]
+    layer_groups: list[int]
     bytes_per_block: dict[AttentionSpan, int]
     num_blocks: dict[AttentionSpan, int]
     num_state_slots: int | None
@@ -265,12 +267,14 @@ def plan_kv_caches(
     state_bytes = per_slot * num_slots
     num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=memory)
     structs: list[CacheStruct] = []
+    layer_groups, spans = [], list(num_blocks)
     for spec in specs:
+        layer_groups.append(len(spans) if isinstance(spec, StateCacheSpec) else spans.index(spec.span))
         if isinstance(spec, StateCacheSpec):
             structs.append(state_structs(spec, num_slots, activations, mesh))
         else:
             structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
-    return CachePlan(structs, per_block, num_blocks, num_slots or None, per_slot, max_model_len)
+    return CachePlan(structs, layer_groups, per_block, num_blocks, num_slots or None, per_slot, max_model_len)
 
 
 def _kv_cache_struct(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.engine.execution.block_transfer import BlockTransfer
 from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
@@ -32,6 +33,7 @@ from jaxis.engine.execution.step_programs import (
 )
 from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.data_ranks import StepOutput
 from jaxis.engine.scheduling.scheduler import ScheduledSequence
 from jaxis.engine.scheduling.sequence import SequenceId
@@ -112,6 +114,7 @@ class Runner:
 
     Attributes:
       executor: Calls them.
+      transfer: Copies blocks to and from the store, if there is one.
       num_ranks: Data ranks.
       num_blocks: Blocks of a rank's KV cache for the layers of each span, the span that keeps most first.
       kv_bytes_per_block: Bytes of one such block in all its layers, by span.
@@ -125,10 +128,12 @@ class Runner:
     Args:
       vllm_config: The engine's configuration.
       executor: Of its model.
+      store: Of blocks beyond its devices; None: there is none.
     """
 
-    def __init__(self, vllm_config: VllmConfig, executor: Executor) -> None:
+    def __init__(self, vllm_config: VllmConfig, executor: Executor, store: KVStore | None = None) -> None:
         self.vllm_config, self.executor = vllm_config, executor
+        self.transfer = None if store is None else BlockTransfer(executor, store)
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self.on_step_logits: Callable[[StepOutput, np.ndarray], None] | None = None
         plan, self.num_ranks = executor.plan, executor.ranks.num_ranks
@@ -204,6 +209,7 @@ class Runner:
     def _greedy_step(self, output: StepOutput) -> DispatchedStep:
         self._check_is_sampled()
         shape = self.step_shape(1)
+        self._move_blocks(output)
         sampled = self.executor.greedy_step(GreedyStepKey(shape), self._pack(output, shape))
         self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
@@ -264,6 +270,8 @@ class Runner:
     def recover(self) -> None:
         """Makes the runner usable after a step that failed or was interrupted midway."""
         self._forget_last_step()
+        if self.transfer is not None:
+            self.transfer.drop()
         self.executor.recover()
 
     def close(self) -> None:
@@ -281,6 +289,7 @@ class Runner:
 
     def _forward(self, output: StepOutput, shape: StepShape) -> None:
         """Dispatches the model."""
+        self._move_blocks(output)
         packed = self._pack(output, shape)
         self._num_hidden += 1
         self.executor.forward(ForwardKey(shape), packed)
@@ -288,6 +297,11 @@ class Runner:
     def _pack(self, output: StepOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
         return _joined([pack_step(rank, shape, self._last_rows) for rank in output.ranks])
+
+    def _move_blocks(self, output: StepOutput) -> None:
+        if self.transfer is not None:
+            [rank] = output.ranks  # a store has the blocks of one
+            self.transfer.dispatch(rank)
 
     def _sample(self, output: StepOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over each sequence's last hidden state, R rows a data rank."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from jaxis.engine.kv_store.stats import TierStats
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
@@ -90,6 +91,7 @@ class EngineStats:
       prefix_cache_queries: Prompt tokens looked up in the prefix cache.
       prefix_cache_hits: How many of those were found.
       num_preemptions: Times that a sequence lost its blocks to another.
+      kv_tiers: What each tier of KV blocks beyond the devices has done, by its name.
       process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
     """
 
@@ -99,6 +101,7 @@ class EngineStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    kv_tiers: dict[str, TierStats] = field(default_factory=dict)
     process_memory_bytes: int = 0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, Submission, TokenDelta
 from jaxis.errors import EngineError, JaxisError
+from jaxis.host.daemon_thread import run_in_daemon
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
@@ -61,6 +62,9 @@ class EngineThread:
         self._num_failed_steps = 0  # since the last success
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[str, _RunningRequest] = {}
+        # Requests whose blocks are read from disk, and whether they were aborted meanwhile.
+        self._fetching: dict[str, bool] = {}
+        self._fetching_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
     # Called by other threads.
@@ -71,10 +75,19 @@ class EngineThread:
 
     def add(self, submission: Submission) -> None:
         """Queues a request; if it cannot be honoured, its error is delivered."""
-        self._commands.put(functools.partial(self._add, submission))
+        if self._engine.fetches_blocks and submission.params.prompt_logprobs is None:
+            with self._fetching_lock:
+                self._fetching[submission.request_id] = False
+            run_in_daemon(functools.partial(self._fetch_and_add, submission), "jaxis-fetch")
+        else:
+            self._commands.put(functools.partial(self._add, submission))
 
     def abort(self, request_id: str) -> None:
         """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
+        with self._fetching_lock:
+            if request_id in self._fetching:
+                self._fetching[request_id] = True
+                return
         self._commands.put(functools.partial(self._abort, request_id))
 
     def reset_prefix_cache(self) -> None:
@@ -109,6 +122,16 @@ class EngineThread:
                 since = max(since, wait.ended)
         return time.monotonic() - since >= limit
 
+    def _fetch_and_add(self, submission: Submission) -> None:
+        try:
+            self._engine.fetch_blocks(submission.prompt.token_ids, submission.prompt.cache_salt)
+        finally:
+            with self._fetching_lock:
+                is_aborted = self._fetching.pop(submission.request_id)
+                self._commands.put(functools.partial(self._add, submission))
+                if is_aborted:
+                    self._commands.put(functools.partial(self._abort, submission.request_id))
+
     # Called by the thread itself.
 
     def _run(self) -> None:
@@ -130,6 +153,8 @@ class EngineThread:
         """Carries out the queued commands, waiting for one if there is no step to run; False ends the thread."""
         wait = not self._engine.has_unfinished
         if wait:
+            if self._commands.empty():
+                self._finish_saves()
             self._busy_since = None
         while True:
             try:
@@ -142,6 +167,12 @@ class EngineThread:
                 return False
             command()
             wait = False
+
+    def _finish_saves(self) -> None:
+        try:
+            self._engine.finish_saves()
+        except Exception:
+            _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
 
     def _add(self, new: Submission) -> None:
         try:
@@ -206,6 +237,7 @@ class EngineThread:
             prefix_cache_queries=self._engine.prefix_cache_queries,
             prefix_cache_hits=self._engine.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
+            kv_tiers={} if self._engine.store is None else dict(self._engine.store.stats),
         )
 
     def _post(self, new: EngineOutputs) -> None:

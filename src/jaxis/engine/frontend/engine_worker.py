@@ -70,7 +70,8 @@ class EngineWorker:
             for frame in frames.feed(data):
                 self._carry_out(wire.decode_command(frame))
         self._ended.set()
-        self._thread.stop(STOP_SECONDS)
+        if self._thread.stop(STOP_SECONDS):
+            self._engine.close_store()
         self._engine.end_other_hosts()
 
     def _carry_out(self, command: wire.Command) -> None:

@@ -7,16 +7,25 @@ module only counts: block ids index arrays that the runner allocates.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.scheduling.block_pool import BlockPool
+from jaxis.engine.scheduling.block_digests import extend_digests
+from jaxis.engine.scheduling.block_moves import BlockMoveQueue, BlockMoves, BlockStore
+from jaxis.engine.scheduling.block_pool import BlockObserver, BlockPool
+from jaxis.engine.scheduling.prefix_search import PrefixSearch
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
 from jaxis.engine.scheduling.state_slots import StateManager, StateStep
 from jaxis.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NO_BLOCK = -1
 
 
 @dataclass(frozen=True)
@@ -25,15 +34,18 @@ class CachedPrefix:
 
     Attributes:
       num_blocks: Its blocks.
-      block_tables: What there is of it in each group; all end at the same block.
-      state_slot: The slot of the recurrent states after it; NO_SLOT if it is empty or the model has no such states.
+      block_tables: What there is of it in each group; all end at the same block. NO_BLOCK: not on the device.
+      state_slot: The slot of the recurrent states after it; NO_SLOT if it is empty, the model has no such states, or
+        they are not on the device.
       state_cut: Where a step of the sequence is to end (see `SequenceState.cut`); 0: nowhere in particular.
+      stored: What is not on the device, by group and index of the block; see `BlockStore.find`.
     """
 
     num_blocks: int
     block_tables: list[BlockTable]
     state_slot: int = NO_SLOT
     state_cut: int = 0
+    stored: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
 
 class BlockManager:
@@ -48,10 +60,14 @@ class BlockManager:
     derived from the sequence's salt. So equal digests mean equal salt and equal tokens from position 0 on. Only full
     blocks are registered and thus shared, and nobody writes to a full block: sharing needs no copy-on-write.
 
+    With a store, blocks that are evicted from the pools go there, and a prefix may go on there. What a sequence finds
+    there gets fresh blocks, into which it is copied before the sequence's first step (`take_moves`).
+
     Attributes:
       spans: Each group's, full context first if there is such a group.
       pools: Each group's blocks.
       block_size: Tokens in a block (B).
+      search: Finds how long a prefix is known.
       states: The slots of recurrent states; None if no layer has any.
       enable_prefix_caching: Whether blocks are registered and looked up.
       prefix_cache_queries: Prompt tokens looked up, each sequence counted once, when first admitted.
@@ -64,6 +80,7 @@ class BlockManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
@@ -72,6 +89,7 @@ class BlockManager:
           block_size: B.
           enable_prefix_caching: Whether to keep and find known prefixes.
           num_state_slots: Slots for recurrent states; None if no layer has any.
+          store: Where evicted blocks go; None: nowhere.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -79,10 +97,18 @@ class BlockManager:
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
-        self.pools = tuple(BlockPool(number) for number in num_blocks.values())
+        has_states = num_state_slots is not None
+        self._store, self._moves = store, None
+        if store is not None:
+            self._moves = BlockMoveQueue(store, len(num_blocks) if has_states else None)
+        observers: list[BlockObserver] = [] if self._moves is None else [self._moves]
+        self.pools = tuple(BlockPool(number, group, observers) for group, number in enumerate(num_blocks.values()))
         self.states = None
         if num_state_slots is not None:
-            self.states = StateManager(num_state_slots, block_size, enable_prefix_caching)
+            state_pool = BlockPool(num_state_slots, len(num_blocks), observers)
+            self.states = StateManager(state_pool, block_size, enable_prefix_caching)
+        self._all_pools = self.pools if self.states is None else (*self.pools, self.states.pool)
+        self.search = PrefixSearch(self.spans, block_size, has_states=has_states)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_cache_queries = 0
@@ -101,7 +127,7 @@ class BlockManager:
     @property
     def usage(self) -> float:
         """Share of the blocks, or slots, that sequences hold, 0 to 1, in the pool where it is the largest."""
-        return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self._all_pools())
+        return max(1.0 - pool.num_free_blocks / pool.num_blocks for pool in self._all_pools)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -147,20 +173,18 @@ class BlockManager:
         At least one token is left to compute, for its logits: a sequence found whole recomputes its last block, in a
         block of its own. A sequence for prompt log-probabilities needs every position's logits and finds nothing.
         """
-        if not self._uses_prefix_cache(sequence):
-            return CachedPrefix(0, [BlockTable() for _ in self.spans])
-        num_blocks, without_states = self._num_cached_blocks(sequence)
-        digests = sequence.block_digests
-        tables = []
-        for span, pool in zip(self.spans, self.pools, strict=True):
-            first = self._first_block(span, num_blocks * self.block_size)
-            block_ids = array("i", (pool.known_block(digest) for digest in digests[first:num_blocks]))
-            tables.append(BlockTable(block_ids, first))
-        if self.states is None:
-            return CachedPrefix(num_blocks, tables)
-        slot = self.states.pool.known_block(digests[num_blocks - 1]) if num_blocks else NO_SLOT
-        cut = without_states * self.block_size if without_states > num_blocks else 0
-        return CachedPrefix(num_blocks, tables, slot, cut)
+        prefix = None
+        if self._uses_prefix_cache(sequence):
+            digests = self._digests(sequence, (sequence.num_tokens - 1) // self.block_size)
+            while prefix is None:  # what the store has may be evicted there between two looks
+                prefix = self._known_prefix(digests)
+        return prefix or CachedPrefix(0, [BlockTable() for _ in self.spans])
+
+    def is_known(self, group: int, digest: bytes) -> bool:
+        """Whether a block, or a state, is in its group's pool or in the store. Other threads may ask."""
+        if self._all_pools[group].find(digest) is not None:
+            return True
+        return self._store is not None and self._store.has(group, digest)
 
     def admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int, max_step_tokens: int) -> bool:
         """Allocates the blocks that a waiting sequence needs to start, or changes nothing if there are too few.
@@ -179,23 +203,27 @@ class BlockManager:
           Whether there were enough blocks.
         """
         num_needed_blocks = self.num_blocks_for(sequence.num_tokens)
-        groups = list(zip(self.spans, self.pools, prefix.block_tables, strict=True))
-        if self.states is not None and not self.states.has_room(prefix.state_slot):
+        loads_state = prefix.num_blocks > 0 and prefix.state_slot == NO_SLOT
+        if self.states is not None and not self.states.has_room(prefix.state_slot, loads=loads_state):
             return False
-        for span, pool, table in groups:
+        groups = list(zip(self.spans, self.pools, prefix.block_tables, strict=True))
+        on_device = [_on_device(table) if prefix.stored else table.block_ids for table in prefix.block_tables]
+        for (span, pool, table), found in zip(groups, on_device, strict=True):
             num_held = min(
                 num_needed_blocks - table.first,
                 span.max_held_blocks(1, sequence.num_tokens, self.block_size, max_step_tokens),
             )
-            num_new = num_held - len(table.block_ids)
-            if num_new > pool.num_free_blocks - pool.num_free_among(table.block_ids):
+            if num_held - len(found) > pool.num_free_blocks - pool.num_free_among(found):
                 return False
+        for pool, found in zip(self.pools, on_device, strict=True):
+            pool.hold(found)
+        self._load(sequence, prefix)
         for span, pool, table in groups:
-            pool.hold(table.block_ids)
             stop = num_needed_blocks if span == FULL_CONTEXT else self.num_blocks_for(num_tokens)
             table.block_ids.extend(pool.take() for _ in range(stop - table.stop))
         if self.states is not None:
-            self.states.start(sequence, prefix.state_slot, prefix.state_cut)
+            slot = self._load_state(sequence, prefix) if loads_state else prefix.state_slot
+            self.states.start(sequence, slot, prefix.state_cut)
         sequence.block_tables = prefix.block_tables
         sequence.num_registered_blocks = prefix.num_blocks
         sequence.num_computed_tokens = prefix.num_blocks * self.block_size
@@ -204,6 +232,7 @@ class BlockManager:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_cache_queries += sequence.num_prompt_tokens
             self.prefix_cache_hits += sequence.num_cached_tokens
+        self._note_admitted(sequence, prefix)
         return True
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -266,87 +295,106 @@ class BlockManager:
 
     def forget_prefix(self, sequence: Sequence) -> None:
         """Unregisters every block that holds a prefix of the sequence's tokens: no other sequence will find them."""
-        for pool in self._all_pools():
+        for pool in self._all_pools:
             for digest in sequence.block_digests:
                 pool.unregister(digest)
+        if self._store is not None:
+            self._store.remove(sequence.block_digests)
 
     def reset_prefix_cache(self) -> None:
         """Unregisters every block: no sequence will find what was computed before."""
-        for pool in self._all_pools():
+        for pool in self._all_pools:
             pool.unregister_all()
+        if self._store is not None:
+            self._store.clear()
 
-    def _all_pools(self) -> list[BlockPool]:
-        return [*self.pools, *([] if self.states is None else [self.states.pool])]
+    def take_moves(self) -> BlockMoves | None:
+        """What is to be copied before the step that was scheduled last runs; to be called once for each step."""
+        return None if self._moves is None else self._moves.take()
+
+    def save_states(self) -> None:
+        """Queues all kept states that are not in the store."""
+        if self.states is not None and self._moves is not None:
+            for digest, slot in self.states.pool.registered_blocks():
+                self._moves.save(len(self.spans), digest, slot)
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None
 
-    def _first_block(self, span: AttentionSpan, position: int) -> int:
-        """The first block that a token at `position` or later sees."""
-        return span.first_visible(position) // self.block_size
-
-    def _num_cached_blocks(self, sequence: Sequence) -> tuple[int, int]:
-        """Blocks of the longest known prefix, as in `get_cached_prefix`; computes their digests.
-
-        Returns:
-          Their number, and what it would be if every state were kept.
-        """
-        most = (sequence.num_tokens - 1) // self.block_size
-        digests = self._digests(sequence, most)
-        num_blocks, groups = most, list(zip(self.spans, self.pools, strict=True))
-        if self.spans[:1] == (FULL_CONTEXT,):
-            _, pool = groups.pop(0)
-            num_blocks = next((i for i in range(most) if pool.find(digests[i]) is None), most)
-        num_blocks = self._common_end(groups, digests, num_blocks)
+    def _known_prefix(self, digests: AbstractSequence[bytes]) -> CachedPrefix | None:
+        """See `get_cached_prefix`; None if a block has left the store meanwhile."""
+        num_blocks, without_states = self.search.longest(digests, self.is_known)
+        prefix = CachedPrefix(num_blocks, [])
+        for group, pool in enumerate(self.pools):
+            first = self.search.first_block(group, num_blocks * self.block_size)
+            block_ids = array("i")
+            for index in range(first, num_blocks):
+                block_id = pool.find(digests[index])
+                if block_id is None and not self._find_stored(prefix, group, index, digests[index]):
+                    return None
+                block_ids.append(NO_BLOCK if block_id is None else block_id)
+            prefix.block_tables.append(BlockTable(block_ids, first))
         if self.states is None:
-            return num_blocks, num_blocks
-        without_states = num_blocks if self.spans else 0
-        while True:
-            kept = self.states.longest_kept(digests, num_blocks)
-            num_blocks = self._common_end(groups, digests, kept)
-            if num_blocks == kept:
-                return num_blocks, without_states
+            return prefix
+        slot = None
+        if num_blocks:
+            slot = self.states.pool.find(digests[num_blocks - 1])
+            if slot is None and not self._find_stored(prefix, len(self.spans), num_blocks - 1, digests[num_blocks - 1]):
+                return None
+        cut = without_states * self.block_size if without_states > num_blocks else 0
+        return replace(prefix, state_slot=NO_SLOT if slot is None else slot, state_cut=cut)
 
-    def _common_end(self, groups: list[tuple[AttentionSpan, BlockPool]], digests: list[bytes], num_blocks: int) -> int:
-        """The longest prefix of at most `num_blocks` blocks such that every pool has what the token after it sees."""
-        while True:
-            longest = num_blocks
-            for span, pool in groups:
-                num_blocks = self._known_end(span, pool, digests, num_blocks)
-            if num_blocks == longest:
-                return num_blocks
+    def _find_stored(self, prefix: CachedPrefix, group: int, index: int, digest: bytes) -> bool:
+        data = None if self._store is None else self._store.find(group, digest)
+        if data is not None:
+            prefix.stored[group, index] = data
+        return data is not None
 
-    def _known_end(self, span: AttentionSpan, pool: BlockPool, digests: list[bytes], num_blocks: int) -> int:
-        """The longest prefix of at most `num_blocks` blocks such that the pool has what the token after it sees."""
-        index = num_blocks
-        while index > self._first_block(span, num_blocks * self.block_size):
-            index -= 1
-            if pool.find(digests[index]) is None:
-                # The tokens after longer prefixes, down to this one, see this block too.
-                num_blocks = index
-        return num_blocks
+    def _load(self, sequence: Sequence, prefix: CachedPrefix) -> None:
+        """Gives the blocks of a prefix that are only in the store a place on the device."""
+        if not prefix.stored:
+            return
+        for group, (pool, table) in enumerate(zip(self.pools, prefix.block_tables, strict=True)):
+            for offset, block_id in enumerate(table.block_ids):
+                if block_id == NO_BLOCK:
+                    index = table.first + offset
+                    table.block_ids[offset] = pool.take()
+                    # At once, so that a sequence that is admitted next shares it.
+                    pool.register(sequence.block_digests[index], table.block_ids[offset])
+                    self._queue_load(sequence, prefix, group, index, table.block_ids[offset])
+
+    def _load_state(self, sequence: Sequence, prefix: CachedPrefix) -> int:
+        """Gives the states after a prefix, which are only in the store, a slot."""
+        assert self.states is not None
+        slot = self.states.restore(sequence.block_digests[prefix.num_blocks - 1])
+        self._queue_load(sequence, prefix, len(self.spans), prefix.num_blocks - 1, slot)
+        return slot
+
+    def _note_admitted(self, sequence: Sequence, prefix: CachedPrefix) -> None:
+        if self._store is not None and self._uses_prefix_cache(sequence):
+            digests = sequence.block_digests
+            num_missing = sequence.num_prompt_tokens // self.block_size - prefix.num_blocks
+            self._store.note_admitted([(g, digests[i]) for g, i in prefix.stored], max(0, num_missing))
+
+    def _queue_load(self, sequence: Sequence, prefix: CachedPrefix, group: int, index: int, block_id: int) -> None:
+        assert self._moves is not None, "only a store has what is not on the device"
+        self._moves.load(group, sequence.block_digests[index], block_id, prefix.stored[group, index])
 
     def _digests(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Digests of the sequence's first `num_blocks` blocks; each is computed once in the sequence's life."""
         digests = sequence.block_digests
-        for index in range(len(digests), num_blocks):
-            parent = digests[-1] if digests else _root_digest(sequence.cache_salt)
-            start = index * self.block_size
-            token_ids = array("q", sequence.token_ids(start, start + self.block_size))
-            digests.append(hashlib.sha256(parent + token_ids.tobytes()).digest())
+        if len(digests) < num_blocks:
+            extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, sequence.cache_salt)
         return digests[:num_blocks]
 
     def _give_back_unseen(self, sequence: Sequence) -> None:
-        for span, pool, table in zip(self.spans, self.pools, sequence.block_tables, strict=True):
-            num_unseen = self._first_block(span, sequence.num_computed_tokens) - table.first
+        for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
+            num_unseen = self.search.first_block(group, sequence.num_computed_tokens) - table.first
             if num_unseen > 0:
                 pool.give_back(table.block_ids[:num_unseen], out_of_window=True)
                 del table.block_ids[:num_unseen]
                 table.first += num_unseen
 
 
-def _root_digest(cache_salt: str | None) -> bytes:
-    """The first block's parent; having no salt differs from every salt, even an empty one."""
-    if cache_salt is None:
-        return bytes(hashlib.sha256().digest_size)
-    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+def _on_device(table: BlockTable) -> list[int]:
+    return [block_id for block_id in table.block_ids if block_id != NO_BLOCK]

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 # Out-of-window blocks are reused first once they make up more than this share of a pool.
 OUT_OF_WINDOW_SHARE = 0.25
+
+
+class BlockObserver(Protocol):
+    """Is told under which digests the blocks of pools are registered."""
+
+    def registered(self, group: int, digest: bytes, block_id: int) -> None:
+        """A block is findable from now on; a step that was, or is about to be, dispatched fills it."""
+        ...
+
+    def unregistered(self, group: int, digest: bytes, block_id: int, *, evicted: bool) -> None:
+        """A block is not findable any more.
+
+        Args:
+          group: The pool's number.
+          digest: What the block was found by.
+          block_id: The block.
+          evicted: Whether it is about to be reused, and not what it holds to be forgotten.
+        """
+        ...
 
 
 class BlockPool:
@@ -23,10 +43,16 @@ class BlockPool:
 
     Attributes:
       num_blocks: Block ids are 0 to num_blocks - 1.
+
+    Args:
+      num_blocks: How many there are.
+      group: The number by which observers know the pool.
+      observers: Told of what is registered.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, group: int = 0, observers: Sequence[BlockObserver] = ()) -> None:
         self.num_blocks = num_blocks
+        self._group, self._observers = group, tuple(observers)
         self._max_out_of_window = int(num_blocks * OUT_OF_WINDOW_SHARE)
         self._ref_counts = [0] * num_blocks
         self._was_found = [False] * num_blocks
@@ -67,6 +93,8 @@ class BlockPool:
         if digest is not None:
             del self._block_of_digest[digest]
             self._digest_of_block[block_id] = None
+            for observer in self._observers:
+                observer.unregistered(self._group, digest, block_id, evicted=True)
         self._ref_counts[block_id] = 1
         self._was_found[block_id] = False
         return block_id
@@ -99,11 +127,17 @@ class BlockPool:
         """Makes a held block findable, unless an equal one is already."""
         if self._block_of_digest.setdefault(digest, block_id) == block_id:
             self._digest_of_block[block_id] = digest
+            for observer in self._observers:
+                observer.registered(self._group, digest, block_id)
+
+    def registered_blocks(self) -> list[tuple[bytes, int]]:
+        """The digests and ids of all registered blocks."""
+        return list(self._block_of_digest.items())
 
     def unregister_all(self) -> None:
         """Makes every block unfindable; held ones stay held."""
-        self._block_of_digest.clear()
-        self._digest_of_block = [None] * self.num_blocks
+        for digest in list(self._block_of_digest):
+            self.unregister(digest)
 
     def unregister(self, digest: bytes) -> None:
         """Makes the block of this digest, if there is one, unfindable; if it is free, it is reused first."""
@@ -112,3 +146,5 @@ class BlockPool:
             self._digest_of_block[block_id] = None
             if block_id in self._free:
                 self._free.move_to_end(block_id, last=False)
+            for observer in self._observers:
+                observer.unregistered(self._group, digest, block_id, evicted=False)

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.block_moves import BlockMoves
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -53,11 +54,13 @@ class SchedulerOutput:
       scheduled: The sequences in the step, decodes first, then prefill chunks.
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
       preempted: Ids of the sequences that lost their blocks since the output before.
+      moves: What is to be copied before the step runs; None: nothing.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
     num_decodes: int
     preempted: tuple[SequenceId, ...]
+    moves: BlockMoves | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -224,11 +227,12 @@ class Scheduler:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not prefills:
             return None
-        # Registered before the step has run: whoever finds these blocks reads them in a later step.
+        moves = self.block_manager.take_moves()
+        # Registered before the step has run: whoever finds, or saves, these blocks does so in a later step.
         for entry in prefills:
             self.block_manager.cache_full_blocks(entry.sequence)
         preempted, self._preempted_ids = tuple(self._preempted_ids), []
-        return SchedulerOutput((*decodes, *prefills), len(decodes), preempted)
+        return SchedulerOutput((*decodes, *prefills), len(decodes), preempted, moves)
 
     def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
         """The step itself; see `DataRanksScheduler`."""

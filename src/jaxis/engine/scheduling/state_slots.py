@@ -49,17 +49,17 @@ class StateManager:
       pool: The slots.
     """
 
-    def __init__(self, num_slots: int, block_size: int, enable_prefix_caching: bool) -> None:
-        """Creates the slots; raises ConfigError if they are too few for a sequence.
+    def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool) -> None:
+        """Raises ConfigError if the slots are too few for a sequence.
 
         Args:
-          num_slots: How many there are.
+          pool: The slots.
           block_size: B; states are kept after multiples of it.
           enable_prefix_caching: Whether to keep states.
         """
-        if num_slots < MIN_SLOTS:
-            raise ConfigError(f"recurrent states need at least {MIN_SLOTS} slots, not {num_slots}")
-        self.pool = BlockPool(num_slots)
+        if pool.num_blocks < MIN_SLOTS:
+            raise ConfigError(f"recurrent states need at least {MIN_SLOTS} slots, not {pool.num_blocks}")
+        self.pool = pool
         self._block_size = block_size
         self._keeps_states = enable_prefix_caching
         # Read or written by the step that is being scheduled, which nobody else in it may write to.
@@ -75,14 +75,22 @@ class StateManager:
         self.pool.give_back(self._to_give_back)
         self._to_give_back.clear()
 
-    def longest_kept(self, digests: AbstractSequence[bytes], num_blocks: int) -> int:
-        """The number of blocks, at most `num_blocks`, of the longest prefix whose state is kept; 0 if none is."""
-        return next((n for n in range(num_blocks, 0, -1) if self.pool.find(digests[n - 1]) is not None), 0)
+    def has_room(self, kept: int = NO_SLOT, *, loads: bool = False) -> bool:
+        """Whether another sequence can start.
 
-    def has_room(self, kept: int = NO_SLOT) -> bool:
-        """Whether another sequence can start, from the states in slot `kept` if there is one."""
+        Args:
+          kept: From the states in this slot, if there is one.
+          loads: From states that need a slot first; see `restore`.
+        """
         held = [] if kept == NO_SLOT else [kept]
-        return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1
+        return self.pool.num_free_blocks - self.pool.num_free_among(held) >= 1 + loads
+
+    def restore(self, digest: bytes) -> int:
+        """A slot for states that were kept elsewhere, registered and free; `start` is to be called with it next."""
+        slot = self.pool.take()
+        self.pool.register(digest, slot)
+        self.pool.give_back([slot])
+        return slot
 
     def start(self, sequence: Sequence, kept: int = NO_SLOT, cut: int = 0) -> None:
         """Gives a sequence a slot; see `SequenceState` for `cut`."""

@@ -251,6 +251,15 @@ class _EngineCollector(Collector):
         ("num_preemptions", "Times that a sequence lost its cache blocks to another."),
     )
 
+    _KV_COUNTERS = (
+        ("saved_blocks", "KV blocks written to the tier."),
+        ("saved_bytes", "Bytes written to the tier."),
+        ("loaded_blocks", "KV blocks found in the tier and read from it."),
+        ("loaded_bytes", "Bytes read from the tier."),
+        ("missed_blocks", "KV blocks looked for in the tier and not found."),
+        ("failed_blocks", "KV blocks not saved or read because of an error."),
+    )
+
     def __init__(self, model_name: str, info: EngineInfo, stats: Callable[[], EngineStats], prefix: str) -> None:
         self._model_name = model_name
         self._info = info
@@ -269,7 +278,23 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
             counter.add_metric([self._model_name], getattr(stats, name))
             yield counter
+        yield from self._kv_tiers(stats)
         yield self._cache_config()
+
+    def _kv_tiers(self, stats: EngineStats) -> Iterator[Metric]:
+        """Of blocks beyond the devices, by tier; none where nothing is offloaded."""
+        if not stats.kv_tiers:
+            return
+        for name, text in self._KV_COUNTERS:
+            counter = CounterMetricFamily(f"{self._prefix}:kv_offload_{name}", text, labels=["model_name", "tier"])
+            for tier, counted in stats.kv_tiers.items():
+                counter.add_metric([self._model_name, tier], getattr(counted, name))
+            yield counter
+        text = "Bytes that the tier holds."
+        gauge = GaugeMetricFamily(f"{self._prefix}:kv_offload_used_bytes", text, labels=["model_name", "tier"])
+        for tier, counted in stats.kv_tiers.items():
+            gauge.add_metric([self._model_name, tier], counted.used_bytes)
+        yield gauge
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])

@@ -1,0 +1,214 @@
+"""Blocks in files of a folder, which outlive the process and may be shared by several."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from jaxis.engine.kv_store.block_file import OVERHEAD_BYTES, DamagedFileError, read_block, write_block
+from jaxis.engine.kv_store.host_tier import BlockKey
+from jaxis.engine.kv_store.stats import TierStats
+from jaxis.errors import ConfigError
+
+# Bytes of blocks that wait to be written; while there are more, others are not written.
+MAX_QUEUED_BYTES = 1 << 30
+CLOSE_SECONDS = 5.0
+# A file's time of use is not renewed more often.
+TOUCH_SECONDS = 600.0
+# What is left of the budget when old files were removed, and of it what is written until the folder is looked at again.
+ROOM_SHARE = 0.9
+SCAN_SHARE = 0.05
+_SUFFIX = ".kv"
+_logger = logging.getLogger(__name__)
+
+
+class DiskTier:
+    """A file for each block, in a folder for each namespace, which only this user can read.
+
+    No error of the disk is an error of a request: what cannot be written or read is computed anew, and counted. The
+    folder is the only index, so several processes may share it; each keeps all namespaces within its own budget, by
+    removing what was used least recently.
+
+    Args:
+      folder: For all namespaces.
+      namespace: Names what this engine's blocks depend on; a name of a folder.
+      max_bytes: Of all files together.
+
+    Raises:
+      ConfigError: The folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, namespace: str, max_bytes: int) -> None:
+        self._root, self._folder, self._max_bytes = folder, folder / namespace, max_bytes
+        self._stats = TierStats()
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._queued_bytes = 0
+        self._unscanned_bytes = 0
+        self._has_warned = False
+        self._queue: queue.SimpleQueue[tuple[BlockKey, np.ndarray, int] | None] = queue.SimpleQueue()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
+            aside = self._folder / f".{os.getpid()}.tmp"
+            aside.touch(mode=0o600)
+            aside.unlink()
+            self._scan()
+        except OSError as error:
+            raise ConfigError(
+                f"kv_offloading_dir={str(folder)!r} cannot be used ({error.strerror}): give a folder of your own"
+            ) from None
+        self._writer = threading.Thread(target=self._write_all, name="jaxis-kv-disk", daemon=True)
+        self._writer.start()
+
+    @property
+    def stats(self) -> TierStats:
+        """What was done so far."""
+        with self._lock:
+            return dataclasses.replace(self._stats)
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether there is a file for a block; it may turn out to be damaged."""
+        return os.path.exists(self._path(key))
+
+    def read(self, key: BlockKey, num_bytes: int) -> np.ndarray | None:
+        """The block, uint8 [N], in memory of its own; None if it is not there, or its file is damaged."""
+        path = self._path(key)
+        try:
+            block = read_block(path, *key, num_bytes)
+        except FileNotFoundError:
+            with self._lock:
+                self._stats.missed_blocks += 1
+            return None
+        except (OSError, DamagedFileError) as error:
+            self._fail(error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with self._lock:
+            self._stats.loaded_blocks += 1
+            self._stats.loaded_bytes += num_bytes
+        return block
+
+    def write(self, key: BlockKey, block: np.ndarray) -> None:
+        """Has a block, uint8 [N], written by another thread, unless too many wait for that."""
+        with self._lock:
+            if self._queued_bytes + block.nbytes > MAX_QUEUED_BYTES:
+                self._stats.failed_blocks += 1
+                return
+            self._queued_bytes += block.nbytes
+            self._queue.put((key, block, self._epoch))
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Notes that blocks were used, in this order, as far as they are here."""
+        now = time.time()
+        for key in keys:
+            path = self._path(key)
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > TOUCH_SECONDS:
+                    os.utime(path)
+
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        """Removes blocks, and does not write those that wait."""
+        with self._lock:
+            self._epoch += 1
+            for key in keys:
+                with contextlib.suppress(OSError):
+                    self._path(key).unlink()
+
+    def clear(self) -> None:
+        """Removes all blocks of the namespace, and does not write those that wait."""
+        with self._lock:
+            self._epoch += 1
+            aside = self._folder.with_name(f".{self._folder.name}.{os.getpid()}.{self._epoch}.tmp")
+            try:
+                os.rename(self._folder, aside)
+                self._make_folder()
+            except OSError as error:
+                _logger.warning("the blocks on disk could not be removed: %s", error)
+                shutil.rmtree(self._folder, ignore_errors=True)
+                return
+        threading.Thread(target=shutil.rmtree, args=(aside, True), name="jaxis-kv-remove", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the writing, once what waits is written, or after a while."""
+        self._queue.put(None)
+        self._writer.join(CLOSE_SECONDS)
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        os.chmod(self._folder, 0o700)  # raises an error if the folder is another user's
+
+    def _path(self, key: BlockKey) -> Path:
+        group, digest = key
+        return self._folder / f"{group}-{digest.hex()}{_SUFFIX}"
+
+    def _write_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            key, block, epoch = item
+            try:
+                self._write(key, block, epoch)
+            except OSError as error:
+                self._fail(error)
+            with self._lock:
+                self._queued_bytes -= block.nbytes
+            del item, block
+
+    def _write(self, key: BlockKey, block: np.ndarray, epoch: int) -> None:
+        path, num_bytes = self._path(key), block.nbytes + OVERHEAD_BYTES
+        if epoch != self._epoch or num_bytes > self._max_bytes or path.exists():
+            return
+        if self._unscanned_bytes > SCAN_SHARE * self._max_bytes:
+            self._scan()
+        if self._stats.used_bytes + num_bytes > self._max_bytes:
+            self._scan(num_bytes)
+        write_block(path, *key, block)
+        with self._lock:
+            if epoch != self._epoch:  # removed while it was written
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                return
+            self._stats.saved_blocks += 1
+            self._stats.saved_bytes += block.nbytes
+            self._stats.used_bytes += num_bytes
+        self._unscanned_bytes += num_bytes
+
+    def _scan(self, num_bytes: int = 0) -> None:
+        """Looks at all files and, if there is no room for so many bytes, removes those used least recently."""
+        files, used = [], 0
+        for path in self._root.glob(f"*/*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
+                used += status.st_size
+        for path in self._root.glob("*/.*.tmp"):  # of processes that were killed
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
+                    path.unlink()
+        self._unscanned_bytes = 0
+        if used + num_bytes > self._max_bytes:
+            for _, size, path in sorted(files):
+                if used + num_bytes <= ROOM_SHARE * self._max_bytes:
+                    break
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                used -= size
+        with self._lock:
+            self._stats.used_bytes = used
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._stats.failed_blocks += 1
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("KV blocks on disk cannot be read or written, and are computed anew: %s", error)

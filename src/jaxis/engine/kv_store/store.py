@@ -1,0 +1,146 @@
+"""The store of blocks by digest: the host's memory, and below it the disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxis.engine.kv_store.disk_tier import DiskTier
+from jaxis.engine.kv_store.host_tier import BlockKey, HostTier
+from jaxis.engine.kv_store.stats import TierStats
+
+
+class KVStore:
+    """Blocks that the engine's devices no longer hold, or may lose; a `BlockStore`.
+
+    All methods may be called by any thread. What is on disk is only found once `fetch` has read it.
+
+    Attributes:
+      saves_registered: A block goes to disk as soon as it is computed: a process may end without notice.
+      epoch: How often blocks were removed.
+
+    Args:
+      max_host_bytes: Of the blocks in memory.
+      block_bytes: Bytes of a block of each group.
+      disk: Where they are written too; None: nowhere.
+    """
+
+    def __init__(self, max_host_bytes: int, block_bytes: Sequence[int], disk: DiskTier | None = None) -> None:
+        self.saves_registered = disk is not None
+        self._host = HostTier(max_host_bytes)
+        self._block_bytes = tuple(block_bytes)
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._host_stats = TierStats()
+        self.epoch = 0
+
+    @property
+    def stats(self) -> Mapping[str, TierStats]:
+        """The counters of each tier, by its name."""
+        with self._lock:
+            stats = {"host": dataclasses.replace(self._host_stats, used_bytes=self._host.num_bytes)}
+        return stats if self._disk is None else stats | {"disk": self._disk.stats}
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is anything to `fetch` from."""
+        return self._disk is not None
+
+    @property
+    def max_host_blocks(self) -> int:
+        """The longest prefix that fits into memory, in blocks of all groups."""
+        return self._host.max_bytes // sum(self._block_bytes)
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """See `BlockStore.has`."""
+        return (group, digest) in self._host
+
+    def find(self, group: int, digest: bytes) -> np.ndarray | None:
+        """See `BlockStore.find`."""
+        with self._lock:
+            return self._host.find((group, digest))
+
+    def note_admitted(self, loaded: Iterable[BlockKey], num_missing: int) -> None:
+        """See `BlockStore.note_admitted`."""
+        keys = list(loaded)
+        with self._lock:
+            # The first blocks last: those after them are of no use without them.
+            self._host.touch(reversed(keys))
+            self._host_stats.loaded_blocks += len(keys)
+            self._host_stats.loaded_bytes += sum(self._block_bytes[group] for group, _ in keys)
+            self._host_stats.missed_blocks += num_missing
+
+    def put(self, key: BlockKey, block: np.ndarray, epoch: int) -> None:
+        """Adds a block that was computed, unless blocks were removed meanwhile: it may have been one of them.
+
+        Args:
+          key: What it is found by.
+          block: uint8 [N], memory of its own that nobody writes to from now on.
+          epoch: `epoch` when it was computed.
+        """
+        with self._lock:
+            if epoch != self.epoch:
+                return
+            self._host.put(key, block)
+            self._host_stats.saved_blocks += 1
+            self._host_stats.saved_bytes += block.nbytes
+        if self._disk is not None:
+            self._disk.write(key, block)
+
+    def note_failed(self, num_blocks: int) -> None:
+        """Counts blocks that could not be copied off the devices."""
+        with self._lock:
+            self._host_stats.failed_blocks += num_blocks
+
+    def on_disk(self, key: BlockKey) -> bool:
+        """Whether there is a file for a block; it may turn out to be damaged."""
+        return self._disk is not None and self._disk.has(key)
+
+    def fetch(self, keys: Iterable[BlockKey], is_wanted: threading.Event) -> None:
+        """Reads blocks from disk into memory, one by one, while they are wanted."""
+        if self._disk is None:
+            return
+        epoch, keys = self.epoch, list(keys)
+        for key in keys:
+            if not is_wanted.is_set():
+                return
+            block = self._disk.read(key, self._block_bytes[key[0]])
+            with self._lock:
+                if epoch != self.epoch:
+                    return
+                if block is not None:
+                    self._host.put(key, block)
+        with self._lock:
+            self._host.touch(reversed(keys))
+
+    def note_used(self, keys: Iterable[BlockKey]) -> None:
+        """Notes that a prompt began with these blocks, the first one first, wherever they were found."""
+        if self._disk is not None:
+            self._disk.touch(reversed(list(keys)))
+
+    def remove(self, digests: Iterable[bytes]) -> None:
+        """See `BlockStore.remove`."""
+        keys = [(group, digest) for digest in digests for group in range(len(self._block_bytes))]
+        with self._lock:
+            self.epoch += 1
+            for key in keys:
+                self._host.remove(key)
+        if self._disk is not None:
+            self._disk.remove(keys)
+
+    def clear(self) -> None:
+        """See `BlockStore.clear`."""
+        with self._lock:
+            self.epoch += 1
+            self._host.clear()
+        if self._disk is not None:
+            self._disk.clear()
+
+    def close(self) -> None:
+        """Waits until what was added is on disk, for a while."""
+        if self._disk is not None:
+            self._disk.close()
+        self._host.clear()

@@ -1,0 +1,85 @@
+"""How long a prefix of a sequence is known, given which blocks of which groups are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+
+Known = Callable[[int, bytes], bool]
+"""Whether a block is known, by the index of its group and its digest."""
+
+
+class PrefixSearch:
+    """Finds the longest prefix such that every group has what the token after it sees.
+
+    Layers with full context see all its blocks, layers with a window the last ones. Recurrent layers need the state
+    after its last block, which is a group too, the one after those of `spans`.
+
+    Args:
+      spans: Each group's, full context first if there is such a group.
+      block_size: Tokens in a block (B).
+      has_states: Whether there are recurrent layers.
+    """
+
+    def __init__(self, spans: Sequence[AttentionSpan], block_size: int, *, has_states: bool) -> None:
+        self._spans = tuple(spans)
+        self._block_size = block_size
+        self._has_states = has_states
+        self._has_full_context = self._spans[:1] == (FULL_CONTEXT,)
+        self._windows = range(1 if self._has_full_context else 0, len(self._spans))
+
+    def first_block(self, group: int, position: int) -> int:
+        """The first block that a token at `position` or later sees in a group."""
+        return self._spans[group].first_visible(position) // self._block_size
+
+    def longest(self, digests: Sequence[bytes], is_known: Known) -> tuple[int, int]:
+        """The number of blocks of the longest known prefix, and what it would be if every state were known.
+
+        Args:
+          digests: Those of the blocks that it may have.
+          is_known: Which blocks, and states, are known.
+        """
+        num_blocks = len(digests)
+        if self._has_full_context:
+            num_blocks = next((i for i in range(num_blocks) if not is_known(0, digests[i])), num_blocks)
+        num_blocks = self._common_end(digests, num_blocks, is_known)
+        if not self._has_states:
+            return num_blocks, num_blocks
+        without_states, state_group = num_blocks if self._spans else 0, len(self._spans)
+        while True:
+            kept = next((n for n in range(num_blocks, 0, -1) if is_known(state_group, digests[n - 1])), 0)
+            num_blocks = self._common_end(digests, kept, is_known)
+            if num_blocks == kept:
+                return num_blocks, without_states
+
+    def blocks_of(self, num_blocks: int) -> list[tuple[int, int]]:
+        """The groups and indices of all blocks, and the state, that the token after a prefix needs."""
+        position = num_blocks * self._block_size
+        blocks = [
+            (group, index)
+            for group in range(len(self._spans))
+            for index in range(self.first_block(group, position), num_blocks)
+        ]
+        if self._has_states and num_blocks:
+            blocks.append((len(self._spans), num_blocks - 1))
+        return blocks
+
+    def _common_end(self, digests: Sequence[bytes], num_blocks: int, is_known: Known) -> int:
+        """The longest prefix of at most `num_blocks` blocks such that every window is known."""
+        while True:
+            longest = num_blocks
+            for group in self._windows:
+                num_blocks = self._known_end(group, digests, num_blocks, is_known)
+            if num_blocks == longest:
+                return num_blocks
+
+    def _known_end(self, group: int, digests: Sequence[bytes], num_blocks: int, is_known: Known) -> int:
+        """The longest prefix of at most `num_blocks` blocks such that the group has what the token after it sees."""
+        index = num_blocks
+        while index > self.first_block(group, num_blocks * self._block_size):
+            index -= 1
+            if not is_known(group, digests[index]):
+                # The tokens after longer prefixes, down to this one, see this block too.
+                num_blocks = index
+        return num_blocks
