@@ -27,8 +27,8 @@ def compare(folder, sizes, arguments="{}", kinds="all"):
 
 
 @pytest.mark.multi_device
-def test_two_ranks_of_one_device(checkpoint):
-    compare(checkpoint(), "2x1", kinds="quick")
+def test_two_ranks_share_experts(checkpoint):
+    compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick")
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_ranks_of_every_size_in_every_situation(checkpoint, size):
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(("family", "kinds"), [("qwen3_moe", "all"), ("deepseek_v3", "quick"), ("gpt_oss", "quick")])
-def test_ranks_that_share_experts(checkpoint, family, kinds):
+def test_ranks_of_every_size_share_experts(checkpoint, family, kinds):
     compare(checkpoint(family), "2x1,2x2,4x1", '{"enable_expert_parallel": true}', kinds)
 
 

@@ -33,6 +33,12 @@ def test_a_mix_equals_dense_attention(dtype):
     check(make_latent_step(FEW, num_heads=6, pad_tokens=11, pad_requests=3), 32, dtype)
 
 
+def test_a_step_without_requests_is_finite():
+    step = make_latent_step([(0, 0)], num_heads=6, pad_tokens=8, pad_requests=3, max_blocks=2)
+    step.request_distribution[:] = 0
+    check(step, 32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("value_dim", "rope_dim"), [(512, 64), (256, 32), (48, 48), (32, 0)])
 @pytest.mark.parametrize("num_heads", [3, 16, 40])

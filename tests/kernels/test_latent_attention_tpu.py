@@ -11,7 +11,7 @@ import pytest
 
 from jaxis.kernels.latent_attention import tpu
 from jaxis.kernels.ragged_paged_attention import tpu as paged
-from tests.support.attention_steps import BFLOAT16
+from tests.support.attention_steps import BFLOAT16, Step
 from tests.support.latent_steps import SCALE, expected, make_latent_step, split
 from tests.support.tpu_attention import assert_equal_caches, strict_interpreter, tpu_step
 
@@ -32,9 +32,19 @@ def test_a_mix_equals_dense_attention(monkeypatch, dtype, cache_type, value_dim,
     step = make_latent_step(MIX, head_dim=value_dim + rope_dim, dtype=dtype, pad_tokens=3, pad_requests=1)
     # Scores as large as those of a trained model, whatever the size of a head.
     step.q *= np.asarray(48**0.5 / (value_dim + rope_dim) ** 0.5, dtype)
+    check(step, value_dim, cache_type, atol)
+
+
+def test_a_step_without_requests_is_finite_and_changes_no_cache():
+    step = make_latent_step([(0, 0)], head_dim=48, pad_tokens=8, pad_requests=3, max_blocks=2)
+    step.request_distribution[:] = 0
+    check(step, 32, np.float32, 1e-5)
+
+
+def check(step: Step, value_dim: int, cache_type: type, atol: float) -> None:
     parts = tuple(zip(*(split(entries, value_dim) for entries in step.keys), strict=True))
     inputs = tpu_step(step, parts, (-(-value_dim // 128) * 128, 128), cache_type)
-    entries = np.concatenate(inputs.entries, axis=-1)[:, 0].astype(dtype)
+    entries = np.concatenate(inputs.entries, axis=-1)[:, 0].astype(step.q.dtype)
     attend = jax.jit(functools.partial(tpu.latent_attention, value_dim=value_dim, scale=SCALE))
     with strict_interpreter():
         cache, out = map(np.asarray, attend(*map(jnp.asarray, (step.q, entries, inputs.kv_cache, *inputs.rest))))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxis.bringup.verify.compare import GATES, kl_divergence, relative_error
+from tests.models.test_gguf_families import GGUF_FAMILIES
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence, PagedSequences
 from tests.support.parity import EVERY_KIND, FAMILIES, PAGED_LENGTH, PROMPT_LENGTHS, SLOW_NAMES, Family, prompt
@@ -32,7 +33,14 @@ def each_of(names: Collection[str], slow_names: Collection[str] = ()) -> pytest.
     return pytest.mark.parametrize("family", rows, scope="module")
 
 
-families = each_of(NAMES, SLOW_NAMES)
+# Whose logits test_gguf_families.py compares every time; their paths are those of families of every kind.
+QUICK_AS_GGUF = {
+    *("Qwen2", "Mistral, window", "Ministral 3", "OLMo 3, yarn on full layers", "Gemma 3", "GLM-4-0414"),
+    *("StarCoder2, window", "Cohere 2", "Qwen3 MoE", "DeepSeek V2 Lite", "GLM-4.7 Flash", "MiniMax M2"),
+    *("SmolLM3", "Seed-OSS", "LFM2 MoE"),
+}
+
+families = each_of(NAMES, SLOW_NAMES | QUICK_AS_GGUF)
 # Of what differs between ways to run a family, all of it shows in the families of every kind.
 families_of_every_kind = each_of(NAMES, NAMES - EVERY_KIND)
 some_families = each_of({"Llama 3", "Qwen3", "Mistral, window", "DeepSeek V3", "GPT-OSS", "Llama 4"})
@@ -41,8 +49,10 @@ slow_but_for_states = each_of(NAMES, NAMES - STATE_NAMES)
 
 
 def test_names_of_slow_rows_are_names_of_rows():
-    assert NAMES >= SLOW_NAMES | EVERY_KIND | STATE_NAMES | SLOW_STATE_NAMES
-    assert not SLOW_NAMES & EVERY_KIND
+    assert NAMES >= SLOW_NAMES | EVERY_KIND | QUICK_AS_GGUF | STATE_NAMES | SLOW_STATE_NAMES
+    assert not (SLOW_NAMES | QUICK_AS_GGUF) & EVERY_KIND
+    quick_as_gguf = {family.name for family in GGUF_FAMILIES} - SLOW_NAMES
+    assert quick_as_gguf >= QUICK_AS_GGUF
 
 
 @families_of_every_kind

@@ -26,7 +26,7 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.data_ranks import DataRanksScheduler, StepOutput
+from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import EngineError, RequestError
@@ -188,13 +188,13 @@ class LLMEngine:
         Other threads may call it while steps run.
         """
         if self._fetcher is not None:
-            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt)
+            self._fetcher.fetch(self.scheduler.ranks[0].block_manager, prompt_token_ids, cache_salt)
 
     def finish_saves(self) -> None:
         """To be called when no step is to follow for a while: what was computed since the last one is saved too."""
         transfer = self.runner.transfer
         if transfer is not None and transfer.store.saves_registered:
-            blocks = self.scheduler.block_manager
+            blocks = self.scheduler.ranks[0].block_manager  # a store has the blocks of one
             blocks.save_states()
             moves = blocks.take_moves()
             transfer.finish(() if moves is None else moves.saves)
@@ -369,7 +369,7 @@ class LLMEngine:
         output = self._schedule()
         return None if output is None else self.runner.dispatch(output, self._sampling)
 
-    def _schedule(self) -> StepOutput | None:
+    def _schedule(self) -> SchedulerOutput | None:
         output = self.scheduler.schedule()
         if output is None:
             return None
@@ -415,11 +415,10 @@ class LLMEngine:
         self._commit_saves(step.output)
         return list(touched.values())
 
-    def _commit_saves(self, output: StepOutput) -> None:
+    def _commit_saves(self, output: SchedulerOutput) -> None:
         """What was saved up to a step that was read can be found from now on."""
         if self.runner.transfer is not None:
-            [rank] = output.ranks
-            self.runner.transfer.commit(rank)
+            self.runner.transfer.commit(output)
 
     def _fail(self, completion: CompletionState) -> Request:
         """Ends the request of a sequence for which no token could be sampled."""

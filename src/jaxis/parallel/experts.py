@@ -21,5 +21,5 @@ def check_experts(num_experts: int, num_devices: int) -> None:
     choice = " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))
     raise ConfigError(
         f"enable_expert_parallel: {num_devices} devices cannot have equally many of a layer's {num_experts} experts: "
-        f"give {choice} devices, or leave it out, so that every device has a part of each expert"
+        f"give {choice}, or leave it out, so that every device has a part of each expert"
     )

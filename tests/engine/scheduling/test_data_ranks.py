@@ -131,6 +131,15 @@ def test_many_requests_with_one_long_prefix_fill_its_rank_and_then_the_others():
     ranks.drain()
 
 
+def test_a_long_prefix_is_worth_waiting_for():
+    ranks = SimulatedRanks(2, num_blocks=256, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=256)
+    cached = run_to_end(ranks, prompt(1, 200))
+    busy = ranks.add([*prompt(1, 160), *prompt(2, 40)])[0]
+    assert ranks_of(ranks, [[*prompt(1, 200), 3]]) == [cached]
+    assert ranks.rank_of[busy] == cached
+    ranks.drain()
+
+
 def test_a_short_prefix_that_all_share_does_not_keep_them_on_one_rank():
     ranks = SimulatedRanks(4, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64)
     run_to_end(ranks, prompt(1, 8))

@@ -76,7 +76,8 @@ def check_paths(
 
     for path, prompts in ((f"prefill in chunks of {CHUNK}", [prompt]), ("batch, in chunks", [prompt, *others])):
         engine.reset()
-        engine.scheduler.max_num_batched_tokens = CHUNK
+        for scheduler in engine.scheduler.ranks:
+            scheduler.max_num_batched_tokens = CHUNK
         check(path, _run(llm, prompts, num_tokens))
     engine.reset()
     check("batch", _run(llm, [prompt, *others], num_tokens))

@@ -262,10 +262,10 @@ def plan_kv_caches(
         paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
         per_block = block_bytes(paged, cache_config.block_size, dtype, num_devices)
     per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations, mesh)
-    memory = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
-    num_slots = num_state_slots(vllm_config, per_slot, memory, attends=bool(per_block))
+    of_rank = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
+    num_slots = num_state_slots(vllm_config, per_slot, of_rank, attends=bool(per_block))
     state_bytes = per_slot * num_slots
-    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=memory)
+    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=of_rank)
     structs: list[CacheStruct] = []
     layer_groups, spans = [], list(num_blocks)
     for spec in specs:

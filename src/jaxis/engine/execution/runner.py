@@ -34,8 +34,7 @@ from jaxis.engine.execution.step_programs import (
 from jaxis.engine.execution.step_shapes import StepShapes
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.kv_store.store import KVStore
-from jaxis.engine.scheduling.data_ranks import StepOutput
-from jaxis.engine.scheduling.scheduler import ScheduledSequence
+from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import SequenceId
 from jaxis.sampling_params import SamplingParams
 
@@ -58,7 +57,7 @@ class DispatchedStep:
       prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
     """
 
-    output: StepOutput
+    output: SchedulerOutput
     sampled: SamplerOutput | None
     prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
 
@@ -93,7 +92,7 @@ class ForwardedStep:
       run_sampler: Dispatches the sampler.
     """
 
-    output: StepOutput
+    output: SchedulerOutput
     prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
     run_sampler: Callable[[SamplingStates], SamplerOutput]
 
@@ -135,7 +134,7 @@ class Runner:
         self.vllm_config, self.executor = vllm_config, executor
         self.transfer = None if store is None else BlockTransfer(executor, store)
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
-        self.on_step_logits: Callable[[StepOutput, np.ndarray], None] | None = None
+        self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
         plan, self.num_ranks = executor.plan, executor.ranks.num_ranks
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
@@ -194,7 +193,7 @@ class Runner:
         """The smallest compiled shape that holds this many tokens."""
         return self._step_shapes.of(num_tokens)
 
-    def dispatch(self, output: StepOutput, sampling: SamplingStates) -> DispatchedStep:
+    def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
         if self._can_be_one_program(output.num_tokens) and self.on_step_logits is None:
             [entry] = output.scheduled
@@ -206,7 +205,7 @@ class Runner:
     def _can_be_one_program(self, num_tokens: int) -> bool:
         return self.executor.is_native and num_tokens == 1
 
-    def _greedy_step(self, output: StepOutput) -> DispatchedStep:
+    def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
         self._check_is_sampled()
         shape = self.step_shape(1)
         self._move_blocks(output)
@@ -214,7 +213,7 @@ class Runner:
         self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
 
-    def forward(self, output: StepOutput) -> ForwardedStep:
+    def forward(self, output: SchedulerOutput) -> ForwardedStep:
         """Sends a step's model to the devices.
 
         Raises:
@@ -240,7 +239,7 @@ class Runner:
             ]
         return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_seqs))
 
-    def paged_logits(self, output: StepOutput) -> np.ndarray:
+    def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
         shape = self.step_shape(output.num_tokens)
         self._forward(output, shape)
@@ -283,27 +282,26 @@ class Runner:
             raise RuntimeError("the step before must be sampled first")
 
     def _forget_last_step(self) -> None:
-        self._unsampled: StepOutput | None = None
+        self._unsampled: SchedulerOutput | None = None
         self._last_rows: dict[SequenceId, int] = {}
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
-    def _forward(self, output: StepOutput, shape: StepShape) -> None:
+    def _forward(self, output: SchedulerOutput, shape: StepShape) -> None:
         """Dispatches the model."""
         self._move_blocks(output)
         packed = self._pack(output, shape)
         self._num_hidden += 1
         self.executor.forward(ForwardKey(shape), packed)
 
-    def _pack(self, output: StepOutput, shape: StepShape) -> np.ndarray:
+    def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
         return _joined([pack_step(rank, shape, self._last_rows) for rank in output.ranks])
 
-    def _move_blocks(self, output: StepOutput) -> None:
+    def _move_blocks(self, output: SchedulerOutput) -> None:
         if self.transfer is not None:
-            [rank] = output.ranks  # a store has the blocks of one
-            self.transfer.dispatch(rank)
+            self.transfer.dispatch(output)
 
-    def _sample(self, output: StepOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
+    def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over each sequence's last hidden state, R rows a data rank."""
         batches = [
             [sampling.get(entry.sequence.seq_id, self._ended_sampling) for entry in rank.scheduled]
@@ -360,7 +358,7 @@ def _has_prompt_logprobs(entry: ScheduledSequence) -> bool:
     return sequence.sampling_params.prompt_logprobs is not None and entry.start + 1 < sequence.num_prompt_tokens
 
 
-def _first_rows(output: StepOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
+def _first_rows(output: SchedulerOutput, num_padded: int) -> Iterator[tuple[ScheduledSequence, int]]:
     """Each entry, and its first row of the hidden states of all data ranks, of which each has `num_padded`."""
     for index, rank in enumerate(output.ranks):
         row = index * num_padded
@@ -369,7 +367,7 @@ def _first_rows(output: StepOutput, num_padded: int) -> Iterator[tuple[Scheduled
             row += entry.num_tokens
 
 
-def _token_rows(output: StepOutput, num_padded: int) -> np.ndarray:
+def _token_rows(output: SchedulerOutput, num_padded: int) -> np.ndarray:
     """The rows of a step's tokens."""
     parts = [np.arange(first, first + entry.num_tokens) for entry, first in _first_rows(output, num_padded)]
     return np.concatenate(parts)

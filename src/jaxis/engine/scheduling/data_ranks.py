@@ -6,14 +6,13 @@ what is in their prefix caches, and none has a line of waiting sequences while a
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError
@@ -23,38 +22,37 @@ from jaxis.errors import RequestError
 TOKENS_OF_A_SEQUENCE = 64
 
 
-@dataclass(frozen=True)
-class DataRanksOutput:
-    """One step of several data ranks; see `SchedulerOutput`.
+@dataclass(frozen=True, slots=True)
+class DataRanksOutput(SchedulerOutput):
+    """One step of several data ranks, whose sequences it lists rank by rank.
 
     Attributes:
-      ranks: Each rank's part; without sequences if it has nothing to do.
+      parts: Each rank's own step; without sequences if it has nothing to do.
     """
 
-    ranks: tuple[SchedulerOutput, ...]
+    parts: tuple[SchedulerOutput, ...] = ()
 
-    @functools.cached_property
-    def scheduled(self) -> tuple[ScheduledSequence, ...]:
-        """The sequences in the step, rank by rank."""
-        return tuple(itertools.chain.from_iterable(rank.scheduled for rank in self.ranks))
-
-    @property
-    def preempted(self) -> tuple[SequenceId, ...]:
-        """Ids of the sequences that lost their blocks."""
-        return tuple(itertools.chain.from_iterable(rank.preempted for rank in self.ranks))
-
-    @property
-    def num_decodes(self) -> int:
-        """Entries that compute just the token sampled last."""
-        return sum(rank.num_decodes for rank in self.ranks)
+    @classmethod
+    def of(cls, parts: Iterable[SchedulerOutput]) -> DataRanksOutput:
+        """The step of these ranks."""
+        parts = tuple(parts)
+        return cls(
+            scheduled=tuple(itertools.chain.from_iterable(part.scheduled for part in parts)),
+            num_decodes=sum(part.num_decodes for part in parts),
+            preempted=tuple(itertools.chain.from_iterable(part.preempted for part in parts)),
+            parts=parts,
+        )
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the rank that computes most: the others' are padded to as many."""
-        return max(rank.num_tokens for rank in self.ranks)
+        return max(part.num_tokens for part in self.parts)
 
+    @property
+    def ranks(self) -> tuple[SchedulerOutput, ...]:
+        """Each rank's own step."""
+        return self.parts
 
-StepOutput = SchedulerOutput | DataRanksOutput
 
 IDLE = SchedulerOutput((), 0, ())
 """The part of a rank with nothing to do."""
@@ -121,9 +119,9 @@ class DataRanksScheduler:
         outputs = [rank.schedule() for rank in self.ranks]
         if all(output is None for output in outputs):
             return None
-        return DataRanksOutput(tuple(output or IDLE for output in outputs))
+        return DataRanksOutput.of(output or IDLE for output in outputs)
 
-    def update(self, output: DataRanksOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
+    def update(self, output: SchedulerOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
         """Takes in a step's sampled tokens, one for each of `output.scheduled`; see `Scheduler.update`."""
         new_tokens: list[tuple[Sequence, int]] = []
         start = 0
@@ -135,7 +133,7 @@ class DataRanksScheduler:
 
     def on_first_rank(self, output: SchedulerOutput) -> DataRanksOutput:
         """A step of the first rank alone."""
-        return DataRanksOutput((output, *[IDLE] * (len(self.ranks) - 1)))
+        return DataRanksOutput.of([output, *[IDLE] * (len(self.ranks) - 1)])
 
     def _assign(self) -> None:
         """Gives waiting sequences, in order, to ranks that have room for them in the next step."""
@@ -144,11 +142,11 @@ class DataRanksScheduler:
         while (sequence := self._waiting.head()) is not None:
             # All sequences of a request share its prompt, and are on one rank. They come one after the other.
             if chosen is None or sequence.seq_id.request_id != request_id:
-                open_rooms = [room for room in rooms if room.is_open]
-                if not open_rooms:
+                if not any(room.is_open for room in rooms):
                     return
-                costs = [room.cost(sequence) for room in open_rooms]
-                chosen, request_id = open_rooms[costs.index(min(costs))], sequence.seq_id.request_id
+                # One with a full step may still be the best: where a long prefix is known.
+                costs = {room.cost(sequence): room for room in reversed(rooms) if room.has_place}
+                chosen, request_id = costs[min(costs)], sequence.seq_id.request_id
             self._waiting.pop()
             del self._unassigned[sequence.seq_id]
             chosen.take(sequence)
@@ -170,9 +168,14 @@ class _Room:
             self._num_tokens = rank.num_pending_tokens
 
     @property
+    def has_place(self) -> bool:
+        """Whether one more sequence may run."""
+        return self._num_places > 0
+
+    @property
     def is_open(self) -> bool:
-        """Whether there is room for one more sequence."""
-        return self._num_places > 0 and self._num_tokens < self.rank.max_num_batched_tokens
+        """Whether one more sequence can begin."""
+        return self.has_place and self._num_tokens < self.rank.max_num_batched_tokens
 
     def cost(self, sequence: Sequence) -> tuple[bool, int]:
         """Orders ranks for a sequence: whether it would have to wait for blocks, and what is to be computed."""

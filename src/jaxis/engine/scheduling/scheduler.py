@@ -68,7 +68,7 @@ class SchedulerOutput:
         return sum(entry.num_tokens for entry in self.scheduled)
 
     @property
-    def ranks(self) -> tuple[SchedulerOutput]:
+    def ranks(self) -> tuple[SchedulerOutput, ...]:
         """The step of each data rank: this one alone; see `DataRanksOutput`."""
         return (self,)
 
@@ -135,7 +135,7 @@ class Scheduler:
         return sum(sequence.num_tokens_with_inflight - sequence.num_computed_tokens for sequence in self._running)
 
     @property
-    def ranks(self) -> tuple[Scheduler]:
+    def ranks(self) -> tuple[Scheduler, ...]:
         """The scheduler of each data rank: this one alone; see `DataRanksScheduler`."""
         return (self,)
 
