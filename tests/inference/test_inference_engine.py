@@ -192,7 +192,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(engine, tmp_path, monkeypa
 
 def test_other_parameters_take_no_rows_of_an_interrupted_run(engine, tmp_path, monkeypatch):
     run_keys = []
-    monkeypatch.setattr("jaxis.inference.engine.run_to_output", lambda *args, **kwargs: run_keys.append(args[4]))
+    monkeypatch.setattr("jaxis.inference.engine.run_to_output", lambda *args, **kwargs: run_keys.append(args[3]))
     source = ListSource(sums(3), "conversation_id")
     changes = [{}, {"temperature": 0.1}, {"stop_strings": ["x"]}, {"tools": [{"type": "function"}]}, {"seed": 1}]
     for change in changes:

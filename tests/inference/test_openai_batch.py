@@ -1,5 +1,6 @@
 """OpenAI's batch files: what is applied, what is refused, and the form of responses."""
 
+import functools
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.errors import RequestError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.openai_batch import CHAT_URL, COMPLETIONS_URL, CUSTOM_ID, RESPONSES_URL, BatchTask
-from jaxis.inference.run import MemorySink, run
+from jaxis.inference.run import MemorySink, answer_rows, run
 from jaxis.inference.source import ListSource, Row
 from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.server.endpoints.served_model import ServedModel
@@ -50,7 +51,7 @@ def responses(llm, *lines, names=("model",)):
         parsers=ModelParsers.select(llm.tokenizer, None),
     )
     task = BatchTask(model, "key")
-    run(llm.engine, source, task, sink, display=ProgressDisplay(False))
+    run(functools.partial(answer_rows, llm.engine, task), source, sink, display=ProgressDisplay(False))
     return json.loads(json.dumps(sink.values))
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from jaxis.cli.console import exit_on_interrupt, note, report_errors
-from jaxis.cli.options import Debug
+from jaxis.cli.options import Debug, Replicas
 from jaxis.errors import ConfigError
+from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
     from jaxis.inference.inference_config import InferenceConfig
@@ -29,6 +30,7 @@ def infer(
             "--config", "-c", metavar="FILE", help="YAML file with model, generation and paths.", show_default=False
         ),
     ] = None,
+    replicas: Replicas = 1,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Talk with the model instead.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +57,7 @@ def infer(
         if interactive:
             _converse(inference_config)
         else:
-            note(summary_line(_answer(inference_config)))
+            note(summary_line(_answer(inference_config, replicas)))
 
 
 def apply_overrides(values: dict[str, Any], arguments: list[str]) -> None:
@@ -117,17 +119,23 @@ def summary_line(summary: RunSummary) -> str:
     return f"{summary.completed} of {summary.total} rows answered{failed}"
 
 
-def _answer(config: InferenceConfig) -> RunSummary:
+def _answer(config: InferenceConfig, replicas: int) -> RunSummary:
+    if replicas > 1:
+        check_extra("ray", "--replicas")
     output = output_of(config.output_path)
     with input_file(config.input_path) as input_path:
         from jaxis.inference.source import JSONLSource
 
         source = JSONLSource(input_path, "conversation_id", output=output)  # now rather than after a minute of loading
+        progress_path = None if config.progress_path is None else Path(config.progress_path)
+        if replicas > 1:
+            with exit_on_interrupt():
+                from jaxis.integrations.ray_runs import run_conversations
+            return run_conversations(config, replicas, source, output, progress_path)
         with exit_on_interrupt():
             from jaxis.inference.engine import JAXInferenceEngine
 
             engine = JAXInferenceEngine(config.model, generation_params=config.generation)
-        progress_path = None if config.progress_path is None else Path(config.progress_path)
         with engine:
             return engine.run(source, config.generation, output, progress_path)
 

@@ -69,6 +69,10 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show tracebacks and the libraries' log messages.", show_default=False)
 ]
 
+Replicas = Annotated[
+    int, typer.Option(min=1, metavar="NUMBER", help="Engines that share the rows, on a Ray cluster if more than one.")
+]
+
 
 def _engine_option(name: str) -> tuple[str, Any, Any] | None:
     """An argument of `EngineArgs` as the field of a group of options; None if it has no option."""
@@ -109,8 +113,9 @@ class EngineOptions:
         given = dataclasses.asdict(self)
         names = {info.option or name: name for name, info in argument_infos().items()}
         arguments = {names[option]: value for option, value in given.items() if value is not None}
-        if "hf_overrides" in arguments:
-            arguments["hf_overrides"] = parse_json_object(arguments["hf_overrides"], "--hf-overrides")
+        for name in ("hf_overrides", "kv_events_config"):
+            if name in arguments:
+                arguments[name] = parse_json_object(arguments[name], f"--{name.replace('_', '-')}")
         if "additional_config" in arguments:
             arguments["additional_config"] = parse_additional_config(arguments["additional_config"])
         return arguments

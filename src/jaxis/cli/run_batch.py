@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from jaxis.cli.console import note, report_errors
+from jaxis.cli.console import exit_on_interrupt, note, report_errors
 from jaxis.cli.infer import input_file, output_of, summary_line
-from jaxis.cli.options import Debug, EngineOptions, expand_options, open_llm
+from jaxis.cli.options import Debug, EngineOptions, Replicas, expand_options, open_llm
 from jaxis.host.extras import check_extra
+
+if TYPE_CHECKING:
+    from jaxis.inference.run import RunSummary
+    from jaxis.inference.source import JSONLSource
 
 
 @expand_options
@@ -44,6 +49,7 @@ def run_batch(
     reasoning_parser: Annotated[
         str, typer.Option(help="Format of the model's reasoning; auto and none as above.")
     ] = "auto",
+    replicas: Replicas = 1,
     engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen; only its type is used)
     debug: Debug = False,
 ) -> None:
@@ -62,35 +68,41 @@ def run_batch(
     output = output_of(output_path)
     with report_errors(debug=debug), input_file(input_path) as requests:
         check_extra("server", "jaxis run-batch")
+        if replicas > 1:
+            check_extra("ray", "--replicas")
         from jaxis.inference.source import JSONLSource
-        from jaxis.parsing.model_parsers import ModelParsers, check_parser_names
+        from jaxis.parsing.model_parsers import check_parser_names
         from jaxis.server.config import EMBEDDED_MODEL_NAME
-        from jaxis.server.endpoints.served_model import ServedModel
 
         check_parser_names(tool_call_parser, reasoning_parser)
         source = JSONLSource(requests, "custom_id", output=output)  # now rather than after a minute of loading
-        with open_llm(model, arguments) as llm:
-            from jaxis.host.progress import ProgressDisplay
-            from jaxis.inference.journal import run_key
-            from jaxis.inference.openai_batch import BatchTask
-            from jaxis.inference.run import model_identity, run_to_output
-
-            names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
-            key = run_key(
-                "requests", model_identity(llm, arguments), [*names, tool_call_parser, reasoning_parser], source.digest
-            )
-            model_type = llm.engine.vllm_config.model_config.hf_config.get("model_type")
-            served = ServedModel(
-                names=tuple(names),
-                tokenizer=llm.tokenizer,
-                default_sampling_params=llm.get_default_sampling_params(),
-                grammar_compiler=llm.engine.grammar_compiler,
-                parsers=ModelParsers.select(
-                    llm.tokenizer, model_type, tool=tool_call_parser, reasoning=reasoning_parser
-                ),
-            )
-            task = BatchTask(served, key)
-            summary = run_to_output(
-                llm, source, task, output, key, display=ProgressDisplay(), progress_path=progress_path
-            )
+        names = served_model_name or [EMBEDDED_MODEL_NAME if model is None else model]
+        parsers = (tool_call_parser, reasoning_parser)
+        if replicas > 1:
+            with exit_on_interrupt():
+                from jaxis.integrations.ray_runs import run_requests
+            summary = run_requests(model, arguments, names, parsers, replicas, source, output, progress_path)
+        else:
+            summary = _run_here(model, arguments, names, parsers, source, output, progress_path)
     note(summary_line(summary))
+
+
+def _run_here(
+    model: str | None,
+    arguments: dict[str, Any],
+    names: list[str],
+    parsers: tuple[str, str],
+    source: JSONLSource,
+    output: Path | BinaryIO,
+    progress_path: Path | None,
+) -> RunSummary:
+    with open_llm(model, arguments) as llm:
+        from jaxis.host.progress import ProgressDisplay
+        from jaxis.inference.journal import run_key
+        from jaxis.inference.openai_batch import BatchTask, served_model
+        from jaxis.inference.run import answer_rows, model_identity, run_to_output
+
+        folder = Path(llm.engine.vllm_config.model_config.model)
+        key = run_key("requests", model_identity(folder, arguments), [*names, *parsers], source.digest)
+        answers = functools.partial(answer_rows, llm.engine, BatchTask(served_model(llm, names, *parsers), key))
+        return run_to_output(answers, source, output, key, display=ProgressDisplay(), progress_path=progress_path)

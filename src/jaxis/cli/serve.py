@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -206,14 +205,13 @@ def _curl_line(url: str, config: ServerConfig, tokenizer: Tokenizer | None) -> s
 
 def _server_config(model: str | None, server: ServerOptions, limits: LimitOptions) -> ServerConfig:
     from jaxis.parsing.model_parsers import check_parser_names
-    from jaxis.server.config import EMBEDDED_MODEL_NAME, ServerConfig
+    from jaxis.server.config import ServerConfig, default_served_name
     from jaxis.server.http.hosts import is_loopback
 
     check_parser_names(server.tool_call_parser, server.reasoning_parser)
     api_keys = server.api_keys()
-    name = EMBEDDED_MODEL_NAME if model is None else Path(model).name if Path(model).exists() else model
     return ServerConfig(
-        served_model_names=tuple(server.served_model_name or [name]),
+        served_model_names=tuple(server.served_model_name or [default_served_name(model)]),
         model_aliases=tuple(server.model_alias or ()),
         api_keys=api_keys,
         api_key_file=server.api_key_file,

@@ -12,6 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
+    from jaxis.config.kv_events import KVEventsConfig
     from jaxis.config.quantization import QuantizationConfig
 
 
@@ -102,3 +103,4 @@ class VllmConfig:
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     load_config: LoadConfig = field(default_factory=LoadConfig)
     quant_config: QuantizationConfig | None = None
+    kv_events_config: KVEventsConfig | None = None

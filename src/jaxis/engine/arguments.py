@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
+from jaxis.config.kv_events import KVEventsConfig
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
@@ -94,6 +95,8 @@ class EngineArgs:
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
         unless they are given, and say so. `jaxis serve` does.
+      kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys; see
+        docs/monitoring.md.
       additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
 
     Raises:
@@ -214,6 +217,14 @@ class EngineArgs:
     )
     chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())
     fit_memory: bool = field(default=False, metadata=_info())
+    kv_events_config: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_info(
+            metavar="JSON",
+            help="Publish what the prefix cache holds, such as '{\"enable_kv_cache_events\": true}'.",
+            speed_only=True,
+        ),
+    )
     additional_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(
@@ -240,6 +251,12 @@ class EngineArgs:
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise ConfigError(f"hf_overrides={self.hf_overrides!r} must be a dict of keys of config.json")
+        self._check_devices()
+        self._check_kv_offloading()
+        self._check_kv_events()
+        _ = self.kv_cache_memory_bytes, self.requested_quantization
+
+    def _check_devices(self) -> None:
         if self.num_devices % self.nnodes:
             ranks = f"data_parallel_size={self.data_parallel_size} times " if self.data_parallel_size > 1 else ""
             raise ConfigError(
@@ -257,8 +274,17 @@ class EngineArgs:
                 f"decode_context_parallel_size={self.decode_context_parallel_size} does not divide "
                 f"block_size={self.block_size}: each device has as many tokens of every block; use a multiple"
             )
-        self._check_kv_offloading()
-        _ = self.kv_cache_memory_bytes, self.requested_quantization
+
+    def _check_kv_events(self) -> None:
+        if self.kv_events is None:
+            return
+        if not self.enable_prefix_caching:
+            raise ConfigError("kv_events_config publishes what the prefix cache holds: leave enable_prefix_caching on")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"kv_events_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave it "
+                "out"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -269,6 +295,11 @@ class EngineArgs:
     def kv_cache_memory_bytes(self) -> int | None:
         """`kv_cache_memory` in bytes."""
         return None if self.kv_cache_memory is None else parse_bytes(self.kv_cache_memory, "kv_cache_memory")
+
+    @functools.cached_property
+    def kv_events(self) -> KVEventsConfig | None:
+        """The parsed `kv_events_config`; None publishes nothing."""
+        return KVEventsConfig.of(self.kv_events_config)
 
     @functools.cached_property
     def kv_offloading_bytes(self) -> int | None:
@@ -344,6 +375,7 @@ class EngineKwargs(TypedDict, total=False):
     quantization: Quantization | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool
+    kv_events_config: Mapping[str, Any] | None
     additional_config: Mapping[str, Any] | None
 
 

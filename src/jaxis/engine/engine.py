@@ -26,10 +26,12 @@ from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import EngineError, RequestError
+from jaxis.host.extras import check_extra
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import checked_token_ids
 from jaxis.sampling_params import SamplingParams
@@ -80,6 +82,14 @@ class LLMEngine:
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
+        self._events = self._event_publisher = None
+        if (events := vllm_config.kv_events_config) is not None:
+            check_extra("kv-events", "kv_events_config")
+            from jaxis.engine.kv_events.publisher import EventPublisher
+
+            spans = tuple(self.runner.num_blocks)
+            self._events = CacheEventRecorder(len(spans))
+            self._event_publisher = EventPublisher(events, spans, vllm_config.cache_config.block_size)
         # Totals of earlier block managers, which a failed step replaces.
         self._past_prefix_cache_queries = self._past_prefix_cache_hits = 0
         self._num_requests = 0
@@ -238,7 +248,9 @@ class LLMEngine:
             requests.
         """
         try:
-            return self._step()
+            requests = self._step()
+            self._publish_events()
+            return requests
         except BaseException as error:
             message = str(error).partition("\n")[0] or type(error).__name__
             message = f"a step failed and {len(self._requests)} requests were lost: {message}"
@@ -309,6 +321,8 @@ class LLMEngine:
         self.close_store()
         self._start_over("the engine was closed")
         self.runner.close()
+        if self._event_publisher is not None:
+            self._event_publisher.close()
 
     def _start_over(self, reason: str) -> None:
         """Fails every request, and resets everything except the counters."""
@@ -321,9 +335,17 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         """Makes requests that are added from now on find nothing that was computed before; running ones go on."""
         self.scheduler.block_manager.reset_prefix_cache()
+        self._publish_events()
+
+    def _publish_events(self) -> None:
+        if self._event_publisher is not None and self._events is not None:
+            self._event_publisher.publish(self._events.take())
 
     def _reset_state(self) -> None:
         """Resets to no requests and an empty prefix cache."""
+        if self._events is not None:
+            self._events.clear()
+            self._publish_events()
         ranks = [self._new_scheduler() for _ in range(self.runner.num_ranks)]
         self.scheduler = ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
         self._requests: dict[str, Request] = {}
@@ -341,6 +363,7 @@ class LLMEngine:
                 cache.enable_prefix_caching,
                 self.runner.num_state_slots,
                 self.store,
+                self._events,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -364,6 +364,7 @@ def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: st
         ),
         load_config=LoadConfig(args.load_format),
         quant_config=_quant_config(args, path, hf_config, quantization),
+        kv_events_config=args.kv_events,
     )
 
 

@@ -12,6 +12,8 @@ EXTRAS = {
     "orbax": ("orbax.checkpoint", "tensorstore"),
     "chat": ("prompt_toolkit",),
     "gguf": ("gguf",),
+    "kv-events": ("msgspec", "zmq"),
+    "ray": ("ray.serve", "ray.data", "pyarrow"),
 }
 
 

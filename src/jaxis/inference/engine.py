@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,16 @@ from jaxis.inference.journal import dump_line, run_key
 from jaxis.inference.model_params import ModelParams, to_llm_arguments
 from jaxis.inference.oumi_objects import OumiConversation, OumiParams
 from jaxis.inference.output import ConversationFile
-from jaxis.inference.run import MemorySink, RunSummary, content_of, model_identity, run, run_to_output, with_row_seed
+from jaxis.inference.run import (
+    MemorySink,
+    RunSummary,
+    answer_rows,
+    content_of,
+    model_identity,
+    run,
+    run_to_output,
+    with_row_seed,
+)
 from jaxis.inference.source import JSONLSource, ListSource, Row, RowSource
 from jaxis.inference.template_arguments import template_arguments
 from jaxis.llm import LLM
@@ -76,12 +86,7 @@ class JAXInferenceEngine:
             show_progress=show_progress,
             **arguments,
         )
-        self.identity = [
-            *model_identity(self.llm, arguments),
-            content_of(self.model_params.chat_template),
-            self.model_params.tool_call_parser,
-            self.model_params.chat_template_kwargs or {},
-        ]
+        self.identity = identity_of(self.model_params, Path(self.llm.engine.vllm_config.model_config.model))
 
     def infer(
         self,
@@ -143,7 +148,8 @@ class JAXInferenceEngine:
         sink = MemorySink(source.num_rows)
         task = ConversationTask(self, generation, key=None)
         progress_path = _optional_path(config.progress_path)
-        run(self.llm.engine, source, task, sink, display=self.display, progress_path=progress_path)
+        answers = functools.partial(answer_rows, self.llm.engine, task)
+        run(answers, source, sink, display=self.display, progress_path=progress_path)
         results = [Conversation.from_dict(value) for value in sink.values]
         return [_like(objects[i], result) for i, result in enumerate(results)] if objects else results
 
@@ -155,15 +161,9 @@ class JAXInferenceEngine:
         progress_path: Path | None = None,
     ) -> RunSummary:
         """Answers a source's conversations into a JSONL file, as `infer` does, or into a stream."""
-        effective = [
-            dataclasses.asdict(to_sampling_params(generation)),
-            generation.tools,
-            generation.tool_choice == "none",
-            generation.reasoning_effort,
-        ]
-        key = run_key("conversations", self.identity, effective, source.digest)
-        task = ConversationTask(self, generation, key=key)
-        return run_to_output(self.llm, source, task, output, key, display=self.display, progress_path=progress_path)
+        key = conversations_key(self.identity, generation, source)
+        answers = functools.partial(answer_rows, self.llm.engine, ConversationTask(self, generation, key=key))
+        return run_to_output(answers, source, output, key, display=self.display, progress_path=progress_path)
 
     def close(self) -> None:
         """Frees the memory; the engine cannot be used afterwards."""
@@ -176,6 +176,32 @@ class JAXInferenceEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def identity_of(model_params: ModelParams, folder: Path) -> list[Any]:
+    """What answers depend on besides parameters and data.
+
+    Args:
+      model_params: Which model.
+      folder: Where its checkpoint is.
+    """
+    return [
+        *model_identity(folder, to_llm_arguments(model_params)),
+        content_of(model_params.chat_template),
+        model_params.tool_call_parser,
+        model_params.chat_template_kwargs or {},
+    ]
+
+
+def conversations_key(identity: list[Any], generation: GenerationParams, source: RowSource) -> str:
+    """The key of a run: a hash of all that its answers depend on. The rows' seeds follow from it."""
+    effective = [
+        dataclasses.asdict(to_sampling_params(generation)),
+        generation.tools,
+        generation.tool_choice == "none",
+        generation.reasoning_effort,
+    ]
+    return run_key("conversations", identity, effective, source.digest)
 
 
 class ConversationTask:

@@ -5,7 +5,7 @@ The server's own code reads the bodies and writes the answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,9 @@ from jaxis.errors import RequestError
 from jaxis.inference.batch import RowFailure
 from jaxis.inference.run import with_row_seed
 from jaxis.inference.source import Row
+from jaxis.llm import LLM
 from jaxis.outputs import RequestOutput
+from jaxis.parsing.model_parsers import ModelParsers
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.endpoints.chat import ChatCompletion
@@ -41,6 +43,25 @@ _ENDPOINTS: dict[str, tuple[Any, Any, str]] = {
     COMPLETIONS_URL: (CompletionRequest, TextCompletion, "cmpl"),
     RESPONSES_URL: (ResponseRequest, ResponseRun, "resp"),
 }
+
+
+def served_model(llm: LLM, names: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> ServedModel:
+    """The model as requests of a batch see it.
+
+    Args:
+      llm: The model.
+      names: What requests call it.
+      tool_call_parser: As of `jaxis serve`.
+      reasoning_parser: The same.
+    """
+    model_type = llm.engine.vllm_config.model_config.hf_config.get("model_type")
+    return ServedModel(
+        names=tuple(names),
+        tokenizer=llm.tokenizer,
+        default_sampling_params=llm.get_default_sampling_params(),
+        grammar_compiler=llm.engine.grammar_compiler,
+        parsers=ModelParsers.select(llm.tokenizer, model_type, tool=tool_call_parser, reasoning=reasoning_parser),
+    )
 
 
 class BatchTask:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxis.engine.arguments import argument_infos
 from jaxis.engine.engine import LLMEngine
@@ -25,9 +25,6 @@ from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
 from jaxis.sampling_params import SamplingParams
 from jaxis.version import __version__
-
-if TYPE_CHECKING:
-    from jaxis.llm import LLM
 
 
 class RowTask(Protocol):
@@ -116,10 +113,36 @@ class RunSummary:
     failed: int
 
 
+class Answered(NamedTuple):
+    """Rows that ended, and how many tokens were generated for them."""
+
+    results: list[RowResult]
+    num_tokens: int
+
+
+# From rows, taken as there is room for them, to those that have ended; closing the generator ends what runs.
+AnswerRows = Callable[[Iterator[Row]], Generator[Answered, None, None]]
+
+
+def answer_rows(engine: LLMEngine, task: RowTask, rows: Iterator[Row]) -> Generator[Answered, None, None]:
+    """Yields the rows that ended, step by step.
+
+    Raises:
+      EngineError: The engine fails whatever runs.
+    """
+    with closing(run_rows(engine, rows, task.prepare)) as steps:
+        for finished in steps:
+            results, num_tokens = [], 0
+            for row, outcome in finished:
+                results.append(_result(task, row, outcome))
+                if isinstance(outcome, RequestOutput):
+                    num_tokens += sum(len(completion.token_ids) for completion in outcome.outputs)
+            yield Answered(results, num_tokens)
+
+
 def run(
-    engine: LLMEngine,
+    answers: AnswerRows,
     source: RowSource,
-    task: RowTask,
     sink: Journal | MemorySink | StreamSink,
     *,
     display: ProgressDisplay,
@@ -134,16 +157,12 @@ def run(
     rows = source.rows(lambda index: not sink.is_done(index))
     with (
         shown_progress(source.num_rows, display, progress_path) as update,
-        closing(run_rows(engine, rows, task.prepare)) as steps,
+        closing(answers(rows)) as steps,
     ):
-        for finished in steps:
-            results = []
-            for row, outcome in finished:
-                results.append(_result(task, row, outcome))
-                if isinstance(outcome, RequestOutput):
-                    num_tokens += sum(len(completion.token_ids) for completion in outcome.outputs)
+        for answered in steps:
+            num_tokens += answered.num_tokens
             with interrupt_deferred():
-                sink.append(results)
+                sink.append(answered.results)
             update(sink.num_completed, sink.num_failed, num_tokens)
     return RunSummary(source.num_rows, sink.num_completed, sink.num_failed)
 
@@ -156,12 +175,15 @@ def with_row_seed(params: SamplingParams, key: str, row: Row) -> SamplingParams:
     return replace(params, seed=seed)
 
 
-def model_identity(llm: LLM, arguments: Mapping[str, Any]) -> list[Any]:
+def model_identity(folder: Path, arguments: Mapping[str, Any]) -> list[Any]:
     """What a model's answers depend on: jaxis, the checkpoint's files, and the arguments that do not just set speed.
 
     Weights are identified by size and modification time, not read.
+
+    Args:
+      folder: The checkpoint's.
+      arguments: Those of `LLM`.
     """
-    folder = Path(llm.engine.vllm_config.model_config.model)
     files = []
     for path in sorted(folder.iterdir()):
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model") and path.is_file():
@@ -180,9 +202,8 @@ def content_of(value: object) -> object:
 
 
 def run_to_output(
-    llm: LLM,
+    answers: AnswerRows,
     source: RowSource,
-    task: RowTask,
     output: Path | BinaryIO,
     key: str,
     *,
@@ -192,14 +213,14 @@ def run_to_output(
     """Runs a source into a file, resuming where an earlier process stopped (see `Journal`), or into a stream."""
     if not isinstance(output, Path):
         with closing(StreamSink(output, source.num_rows)) as sink:
-            return run(llm.engine, source, task, sink, display=display, progress_path=progress_path)
+            return run(answers, source, sink, display=display, progress_path=progress_path)
     journal = Journal(output, key, source.num_rows)
     try:
         if others := journal.other_runs():
             display.note(f"jaxis: {others[0]} holds rows of other settings or data, which this run does not use")
         if kept := journal.num_completed + journal.num_failed:
             display.note(f"jaxis: going on after {kept} of {source.num_rows} rows")
-        summary = run(llm.engine, source, task, journal, display=display, progress_path=progress_path)
+        summary = run(answers, source, journal, display=display, progress_path=progress_path)
         journal.finish()
     except KeyboardInterrupt:
         kept = journal.num_completed + journal.num_failed

@@ -11,7 +11,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -76,7 +76,7 @@ class JSONLSource:
         for _, line in self._lines():
             digest.update(line.strip() + b"\n")
             self.num_rows += 1
-            if (row_id := self._parse(line)[0].get(id_key)) is not None:
+            if (row_id := _parse(line)[0].get(id_key)) is not None:
                 hashes.append(_hash(str(row_id)))
         if isinstance(output, Path) and output.exists() and output.samefile(path):
             raise ConfigError(f"output_path={output} is the input: give another file")
@@ -89,10 +89,8 @@ class JSONLSource:
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[Row]:
         for index, (number, line) in enumerate(self._lines()):
             if wanted(index):
-                value, error = self._parse(line)
-                if error is not None:
-                    error = RequestError(f"line {number}: {error}")
-                yield Row(index, value, _row_id(value, index, self._id_key, line), error)
+                row = parse_row(index, line, self._id_key)
+                yield row if row.error is None else replace(row, error=RequestError(f"line {number}: {row.error}"))
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Line number, from 1, and content of each line that is not blank."""
@@ -104,23 +102,10 @@ class JSONLSource:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
 
-    def _parse(self, line: bytes) -> tuple[dict[str, Any], RequestError | None]:
-        try:
-            value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
-        except UnicodeDecodeError:
-            return {}, RequestError("the row is not UTF-8 text")
-        except json.JSONDecodeError as error:
-            return {}, RequestError(f"the row is not JSON: {error.msg} at column {error.colno}")
-        except (ValueError, RecursionError) as error:
-            return {}, RequestError(f"the row is not JSON that can be read: {error}")
-        if not isinstance(value, dict):
-            return {}, RequestError(f"the row is not a JSON object but {type(value).__name__}")
-        return value, None
-
     def _check_repeated(self, hashes: set[int]) -> None:
         seen: dict[str, int] = {}
         for number, line in self._lines():
-            row_id = self._parse(line)[0].get(self._id_key)
+            row_id = _parse(line)[0].get(self._id_key)
             if row_id is None or _hash(str(row_id)) not in hashes:
                 continue
             if (first := seen.setdefault(str(row_id), number)) != number:
@@ -163,6 +148,32 @@ def spooled_stdin() -> Iterator[Path]:
         shutil.copyfileobj(source, file)
         file.flush()
         yield Path(file.name)
+
+
+def parse_row(index: int, line: bytes, id_key: str) -> Row:
+    """The row in a line of JSON, which may be invalid.
+
+    Args:
+      index: The row's number.
+      line: UTF-8.
+      id_key: The key that names a row.
+    """
+    value, error = _parse(line)
+    return Row(index, value, _row_id(value, index, id_key, line), error)
+
+
+def _parse(line: bytes) -> tuple[dict[str, Any], RequestError | None]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        return {}, RequestError("the row is not UTF-8 text")
+    except json.JSONDecodeError as error:
+        return {}, RequestError(f"the row is not JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:
+        return {}, RequestError(f"the row is not JSON that can be read: {error}")
+    if not isinstance(value, dict):
+        return {}, RequestError(f"the row is not a JSON object but {type(value).__name__}")
+    return value, None
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:

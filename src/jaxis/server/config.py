@@ -9,6 +9,13 @@ from typing import Literal
 EMBEDDED_MODEL_NAME = "jaxis-tiny"
 
 
+def default_served_name(model: str | None) -> str:
+    """The name for clients of a model without one: its Hub id, or the name of its folder or file."""
+    if model is None:
+        return EMBEDDED_MODEL_NAME
+    return Path(model).name if Path(model).exists() else model
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The server's settings, apart from the engine's arguments.

@@ -17,6 +17,7 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_moves import BlockMoveQueue, BlockMoves, BlockStore
 from jaxis.engine.scheduling.block_pool import BlockObserver, BlockPool
+from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.prefix_search import PrefixSearch
 from jaxis.engine.scheduling.sequence import NO_SLOT, BlockTable, Sequence
 from jaxis.engine.scheduling.state_slots import StateManager, StateStep
@@ -81,6 +82,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
         store: BlockStore | None = None,
+        events: CacheEventRecorder | None = None,
     ) -> None:
         """Creates the pools; raises ConfigError if a size is not positive.
 
@@ -90,6 +92,7 @@ class BlockManager:
           enable_prefix_caching: Whether to keep and find known prefixes.
           num_state_slots: Slots for recurrent states; None if no layer has any.
           store: Where evicted blocks go; None: nowhere.
+          events: Gets what happens to the registered blocks; None: nobody wants to know.
         """
         if min(num_blocks.values(), default=1) < 1 or block_size < 1:
             sizes = ", ".join(map(str, num_blocks.values()))
@@ -97,11 +100,12 @@ class BlockManager:
         self.spans = tuple(num_blocks)
         if FULL_CONTEXT in self.spans[1:]:
             raise ValueError("layers with full context must be the first group")
+        self._events = events
         has_states = num_state_slots is not None
         self._store, self._moves = store, None
         if store is not None:
             self._moves = BlockMoveQueue(store, len(num_blocks) if has_states else None)
-        observers: list[BlockObserver] = [] if self._moves is None else [self._moves]
+        observers: list[BlockObserver] = [observer for observer in (self._moves, events) if observer is not None]
         self.pools = tuple(BlockPool(number, group, observers) for group, number in enumerate(num_blocks.values()))
         self.states = None
         if num_state_slots is not None:
@@ -227,6 +231,8 @@ class BlockManager:
         sequence.block_tables = prefix.block_tables
         sequence.num_registered_blocks = prefix.num_blocks
         sequence.num_computed_tokens = prefix.num_blocks * self.block_size
+        if self._events is not None and prefix.stored:
+            self._events.describe(sequence, 0, prefix.num_blocks, self.block_size)
         # A preempted sequence finds its own blocks again, which saves nothing worth reporting.
         if sequence.num_preemptions == 0 and self._uses_prefix_cache(sequence):
             sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -289,6 +295,8 @@ class BlockManager:
             # With a short window a block may have been freed before the values of its tokens were known.
             for index in range(max(sequence.num_registered_blocks, table.first), num_full):
                 pool.register(digests[index], table.block_ids[index - table.first])
+        if self._events is not None:
+            self._events.describe(sequence, sequence.num_registered_blocks, num_full, self.block_size)
         if self.states is not None and sequence.state is not None:
             self.states.register(sequence, digests)
         sequence.num_registered_blocks = num_full
@@ -307,6 +315,8 @@ class BlockManager:
             pool.unregister_all()
         if self._store is not None:
             self._store.clear()
+        if self._events is not None:
+            self._events.clear()
 
     def take_moves(self) -> BlockMoves | None:
         """What is to be copied before the step that was scheduled last runs; to be called once for each step."""

@@ -1,0 +1,58 @@
+"""Whether and where an engine publishes what its prefix cache holds, in vLLM's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxis.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVEventsConfig:
+    """The argument `kv_events_config`; names, defaults and meaning are those of vLLM.
+
+    Attributes:
+      enable_kv_cache_events: Publish at all.
+      publisher: "zmq" or "null"; None is "zmq" if `enable_kv_cache_events`.
+      endpoint: Where events are published. An address with `*` or `::`, `ipc://` or `inproc://` is bound; any other one
+        is connected to.
+      replay_endpoint: Where batches that were missed can be asked for, which is bound; None: nowhere.
+      topic: The first frame of each message.
+      buffer_steps: Batches that are kept for `replay_endpoint`.
+      hwm: Batches that wait for a slow reader, before later ones are lost to it.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> KVEventsConfig | None:
+        """The configuration of these values; None if they publish nothing.
+
+        Raises:
+          ConfigError: A name or a value that cannot be honoured.
+        """
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"kv_events_config={given!r} must be a dict")
+        types = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in given.items():
+            if name not in types:
+                raise ConfigError(f"kv_events_config has the unknown key {name!r}; known: {', '.join(types)}")
+            kind = str if types[name] is type(None) else types[name]
+            if not (type(value) is kind or (value is None and types[name] is type(None))):
+                raise ConfigError(f"kv_events_config: {name}={value!r} must be of type {kind.__name__}")
+        config = cls(**given)
+        if config.publisher not in (None, "null", "zmq"):
+            raise ConfigError(f"kv_events_config: publisher={config.publisher!r} must be zmq or null")
+        if min(config.buffer_steps, config.hwm) < 1:
+            raise ConfigError("kv_events_config: buffer_steps and hwm must be at least 1")
+        return config if config.enable_kv_cache_events and config.publisher != "null" else None

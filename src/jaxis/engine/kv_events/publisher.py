@@ -1,0 +1,112 @@
+"""Sends batches of events to whoever listens, and those that somebody has missed again: ZeroMQ, as vLLM does.
+
+A reader subscribes to a PUB socket: (topic, number, batch), the number in 8 bytes, big-endian, from 0. Where it finds a
+gap, it asks the ROUTER socket for all batches from a number on, and gets (number, batch) for each that is still kept,
+and (-1, nothing) after the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from jaxis.config.attention_span import AttentionSpan
+from jaxis.config.kv_events import KVEventsConfig
+from jaxis.engine.kv_events.wire import EventEncoder
+from jaxis.engine.scheduling.cache_events import CacheEvent
+from jaxis.errors import ConfigError
+
+NO_MORE = (-1).to_bytes(8, "big", signed=True)
+_LINGER_MS = 500  # for what is not sent yet when the publisher is closed
+_logger = logging.getLogger(__name__)
+
+
+class EventPublisher:
+    """Publishes events. Sending never waits: what a slow reader has no room for is lost to it, which it can see.
+
+    Attributes:
+      endpoint: Where events are published; of an address with a free port, the one that was found.
+      replay_endpoint: The same for batches that were missed; None: nowhere.
+
+    Args:
+      config: Where, and how much is kept.
+      spans: How the layers of each group attend.
+      block_size: Tokens of a block.
+
+    Raises:
+      ConfigError: An address cannot be used.
+    """
+
+    def __init__(self, config: KVEventsConfig, spans: Sequence[AttentionSpan], block_size: int) -> None:
+        self._encoder = EventEncoder(spans, block_size)
+        self._context = zmq.Context()
+        self._topic = config.topic.encode()
+        self._numbers = itertools.count()
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._lock = threading.Lock()  # of `_kept`
+        try:
+            self._socket = self._open(zmq.PUB, config.endpoint, config.hwm)
+            self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            self.replay_endpoint = None
+            if config.replay_endpoint is not None:
+                replay = self._open(zmq.ROUTER, config.replay_endpoint, config.hwm, bind=True)
+                self.replay_endpoint = replay.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+                threading.Thread(target=self._replay, args=(replay,), name="jaxis-kv-replay", daemon=True).start()
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Sends the events of a step as a batch, if there are any; one thread at a time may call this."""
+        if not events:
+            return
+        batch = self._encoder.encode(events)
+        number = next(self._numbers).to_bytes(8, "big")
+        with self._lock:
+            self._kept.append((number, batch))
+        self._socket.send_multipart((self._topic, number, batch), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Ends publishing; waits shortly for what is not sent yet."""
+        if not self._socket.closed:
+            self._socket.close(linger=_LINGER_MS)
+            self._context.term()
+
+    def _open(self, kind: int, endpoint: str, most_waiting: int, *, bind: bool = False) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set_hwm(most_waiting)
+        bind = bind or "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+        try:
+            (socket.bind if bind else socket.connect)(endpoint)
+        except zmq.ZMQError as error:
+            action = "bound" if bind else "connected to"
+            raise ConfigError(f"kv_events_config: {endpoint} cannot be {action}: {error.strerror}") from None
+        return socket
+
+    def _replay(self, socket: zmq.Socket[bytes]) -> None:
+        """Answers requests, in a thread that has the socket to itself, until the context ends."""
+        with socket:
+            socket.linger = 0
+            while True:
+                try:
+                    self._answer(socket, socket.recv_multipart())
+                except zmq.ContextTerminated:
+                    return
+                except zmq.ZMQError as error:
+                    _logger.warning("a reader of KV events has gone: %s", error)
+
+    def _answer(self, socket: zmq.Socket[bytes], request: list[bytes]) -> None:
+        if len(request) != 3 or len(request[2]) != 8:
+            _logger.warning("a request for KV events is not a number of 8 bytes")
+            return
+        reader, _, first = request
+        with self._lock:
+            wanted = [kept for kept in self._kept if kept[0] >= first]
+        for number, batch in wanted:
+            socket.send_multipart((reader, b"", number, batch))
+        socket.send_multipart((reader, b"", NO_MORE, b""))

@@ -1,0 +1,105 @@
+"""What happens to the blocks of the prefix cache, for readers outside the engine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxis.engine.scheduling.sequence import Sequence
+
+
+class BlocksStored(NamedTuple):
+    """Consecutive blocks of a sequence can be found from now on.
+
+    Attributes:
+      group: The number of their group of layers; see `BlockManager`.
+      digests: Their names.
+      parent: The name of the block before the first; None: the first one begins the sequence.
+      token_ids: What they hold, `block_size` tokens each.
+      cache_salt: The sequence's.
+    """
+
+    group: int
+    digests: tuple[bytes, ...]
+    parent: bytes | None
+    token_ids: list[int]
+    cache_salt: str | None
+
+
+class BlocksRemoved(NamedTuple):
+    """Blocks of a group cannot be found any more."""
+
+    group: int
+    digests: list[bytes]
+
+
+class BlocksCleared(NamedTuple):
+    """No block can be found any more, in any group."""
+
+
+CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+class CacheEventRecorder:
+    """Collects events in their order; a `BlockObserver` of the pools.
+
+    A pool knows only the names of its blocks. What those that were registered hold, `describe` is told; until then,
+    nobody outside knows of them.
+
+    Args:
+      num_groups: Groups of layers that attend; what other pools register is not recorded.
+    """
+
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
+        self._events: list[CacheEvent] = [BlocksCleared()]
+        self._registered: set[tuple[int, bytes]] = set()  # and not described yet
+
+    def registered(self, group: int, digest: bytes, block_id: int) -> None:  # noqa: ARG002
+        """See `BlockObserver`."""
+        if group < self._num_groups:
+            self._registered.add((group, digest))
+
+    def unregistered(self, group: int, digest: bytes, block_id: int, *, evicted: bool) -> None:  # noqa: ARG002
+        """See `BlockObserver`."""
+        if (group, digest) in self._registered:
+            self._registered.remove((group, digest))
+        elif group < self._num_groups:
+            last = self._events[-1] if self._events else None
+            if isinstance(last, BlocksRemoved) and last.group == group:
+                last.digests.append(digest)
+            else:
+                self._events.append(BlocksRemoved(group, [digest]))
+
+    def describe(self, sequence: Sequence, first: int, stop: int, block_size: int) -> None:
+        """Records which of the sequence's blocks from `first` up to `stop` were registered and are not recorded."""
+        if not self._registered:
+            return
+        digests = sequence.block_digests
+        for group in range(self._num_groups):
+            indices = [i for i in range(first, stop) if (group, digests[i]) in self._registered]
+            for start, end in _runs(indices):
+                parent = digests[start - 1] if start else None
+                tokens = sequence.token_ids(start * block_size, end * block_size)
+                self._events.append(BlocksStored(group, tuple(digests[start:end]), parent, tokens, sequence.cache_salt))
+                self._registered.difference_update((group, digest) for digest in digests[start:end])
+
+    def clear(self) -> None:
+        """Records that the cache is empty, which says all about what happened before."""
+        self._registered.clear()
+        self._events = [BlocksCleared()]
+
+    def take(self) -> list[CacheEvent]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+def _runs(indices: list[int]) -> list[tuple[int, int]]:
+    """Rising numbers as ranges [first, stop) of consecutive ones."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1] = (runs[-1][0], index + 1)
+        else:
+            runs.append((index, index + 1))
+    return runs

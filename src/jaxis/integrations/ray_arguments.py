@@ -1,0 +1,102 @@
+"""The arguments of an application on Ray Serve: an engine's, a server's and a deployment's, by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from ray import serve
+
+from jaxis.config.vllm_config import SchedulerConfig
+from jaxis.engine.arguments import EngineArgs, argument_types
+from jaxis.errors import ConfigError
+from jaxis.inference.inference_config import parse_yaml
+from jaxis.server.config import ServerConfig, default_served_name
+
+# What a deployment may be told; the first parameter is the class, and the second and third name it.
+DEPLOYMENT_OPTIONS = frozenset(list(inspect.signature(serve.deployment).parameters)[3:])
+_CUT_OFF_SECONDS = 5.0  # after the time to drain, for the answers that report why a request was cut off
+_HEALTH_CHECK_TIMEOUT_SECONDS = 60.0
+_CONSTRUCTOR_RETRIES = 3  # a wrong path stays wrong
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    """What `build` was asked for.
+
+    Attributes:
+      engine: Arguments of each replica's `EngineArgs`.
+      config: How each replica serves its engine.
+      deployment: Options of `serve.deployment`.
+    """
+
+    engine: dict[str, Any]
+    config: ServerConfig
+    deployment: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ServeArguments:
+        """Sorts and checks arguments; those of a command line are strings, in YAML where they begin with [ or {.
+
+        Raises:
+          ConfigError: There is no such argument, or a value cannot be honoured.
+        """
+        engine_types, server_types = argument_types(), get_type_hints(ServerConfig)
+        engine: dict[str, Any] = {}
+        server: dict[str, Any] = {}
+        deployment: dict[str, Any] = {}
+        for name, value in given.items():
+            if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+                value = parse_yaml(value, name)
+            if name in engine_types:
+                engine[name] = _converted(name, value, engine_types[name])
+            elif name in server_types:
+                server[name] = _converted(name, value, server_types[name])
+            elif name in DEPLOYMENT_OPTIONS:
+                deployment[name] = _number_of(value)
+            else:
+                raise ConfigError(
+                    f"{name}={value!r} is no argument of an engine (such as max_model_len), a server (such as "
+                    "max_queued) or a deployment of Ray Serve (such as num_replicas)"
+                )
+        engine.setdefault("fit_memory", engine.get("model") is not None)
+        arguments = EngineArgs(**engine)
+        server.setdefault("served_model_names", (default_served_name(arguments.model),))
+        config = ServerConfig(**server)
+        return cls(engine, config, _deployment_defaults(arguments, config) | deployment)
+
+
+def _deployment_defaults(arguments: EngineArgs, config: ServerConfig) -> dict[str, Any]:
+    """Options for which Ray's own defaults do not suit an engine."""
+    return {
+        # As many as the engine takes: Ray's default of a few would leave its batch empty.
+        "max_ongoing_requests": (arguments.max_num_seqs or SchedulerConfig.max_num_seqs) + config.max_queued,
+        "graceful_shutdown_timeout_s": config.drain_seconds + _CUT_OFF_SECONDS,
+        "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_SECONDS,
+        "max_constructor_retry_count": _CONSTRUCTOR_RETRIES,
+    }
+
+
+def _converted(name: str, value: Any, kind: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name}={value!r} cannot be used: {error.errors()[0]['msg']}") from None
+
+
+def _number_of(value: Any) -> Any:
+    """A number in a string as a number; anything else as it is, such as num_replicas=auto."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+assert not DEPLOYMENT_OPTIONS & {argument.name for argument in (*fields(EngineArgs), *fields(ServerConfig))}

@@ -1,0 +1,75 @@
+"""`jaxis serve`'s application on Ray Serve: replicas of one model behind one address.
+
+    serve run jaxis.integrations.ray_serve:build model=Qwen/Qwen3-0.6B num_replicas=2
+
+A replica is an actor with the web application in it, and with an engine in a process of its own, as `jaxis serve` has.
+Ray routes requests, replaces replicas that die or make no progress, and scales their number.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from jaxis.engine.frontend.async_engine import AsyncLLMEngine
+from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+from jaxis.errors import EngineError
+from jaxis.integrations.ray_arguments import ServeArguments
+from jaxis.integrations.ray_replicas import use_reserved_cpus
+from jaxis.server.config import ServerConfig
+from jaxis.server.http.app import create_app
+from jaxis.server.http.run import allow_many_connections
+
+
+class JaxisServer:
+    """A replica: owns an engine, and serves it. Ray Serve makes it, through `build`.
+
+    Args:
+      engine_arguments: Those of `EngineArgs`; without a seed, each replica draws one, as `jaxis serve` does.
+      config: How to serve it.
+
+    Raises:
+      JaxisError: What building the engine raised.
+    """
+
+    def __init__(self, engine_arguments: Mapping[str, Any], config: ServerConfig) -> None:
+        use_reserved_cpus()
+        allow_many_connections()
+        log = LogSettings(as_json=False, level=logging.INFO)
+        engine_arguments = {"seed": secrets.randbits(32)} | dict(engine_arguments)
+        self._process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)
+        self._engine = AsyncLLMEngine(self._process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Ray Serve's hook; it also runs the application's start and shutdown."""
+        return create_app(self._engine, self._config)
+
+    async def check_health(self) -> None:
+        """Ray Serve's hook; it replaces a replica for which this has failed several times.
+
+        Raises:
+          EngineError: The engine makes no progress. Compiling a program is progress.
+        """
+        if not self._engine.is_making_progress:
+            raise EngineError("the engine makes no progress")
+
+
+def build(arguments: dict[str, Any]) -> serve.Application:
+    """An application of Ray Serve.
+
+    Args:
+      arguments: Of the engine (see `EngineArgs`), the server (see `ServerConfig`) and the deployment (those of
+        `serve.deployment`), by their names.
+
+    Raises:
+      ConfigError: There is no such argument, or a value cannot be honoured.
+    """
+    given = ServeArguments.of(arguments)
+    deployment = serve.deployment(**given.deployment)(serve.ingress()(JaxisServer))
+    return deployment.bind(given.engine, given.config)
