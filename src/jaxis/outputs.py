@@ -32,6 +32,8 @@ class CompletionOutput:
       logprobs: For each token, token id -> Logprob, the sampled one first, if asked for.
       finish_reason: "stop", "length" or "abort"; None while unfinished.
       stop_reason: The stop string or stop token id that ended it; None for end-of-sequence.
+      num_accepted_predictions: Of its tokens, those that were guessed right from `SamplingParams.prediction`.
+      num_rejected_predictions: Tokens that were guessed wrong from there.
     """
 
     index: int
@@ -41,6 +43,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_accepted_predictions: int = 0
+    num_rejected_predictions: int = 0
 
     @property
     def finished(self) -> bool:

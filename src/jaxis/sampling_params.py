@@ -47,8 +47,9 @@ INTEGER_BOUNDS = {
     "seed": Bounds(-(2**63), 2**64 - 1),
     "logprobs": Bounds(0, MAX_LOGPROBS),
     "prompt_logprobs": Bounds(0, MAX_LOGPROBS),
+    "num_speculative_tokens": Bounds(0),
 }
-_OPTIONAL_INTEGERS = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+_OPTIONAL_INTEGERS = {"max_tokens", "seed", "logprobs", "prompt_logprobs", "num_speculative_tokens"}
 NUMBER_BOUNDS = {
     "temperature": Bounds(0),
     "top_p": Bounds(0, 1, excludes_low=True),
@@ -92,6 +93,10 @@ class SamplingParams:
       detokenize: Turn the tokens into text.
       skip_special_tokens: Leave special tokens out of the text.
       structured_outputs: What the completion must match; None allows any text.
+      num_speculative_tokens: Most tokens to guess ahead in a step, where the engine speculates (0: none); None is the
+        engine's. Changes no answer.
+      prediction: What the completion is expected to contain, as a string or token ids; guesses are taken from it, where
+        the engine speculates by lookup. Changes no answer.
     """
 
     n: int = 1
@@ -117,6 +122,8 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    num_speculative_tokens: int | None = None
+    prediction: str | list[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -138,6 +145,7 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids must name at least one token id, or be None to allow all")
             self._check_token_ids("allowed_token_ids", self.allowed_token_ids)
         self._check_logit_bias()
+        self._check_prediction()
 
     @property
     def greedy(self) -> bool:
@@ -188,6 +196,13 @@ class SamplingParams:
             raise RequestError(f"structured_outputs must be a StructuredOutputs, not {kind}")
         if self.ignore_eos:
             raise RequestError("structured_outputs says where the text ends: leave ignore_eos out")
+
+    def _check_prediction(self) -> None:
+        if self.prediction is None or isinstance(self.prediction, str):
+            return
+        if not isinstance(self.prediction, list):
+            raise RequestError(f"prediction={self.prediction!r} must be a string or a list of token ids")
+        self._check_token_ids("prediction", self.prediction)
 
     def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
         for token_id in token_ids:

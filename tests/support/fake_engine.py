@@ -25,6 +25,7 @@ class FakeEngine:
     max_model_len = 1000
     eos_token_ids = frozenset()
     num_preemptions = prefix_cache_queries = prefix_cache_hits = 0
+    speculation = None
     last_compile_wait = None
     silent_hosts = ()
 

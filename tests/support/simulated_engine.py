@@ -8,6 +8,7 @@ history, which the device knows ahead of the scheduler. What a token sees is wor
 from __future__ import annotations
 
 import hashlib
+import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,7 @@ class SimulatedEngine:
         num_state_slots: int | None = None,
         run_ahead: int = 0,
         store: SimulatedStore | None = None,
+        max_drafts: int = 0,
     ) -> None:
         if isinstance(num_blocks, int):
             num_blocks = {FULL_CONTEXT: num_blocks}
@@ -83,10 +85,13 @@ class SimulatedEngine:
             max_model_len=max_model_len,
         )
         self.run_ahead = run_ahead
+        self.max_drafts = max_drafts
+        self.num_drafted = self.num_accepted = 0
+        self._rng = random.Random(0)
         self.memory: dict[tuple[int, int, int], tuple[str | None, tuple[int, ...]]] = {}
         self.states: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.histories: dict[Sequence, list[int]] = {}
-        self.in_flight: deque[tuple[SchedulerOutput, list[int]]] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.unfinished: list[Sequence] = []
         self.ended_early: set[Sequence] = set()
         self.computed: dict[Sequence, set[int]] = {}
@@ -117,7 +122,7 @@ class SimulatedEngine:
     def schedule(self) -> SchedulerOutput | None:
         waiting = [sequence for sequence in self.unfinished if sequence.status is not SequenceStatus.RUNNING]
         running = [sequence for sequence in self.unfinished if sequence.status is SequenceStatus.RUNNING]
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self._drafts())
         if output is None:
             assert self.in_flight or not self.unfinished, "nothing runs and nothing ever will"
             self.check()
@@ -131,13 +136,24 @@ class SimulatedEngine:
         output, tokens = self.in_flight.popleft()
         if self.store is not None:
             self.store.commit()
-        sampling = [entry.sequence for entry in output.scheduled if entry.samples]
-        expected = [sequence for sequence in sampling if not sequence.status.finished]
-        new_tokens = self.scheduler.update(output, tokens)
-        assert [sequence for sequence, _ in new_tokens] == expected
-        for sequence, token in new_tokens:
+        accepted = [entry.accepted(sampled) for entry, sampled in zip(output.scheduled, tokens, strict=True)]
+        expected = [
+            (entry.sequence, token)
+            for entry, kept in zip(output.scheduled, accepted, strict=True)
+            if entry.samples and not entry.sequence.status.finished
+            for token in kept
+        ]
+        new_tokens = []
+        for sequence, token, _ in self.scheduler.update(output, accepted):
+            new_tokens.append((sequence, token))
             assert sequence.output_token_ids[-1] == token
             assert known_tokens(sequence) == self.histories[sequence][: sequence.num_tokens]
+        # A sequence that ends gets no further tokens.
+        assert [pair for pair in expected if pair in new_tokens] == new_tokens
+        for sequence in {sequence for sequence, _ in expected}:
+            kept = sum(other is sequence for other, _ in new_tokens)
+            assert kept >= 1
+            assert sequence.status.finished or kept == sum(other is sequence for other, _ in expected)
         self.unfinished = [sequence for sequence in self.unfinished if not sequence.status.finished]
         self.check()
         return new_tokens
@@ -186,11 +202,20 @@ class SimulatedEngine:
         assert len({entry.sequence for entry in output.scheduled}) == len(output.scheduled)
         for index, entry in enumerate(output.scheduled):
             history = self.histories[entry.sequence]
-            assert entry.num_tokens >= 1
-            assert entry.start + entry.num_tokens <= len(history)
-            assert entry.samples == (entry.start + entry.num_tokens == len(history))
+            num_known = entry.num_tokens - entry.num_drafts
+            assert num_known >= 1
+            assert entry.start + num_known <= len(history)
+            assert entry.samples == (entry.start + num_known == len(history))
             is_decode = entry.start == len(history) - 1 and entry.start >= entry.sequence.num_prompt_tokens
-            assert is_decode == (index < output.num_decodes)
+            assert is_decode == (index < output.num_decodes or entry.num_drafts > 0)
+            if entry.num_drafts:
+                assert output.num_decodes <= index
+                assert entry.start + entry.num_tokens < entry.sequence.max_total_tokens
+                assert known_tokens(entry.sequence) == history, "drafts follow what is known"
+                assert is_decode, "drafts beside a prefill"
+                # What the device computes, until it is known which drafts are right.
+                history.extend(entry.draft_token_ids)
+        assert not output.has_drafts or all(e.start >= e.sequence.num_prompt_tokens for e in output.scheduled)
         self._move_blocks(output)
         for entry in output.scheduled:
             for position in range(entry.start, entry.start + entry.num_tokens):
@@ -204,9 +229,14 @@ class SimulatedEngine:
         for entry in output.scheduled:
             self._check_reads(entry.sequence, entry.start, entry.start + entry.num_tokens)
             history = self.histories[entry.sequence]
-            tokens.append(sample(history) if entry.samples else -1)
+            stop = len(history) - entry.num_drafts
+            tokens.append([sample(history[: stop + i]) if entry.samples else -1 for i in range(entry.num_rows)])
+            del history[stop:]
             if entry.samples:
-                history.append(tokens[-1])
+                accepted = entry.accepted(tokens[-1])
+                history.extend(accepted)
+                self.num_drafted += entry.num_drafts
+                self.num_accepted += len(accepted) - 1
                 assert len(history) <= entry.sequence.max_total_tokens
         self.in_flight.append((output, tokens))
 
@@ -234,6 +264,18 @@ class SimulatedEngine:
         if group == len(self.block_manager.pools):
             return self.states[block_id]
         return [self.memory[group, block_id, offset] for offset in range(self.block_manager.block_size)]
+
+    def _drafts(self) -> dict[SequenceId, list[int]]:
+        """Drafts of the next tokens: of random lengths, the true ones with random mistakes among them."""
+        drafts = {}
+        for sequence in self.unfinished if self.max_drafts else ():
+            history = known_tokens(sequence)
+            ahead: list[int] = []
+            for _ in range(self._rng.randint(0, self.max_drafts)):
+                is_right = self._rng.random() < 0.7
+                ahead.append(sample(history + ahead) if is_right else self._rng.randrange(VOCABULARY_SIZE))
+            drafts[sequence.seq_id] = ahead
+        return drafts
 
     def _compute_states(self, output: SchedulerOutput) -> None:
         """Reads and writes the states. The sequences of a step run in no particular order."""
@@ -304,7 +346,8 @@ class SimulatedEngine:
                 assert not sequence.block_tables
                 assert sequence.state is None
             if not sequence.status.finished:
-                assert sequence.num_tokens_with_inflight == len(history)
+                num_right = len(history) - sequence.num_tokens_with_inflight
+                assert 0 <= num_right <= sequence.num_inflight_drafts
                 self._check_seen_by_next(sequence)
         for group in range(len(manager.pools)):
             self._check_pool(group)

@@ -65,6 +65,11 @@ def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[
 
 def check_load(engine: LLMEngine, load: Load) -> None:
     """Raises RequestError unless the engine can run all of the load's requests concurrently."""
+    if engine.speculation is not None:
+        raise RequestError(
+            "steps of one token a request are timed, on random prompts: leave speculative_config out; "
+            "`jaxis bench throughput` and `jaxis bench serve` measure with it"
+        )
     limits = engine.vllm_config.scheduler_config
     if load.batch_size > limits.max_num_seqs:
         raise RequestError(

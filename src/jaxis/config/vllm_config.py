@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxis.config.hf_config import HFConfig
     from jaxis.config.kv_events import KVEventsConfig
     from jaxis.config.quantization import QuantizationConfig
+    from jaxis.config.speculative import SpeculativeConfig
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,11 @@ class LoadConfig:
 
     Attributes:
       load_format: "auto" reads safetensors; "dummy" makes random weights.
+      prediction_layer: Whether the layer that predicts the token after the next one is loaded, too, to draft tokens.
     """
 
     load_format: str = "auto"
+    prediction_layer: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,4 @@ class VllmConfig:
     load_config: LoadConfig = field(default_factory=LoadConfig)
     quant_config: QuantizationConfig | None = None
     kv_events_config: KVEventsConfig | None = None
+    speculative_config: SpeculativeConfig | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from jaxis.config.kv_events import KVEventsConfig
+from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig, parse_speculative_config
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
@@ -91,6 +92,9 @@ class EngineArgs:
       quantization: Low-precision weights, made while loading: "int8", "int4", a list of rules, or the path of a YAML or
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
+      speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
+        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3" and
+        "draft_model" draft with layers. See docs/speculative-decoding.md.
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,
@@ -215,6 +219,12 @@ class EngineArgs:
             "model's weights in full precision.",
         ),
     )
+    speculative_config: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_info(
+            metavar="JSON", help='Guess tokens ahead, such as \'{"method": "ngram"}\'; answers stay.', speed_only=True
+        ),
+    )
     chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())
     fit_memory: bool = field(default=False, metadata=_info())
     kv_events_config: Mapping[str, Any] | None = field(
@@ -254,6 +264,7 @@ class EngineArgs:
         self._check_devices()
         self._check_kv_offloading()
         self._check_kv_events()
+        self._check_speculation()
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     def _check_devices(self) -> None:
@@ -282,8 +293,23 @@ class EngineArgs:
             raise ConfigError("kv_events_config publishes what the prefix cache holds: leave enable_prefix_caching on")
         if self.data_parallel_size > 1:
             raise ConfigError(
-                f"kv_events_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave it "
-                "out"
+                f"kv_events_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
+                "it out"
+            )
+
+    def _check_speculation(self) -> None:
+        speculative = self.parsed_speculative_config
+        if speculative is None:
+            return
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"speculative_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
+                "it out"
+            )
+        if speculative.method in LAYER_METHODS and self.nnodes > 1:
+            raise ConfigError(
+                f"speculative_config: method={speculative.method!r} is not implemented for several hosts "
+                f"(nnodes={self.nnodes}): give ngram or suffix"
             )
 
     @property
@@ -338,6 +364,11 @@ class EngineArgs:
             )
 
     @functools.cached_property
+    def parsed_speculative_config(self) -> SpeculativeConfig | None:
+        """The parsed `speculative_config`."""
+        return parse_speculative_config(self.speculative_config)
+
+    @functools.cached_property
     def requested_quantization(self) -> RequestedQuantization | None:
         """The parsed `quantization` and `additional_config`; a file of rules is read once."""
         return parse_requested_quantization(self.quantization, self.additional_config)
@@ -373,6 +404,7 @@ class EngineKwargs(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     hf_overrides: Mapping[str, Any] | None
     quantization: Quantization | None
+    speculative_config: Mapping[str, Any] | None
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool
     kv_events_config: Mapping[str, Any] | None

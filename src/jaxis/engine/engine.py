@@ -2,12 +2,14 @@
 
 A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
 devices never wait for the host. Where a sequence needs its newest token to sample the next one (penalties, structured
-output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read.
+output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. Where a
+sequence gets drafts (speculative decoding), nothing runs ahead.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections import abc
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.engine.block_fetcher import BlockFetcher
+from jaxis.engine.drafting.make import make_speculation
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.runner import DispatchedStep, Runner
@@ -38,10 +41,15 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
+    from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
+
+
+# Of a prediction, for each token of the longest sequence: more are not read.
+MAX_PREDICTION_CHARACTERS = 8
 
 
 class LLMEngine:
@@ -55,6 +63,7 @@ class LLMEngine:
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
       store: Blocks beyond the devices; None: there are none.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
+      speculation: Makes drafts of sequences' next tokens; None: none are made.
 
     Args:
       vllm_config: The engine's configuration.
@@ -82,6 +91,7 @@ class LLMEngine:
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
+        self.speculation = make_speculation(vllm_config.speculative_config, self.runner, self._extend_blocks)
         self._events = self._event_publisher = None
         if (events := vllm_config.kv_events_config) is not None:
             check_extra("kv-events", "kv_events_config")
@@ -235,6 +245,8 @@ class LLMEngine:
             if not completion.sequence.status.finished:
                 self.scheduler.abort_sequence(completion.sequence.seq_id)
                 completion.finish()
+            if self.speculation is not None:
+                self.speculation.forget(completion.sequence)
             self._forget(completion)
         return request.output()
 
@@ -352,6 +364,9 @@ class LLMEngine:
         self._completions: dict[SequenceId, CompletionState] = {}
         self._sampling: dict[SequenceId, SequenceSampling] = {}
         self._inflight: DispatchedStep | None = None
+        self._last_step_ended = 0.0
+        if self.speculation is not None:
+            self.speculation.reset()
 
     def _new_scheduler(self) -> Scheduler:
         """The scheduler of a data rank, with its blocks."""
@@ -371,11 +386,15 @@ class LLMEngine:
         )
 
     def _step(self) -> list[Request]:
+        # A step that was dispatched ahead began when the one before it was taken in.
+        started = time.monotonic() if self._inflight is None else self._last_step_ended
         current = self._inflight or self._dispatch()
         self._inflight = None
         if current is None:
             return []
-        if any(self._needs_newest_token(entry.sequence.seq_id) for entry in current.output.scheduled):
+        if self.speculation is not None and self.speculation.wants_newest_tokens:
+            requests = self._process(current)
+        elif any(self._needs_newest_token(entry.sequence.seq_id) for entry in current.output.scheduled):
             output = self._schedule()
             step = None if output is None else self.runner.forward(output)
             requests = self._process(current)
@@ -384,6 +403,11 @@ class LLMEngine:
         else:
             self._inflight = self._dispatch()
             requests = self._process(current)
+        self._last_step_ended = time.monotonic()
+        if self.speculation is not None:
+            wait = self.last_compile_wait
+            if wait is None or wait.started < started:
+                self.speculation.observe_time(current.output, self._last_step_ended - started)
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
         return requests
@@ -393,7 +417,10 @@ class LLMEngine:
         return None if output is None else self.runner.dispatch(output, self._sampling)
 
     def _schedule(self) -> SchedulerOutput | None:
-        output = self.scheduler.schedule()
+        drafts = None
+        if self.speculation is not None:
+            drafts = self.speculation.propose(self._sampling, self.scheduler.num_running)
+        output = self.scheduler.schedule(drafts)
         if output is None:
             return None
         self.num_preemptions += len(output.preempted)
@@ -408,30 +435,27 @@ class LLMEngine:
 
     def _process(self, step: DispatchedStep) -> list[Request]:
         """Applies the tokens that a step sampled; returns the affected requests."""
-        token_ids = step.token_ids()
+        scheduled = step.output.scheduled
         logprobs = step.logprobs()
         for index, prompt_logprobs in step.prompt_logprobs:
-            entry = step.output.scheduled[index]
+            entry = scheduled[index]
             completion = self._completions.get(entry.sequence.seq_id)
             if completion is not None and completion.sequence is entry.sequence:
                 completion.add_prompt_logprobs(entry.start, prompt_logprobs)
+        accepted = [entry.accepted(tokens) for entry, tokens in zip(scheduled, step.token_ids(), strict=True)]
+        valid = [list(itertools.takewhile(_is_token, token_ids)) for token_ids in accepted]
+        first_rows = itertools.accumulate((entry.num_rows for entry in scheduled), initial=0)
+        first_row_of = {entry.sequence.seq_id: row for entry, row in zip(scheduled, first_rows, strict=False)}
         touched: dict[str, Request] = {}
-        row_of: dict[SequenceId, int] = {}
-        for row, (entry, token_id) in enumerate(zip(step.output.scheduled, token_ids, strict=True)):
-            seq_id = entry.sequence.seq_id
-            row_of[seq_id] = row
-            if entry.samples and token_id == INVALID_TOKEN_ID and not entry.sequence.status.finished:
-                request = self._fail(self._completions[seq_id])
+        for sequence, token_id, index in self.scheduler.update(step.output, valid):
+            request = self._add_token(sequence, token_id, logprobs, first_row_of[sequence.seq_id] + index)
+            touched[request.request_id] = request
+        if self.speculation is not None:
+            self.speculation.observe(step.output, valid)
+        for entry, token_ids, valid_ids in zip(scheduled, accepted, valid, strict=True):
+            if entry.samples and len(valid_ids) < len(token_ids) and not entry.sequence.status.finished:
+                request = self._fail(self._completions[entry.sequence.seq_id])
                 touched[request.request_id] = request
-        for sequence, token_id in self.scheduler.update(step.output, token_ids):
-            completion = self._completions[sequence.seq_id]
-            stop = completion.add_token(token_id, logprobs, row_of[sequence.seq_id])
-            if not sequence.status.finished and (stop is not None or completion.sampling.grammar_is_complete):
-                self.scheduler.finish_sequence(sequence.seq_id, SequenceStatus.FINISHED_STOPPED, stop)
-            if sequence.status.finished:
-                completion.finish(stop)
-                self._forget(completion)
-            touched[completion.request.request_id] = completion.request
         for request_id, request in touched.items():
             if request.finished:
                 self._requests.pop(request_id, None)
@@ -442,6 +466,19 @@ class LLMEngine:
         """What was saved up to a step that was read can be found from now on."""
         if self.runner.transfer is not None:
             self.runner.transfer.commit(output)
+
+    def _add_token(
+        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int
+    ) -> Request:
+        """Applies a token that the scheduler has appended, and ends its completion where text or grammar end."""
+        completion = self._completions[sequence.seq_id]
+        stop = completion.add_token(token_id, logprobs, row)
+        if not sequence.status.finished and (stop is not None or completion.sampling.grammar_is_complete):
+            self.scheduler.finish_sequence(sequence.seq_id, SequenceStatus.FINISHED_STOPPED, stop)
+        if sequence.status.finished:
+            completion.finish(stop)
+            self._forget(completion)
+        return completion.request
 
     def _fail(self, completion: CompletionState) -> Request:
         """Ends the request of a sequence for which no token could be sampled."""
@@ -461,8 +498,13 @@ class LLMEngine:
         """Accounts for a step whose sequences have all ended, without waiting for it."""
         if self._inflight is not None:
             output = self._inflight.output
-            self.scheduler.update(output, [0] * len(output.scheduled))
+            for _ in self.scheduler.update(output, [()] * len(output.scheduled)):
+                pass
             self._inflight = None
+
+    def _extend_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+        """See `BlockManager.extend`."""
+        return self.scheduler.ranks[0].block_manager.extend(sequence, num_tokens)
 
     def _forget(self, completion: CompletionState) -> None:
         self._completions.pop(completion.sequence.seq_id, None)
@@ -482,6 +524,7 @@ class LLMEngine:
             arrival=self._num_requests,
             priority=priority,
             cache_salt=cache_salt,
+            prediction_token_ids=self._prediction(params),
         )
         seed = self.vllm_config.model_config.seed
         sampling = SequenceSampling(
@@ -502,6 +545,17 @@ class LLMEngine:
         encode = functools.partial(self.tokenizer.encode, add_special_tokens=False)
         return tokenize_bad_words(params.bad_words, encode, self.runner.vocab_size)
 
+    def _prediction(self, params: SamplingParams) -> list[int]:
+        if self.speculation is None or params.prediction is None:
+            return []
+        if isinstance(params.prediction, str):
+            # No output is longer than the context, and no string that is read takes long to tokenize.
+            text = params.prediction[: MAX_PREDICTION_CHARACTERS * self.max_model_len]
+            token_ids = [] if self.tokenizer is None else self.tokenizer.encode(text, add_special_tokens=False)
+        else:
+            token_ids = params.prediction
+        return [token_id for token_id in token_ids if token_id < self.runner.vocab_size][: self.max_model_len]
+
     def _checked_prompt(self, token_ids: abc.Sequence[int], *, spare: int = 1) -> list[int]:
         """The token ids as a list, with room for `spare` more."""
         if len(token_ids) == 0:
@@ -512,3 +566,7 @@ class LLMEngine:
                 "least one more: shorten it, or start with a larger max_model_len"
             )
         return checked_token_ids(token_ids, self.runner.vocab_size)
+
+
+def _is_token(token_id: int) -> bool:
+    return token_id != INVALID_TOKEN_ID

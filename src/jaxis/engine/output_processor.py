@@ -174,6 +174,8 @@ class CompletionState:
             logprobs=self._logprobs[start:] if wants_logprobs else None,
             finish_reason="stop" if self._stop is not None else self.sequence.status.finish_reason,
             stop_reason=self._stop if self._stop is not None else self.sequence.stop_reason,
+            num_accepted_predictions=self.sequence.num_accepted_predictions,
+            num_rejected_predictions=self.sequence.num_rejected_predictions,
         )
 
     def new_text(self) -> str:

@@ -27,10 +27,12 @@ from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
 from jaxis.config.rope_config import rope_config
+from jaxis.config.speculative import SpeculativeConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.block_programs import LoadKey, SaveKey
+from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
 from jaxis.engine.execution.programs import enable_disk_cache
@@ -51,6 +53,7 @@ from jaxis.loading.open_checkpoint import (
     read_config_values,
     read_generation_defaults,
 )
+from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
@@ -128,11 +131,15 @@ class OpenedModel:
         vllm_config = _vllm_config(args, self.path, self.hf_config, mesh.devices.flat[0].platform)
         with progress.loading(str(args.model or "the embedded model")) as on_progress:
             model = load_model(vllm_config, mesh, on_progress)
+        if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
+            _load_draft(args, speculative, vllm_config, model, mesh, progress)
 
         def on_compile(key: Hashable) -> AbstractContextManager[None]:
             if isinstance(key, ForwardKey | GreedyStepKey):
                 return progress.compiling(f"a step of {key.shape.num_tokens} tokens")
-            return progress.compiling("a copy of blocks" if isinstance(key, SaveKey | LoadKey) else "the sampler")
+            if isinstance(key, SaveKey | LoadKey):
+                return progress.compiling("a copy of blocks")
+            return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
 
         return LoadedModel(vllm_config, model, on_compile)
 
@@ -341,6 +348,8 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
 
 def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
     quantization = requested_config(args.requested_quantization)
+    speculative = args.parsed_speculative_config
+    predicts = speculative is not None and speculative.method == "mtp"
     return VllmConfig(
         model_config=ModelConfig(
             model=str(path),
@@ -362,10 +371,44 @@ def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: st
             enable_expert_parallel=args.enable_expert_parallel,
             decode_context_parallel_size=args.decode_context_parallel_size,
         ),
-        load_config=LoadConfig(args.load_format),
+        load_config=LoadConfig(args.load_format, prediction_layer=predicts),
         quant_config=_quant_config(args, path, hf_config, quantization),
         kv_events_config=args.kv_events,
+        speculative_config=speculative,
     )
+
+
+def _load_draft(
+    args: EngineArgs,
+    speculative: SpeculativeConfig,
+    target: VllmConfig,
+    model: JaxModule,
+    mesh: jax.sharding.Mesh,
+    progress: ProgressDisplay,
+) -> None:
+    """Gives a loaded model what drafts for it, from a checkpoint of its own; it serves as long sequences as the model.
+
+    Raises:
+      ConfigError, CheckpointError: The checkpoint cannot be loaded, or was not made for this model.
+    """
+    assert speculative.model is not None
+    path = resolve_model(speculative.model, revision=speculative.revision, token=args.token, cache_dir=args.cache_dir)
+    config = read_config_values(path)
+    hf_config = HFConfig(config.values, source=config.source)
+    args = dataclasses.replace(
+        args, quantization=speculative.quantization or args.quantization, additional_config=None, load_format="auto"
+    )
+    draft_config = dataclasses.replace(
+        target,
+        model_config=dataclasses.replace(target.model_config, model=str(path), hf_config=hf_config),
+        load_config=LoadConfig(),
+        quant_config=_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
+    )
+    if speculative.method == "draft_model":
+        check_same_vocabulary(target, draft_config)
+    load = load_eagle3 if speculative.method == "eagle3" else load_draft_model
+    with progress.loading(speculative.model) as on_progress:
+        load(model, draft_config, mesh, on_progress)
 
 
 def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:

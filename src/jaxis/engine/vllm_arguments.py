@@ -23,13 +23,7 @@ _NO_EFFECT = frozenset(
         *("enable_chunked_prefill", "max_num_partial_prefills", "max_long_partial_prefills", "async_scheduling"),
         *("long_prefill_token_threshold", "max_parallel_loading_workers", "disable_cascade_attn", "stream_interval"),
         *("distributed_executor_backend", "attention_backend", "attention_config", "device", "worker_cls"),
-        *(
-            "block_manager",
-            "use_v2_block_manager",
-            "preemption_mode",
-            "model_loader_extra_config",
-            "speculative_config",
-        ),
+        *("block_manager", "use_v2_block_manager", "preemption_mode", "model_loader_extra_config"),
         # What is not done at all: logs, images and sound, adapters that no request asks for.
         *("disable_log_stats", "disable_log_requests", "served_model_name", "profiler_config", "limit_mm_per_prompt"),
         *("mm_processor_kwargs", "allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"),

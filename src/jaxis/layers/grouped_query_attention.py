@@ -46,6 +46,7 @@ class GroupedQueryAttention(JaxModule):
       num_heads, num_kv_heads: H and K of a layer that differs from others; None means config.json's.
       head_dim: D, if config.json does not have it; None means E / H.
       layer_head_dim: D of a layer that differs from others; None means config.json's.
+      input_size: Features of x, where they are more than the E of the output; None means E.
       value_dim: The size of a value head, at most D; None means D. Smaller ones are cached with zeros up to D.
       value_scale: Multiplies the values.
       use_rope: Whether queries and keys are rotated; False is a layer without positional encoding.
@@ -82,6 +83,7 @@ class GroupedQueryAttention(JaxModule):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         layer_head_dim: int | None = None,
+        input_size: int | None = None,
         value_dim: int | None = None,
         value_scale: float = 1.0,
         use_rope: bool = True,
@@ -105,6 +107,7 @@ class GroupedQueryAttention(JaxModule):
     ) -> None:
         config = scope.config
         hidden_size: int = config["hidden_size"]
+        input_size = input_size or hidden_size
         self.num_heads: int = num_heads or config["num_attention_heads"]
         self.num_kv_heads: int = num_kv_heads or config.get("num_key_value_heads", self.num_heads)
         common_head_dim: int = config.get("head_dim", head_dim or hidden_size // self.num_heads)
@@ -139,16 +142,16 @@ class GroupedQueryAttention(JaxModule):
         self.num_parts = 1
         if packed_qkv:
             qkv_size = q_size + k_size + v_size
-            self.qkv_proj = linear(scope / "qkv_proj", hidden_size, qkv_size, axes=heads, use_bias=qkv_bias)
+            self.qkv_proj = linear(scope / "qkv_proj", input_size, qkv_size, axes=heads, use_bias=qkv_bias)
         else:
-            self.q_proj = linear(scope / "q_proj", hidden_size, q_size, axes=heads, use_bias=qkv_bias)
-            self.k_proj = linear(scope / "k_proj", hidden_size, k_size, axes=kv_heads, use_bias=qkv_bias)
+            self.q_proj = linear(scope / "q_proj", input_size, q_size, axes=heads, use_bias=qkv_bias)
+            self.k_proj = linear(scope / "k_proj", input_size, k_size, axes=kv_heads, use_bias=qkv_bias)
             self.v_proj = None
             if not values_are_keys:
-                self.v_proj = linear(scope / "v_proj", hidden_size, v_size, axes=kv_heads, use_bias=qkv_bias)
+                self.v_proj = linear(scope / "v_proj", input_size, v_size, axes=kv_heads, use_bias=qkv_bias)
         if output_gate is not None and output_gate.name is not None:
             gate_size = self.num_heads if output_gate.per_head else self.num_heads * self.value_dim
-            gate_proj = linear(scope / output_gate.name, hidden_size, gate_size, axes=heads)
+            gate_proj = linear(scope / output_gate.name, input_size, gate_size, axes=heads)
             setattr(self, output_gate.name, gate_proj)
         o_size = self.num_heads * self.value_dim
         self._o_proj_name = o_proj_name

@@ -7,6 +7,7 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse, ignore_sizes_of_other_layers, sigmoid_routing
 
 
@@ -41,4 +42,6 @@ class Glm4MoeForCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 1))
+        number = scope.config.get("num_nextn_predict_layers", 1)
+        layer = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"])
+        return DecoderOptions(num_prediction_layers=number, prediction=layer if number else None)

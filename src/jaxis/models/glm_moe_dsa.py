@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.layers.scope import LayerScope
+from jaxis.models.common.decoder import DecoderOptions
 from jaxis.models.common.sparse_latent import SparseLatentCausalLM, SparseLatentDecoderLayer
 
 _SCHEDULE_KEYS = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
@@ -28,6 +31,11 @@ class GlmMoeDsaForCausalLM(SparseLatentCausalLM):
         super().check_config(config)
         config.expect("moe_router_dtype", "float32")
         config.ignore("index_share_for_mtp_iteration", because="prediction layers are not loaded")
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        # The prediction layer's indexer has a schedule of its own.
+        return dataclasses.replace(super().options(scope), prediction=None)
 
 
 def _has_indexer(config: HFConfig) -> list[bool]:

@@ -10,6 +10,7 @@ from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import qwen_feed_forward
 from jaxis.models.common.sparse_layers import ignore_sizes_of_other_layers, is_sparse_layer
 
@@ -45,9 +46,17 @@ class MellumForCausalLM(CausalLM):
         ignore_sizes_of_other_layers(config)
         config.expect("use_sliding_window", True)
         for key in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
-            config.ignore(key, because="layers that predict later tokens are not loaded")
+            config.ignore(key, because="layers that predict later tokens do not change logits")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        del scope
-        return DecoderOptions(prediction_modules=("mtp.",))
+        return DecoderOptions(prediction_modules=("mtp.",), prediction=_prediction(scope.config))
+
+
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    """The layer that predicts later tokens is like the model's first layer with the same attention and experts."""
+    [kind] = config.get("mtp_layer_types", [SLIDING_ATTENTION])
+    kinds, blocks = config.get("layer_types", []), config.get("mlp_layer_types")
+    like = (i for i, each in enumerate(kinds) if each == kind and (blocks is None or blocks[i] == "sparse"))
+    index = next(like, None)
+    return None if index is None else PredictionNames.separate(index)

@@ -29,7 +29,11 @@ MAX_NAMES_SHOWN = 5
 
 
 def load_model(
-    vllm_config: VllmConfig, mesh: jax.sharding.Mesh, on_progress: Callable[[int, int], None] | None = None
+    vllm_config: VllmConfig,
+    mesh: jax.sharding.Mesh,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    model_class: type[Any] | None = None,
 ) -> JaxModule:
     """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
 
@@ -37,13 +41,14 @@ def load_model(
       vllm_config: Names the folder and the data type.
       mesh: Where the weights go.
       on_progress: Called with (bytes read, total bytes) as tensors are consumed.
+      model_class: None means that of config.json's `architectures`.
 
     Raises:
       ConfigError: An architecture or config key that is not supported.
       CheckpointError: The tensors do not match the model's parameters.
     """
     hf_config = vllm_config.model_config.hf_config
-    model_class = model_class_of(hf_config)
+    model_class = model_class or model_class_of(hf_config)
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
             model = construct_model(model_class, vllm_config, mesh)

@@ -107,6 +107,11 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, added ones included, as the vocabulary spells it."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @property
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")
 

@@ -53,10 +53,16 @@ def shape(output: SchedulerOutput) -> list[tuple[str, int, int, bool]]:
     ]
 
 
+def take_in(scheduler: Scheduler, output: SchedulerOutput, tokens: list[int]) -> list[tuple[Sequence, int]]:
+    """Takes in one token for each entry of a step."""
+    new_tokens = scheduler.update(output, [[token] for token in tokens])
+    return [(sequence, token) for sequence, token, _ in new_tokens]
+
+
 def run(scheduler: Scheduler, token: int = 9) -> SchedulerOutput:
     """One whole step, in which every sequence samples `token`."""
     output = scheduler.schedule()
-    scheduler.update(output, [token] * len(output.scheduled))
+    take_in(scheduler, output, [token] * len(output.scheduled))
     return output
 
 
@@ -213,8 +219,8 @@ class TestRunAhead:
         assert shape(second) == [("a", 5, 1, True)]
         assert second.num_decodes == 1
         assert (sequence.num_tokens, sequence.num_tokens_with_inflight) == (5, 7)
-        assert scheduler.update(first, [11]) == [(sequence, 11)]
-        assert scheduler.update(second, [12]) == [(sequence, 12)]
+        assert take_in(scheduler, first, [11]) == [(sequence, 11)]
+        assert take_in(scheduler, second, [12]) == [(sequence, 12)]
         assert known_tokens(sequence)[5:] == [11, 12]
 
     def test_a_request_is_not_scheduled_past_its_length(self) -> None:
@@ -223,7 +229,7 @@ class TestRunAhead:
         outputs = [scheduler.schedule(), scheduler.schedule()]
         assert scheduler.schedule() is None
         for output in outputs:
-            scheduler.update(output, [9])
+            take_in(scheduler, output, [9])
         assert sequence.status is SequenceStatus.FINISHED_LENGTH
         assert sequence.num_inflight_tokens == 0
 
@@ -231,21 +237,21 @@ class TestRunAhead:
         scheduler = make_scheduler()
         sequence = add(scheduler, "a", 5)
         first, second = scheduler.schedule(), scheduler.schedule()
-        scheduler.update(first, [EOS_TOKEN_ID])
+        take_in(scheduler, first, [EOS_TOKEN_ID])
         assert sequence.status is SequenceStatus.FINISHED_STOPPED
         successor = add(scheduler, "a", 5, arrival=1)
         third = scheduler.schedule()
-        assert scheduler.update(second, [EOS_TOKEN_ID]) == []
+        assert take_in(scheduler, second, [EOS_TOKEN_ID]) == []
         assert sequence.output_token_ids == [EOS_TOKEN_ID]
         assert successor.output_token_ids == []
-        assert scheduler.update(third, [4]) == [(successor, 4)]
+        assert take_in(scheduler, third, [4]) == [(successor, 4)]
 
     def test_tokens_of_an_aborted_request_are_dropped(self) -> None:
         scheduler = make_scheduler()
         sequence = add(scheduler, "a", 5)
         output = scheduler.schedule()
         scheduler.abort_sequence(SequenceId("a"))
-        assert scheduler.update(output, [9]) == []
+        assert take_in(scheduler, output, [9]) == []
         assert sequence.output_token_ids == []
         assert sequence.num_inflight_tokens == 0
 
@@ -254,7 +260,7 @@ class TestRunAhead:
         add(scheduler, "a", 5)
         output = scheduler.schedule()
         with pytest.raises(ValueError, match="shorter"):
-            scheduler.update(output, [])
+            take_in(scheduler, output, [])
 
 
 class TestPreemption:
@@ -274,7 +280,7 @@ class TestPreemption:
         assert output.preempted == (SequenceId("b"),)
         assert second.status is SequenceStatus.PREEMPTED
         assert (second.block_tables, second.num_computed_tokens, second.num_preemptions) == ([], 0, 1)
-        assert scheduler.update(in_flight, [20, 21]) == [(first, 20), (second, 21)]
+        assert take_in(scheduler, in_flight, [20, 21]) == [(first, 20), (second, 21)]
         assert second.output_token_ids == [9, 21]
         assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
 
@@ -290,7 +296,7 @@ class TestPreemption:
         scheduler, _, second = self.make_full()
         in_flight = scheduler.schedule()
         scheduler.schedule()
-        scheduler.update(in_flight, [20, EOS_TOKEN_ID])
+        take_in(scheduler, in_flight, [20, EOS_TOKEN_ID])
         assert second.status is SequenceStatus.FINISHED_STOPPED
         assert scheduler.num_waiting == 0
 
@@ -314,7 +320,7 @@ class TestPreemption:
         outputs = [scheduler.schedule(), scheduler.schedule()]
         assert scheduler.schedule() is None  # a waits for its last token, b for a's blocks
         for output in outputs:
-            scheduler.update(output, [9, 9])
+            take_in(scheduler, output, [9, 9])
         output = scheduler.schedule()
         assert output.preempted == (SequenceId("b"),)
         assert [name for name, *_ in shape(output)] == ["b"]

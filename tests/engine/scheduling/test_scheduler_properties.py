@@ -64,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         attends=st.sampled_from([True, True, True, False]),
         run_ahead=st.integers(0, 2),
         store=st.one_of(st.none(), st.builds(SimulatedStore, st.integers(1, 40), saves_registered=st.booleans())),
+        max_drafts=st.sampled_from([0, 1, 5]),
     )
     def start(
         self, max_num_seqs: int, spare_budget: int, attends: bool, num_state_slots: int | None, **arguments: object
@@ -159,13 +160,13 @@ MIXES = {
 
 
 @pytest.mark.parametrize(("spans", "has_states"), MIXES.values(), ids=MIXES)
-@pytest.mark.parametrize("run_ahead", quick_rows([0, 1, 2], [1]))
+@pytest.mark.parametrize(("run_ahead", "max_drafts"), quick_rows([(0, 0), (1, 0), (2, 0), (0, 6), (1, 6)], [(1, 6)]))
 @pytest.mark.parametrize("has_store", [False, True])
 def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
-    has_store: bool, run_ahead: int, spans: tuple[AttentionSpan, ...], has_states: bool
+    has_store: bool, run_ahead: int, max_drafts: int, spans: tuple[AttentionSpan, ...], has_states: bool
 ) -> None:
     rng = random.Random(run_ahead)
-    num_sequences = num_preemptions = num_hits = num_loaded = 0
+    num_sequences = num_preemptions = num_hits = num_loaded = num_drafted = num_accepted = 0
     while num_sequences < 800:
         engine = SimulatedEngine(
             num_blocks={span: rng.randint(6, 16) for span in spans},
@@ -176,6 +177,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
             max_model_len=24,
             run_ahead=run_ahead,
             store=SimulatedStore(rng.randint(4, 60), saves_registered=rng.random() < 0.5) if has_store else None,
+            max_drafts=max_drafts,
         )
         for _ in range(60):
             if rng.random() < 0.6:
@@ -198,6 +200,9 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
         num_hits += engine.block_manager.prefix_cache_hits
         num_loaded += engine.store.num_loaded if engine.store is not None else 0
+        num_drafted += engine.num_drafted
+        num_accepted += engine.num_accepted
     assert num_preemptions > 80 or not spans
     assert num_hits > 80
     assert num_loaded > 80 or not has_store
+    assert (0.2 * num_drafted < num_accepted < num_drafted) == (max_drafts > 0 and not has_states)

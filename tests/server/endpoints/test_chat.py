@@ -3,9 +3,12 @@
 import openai
 import pytest
 
+from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.prompts import tokenize_chat
+from tests.support.drafters import drafting
 
 MODEL = "jaxis-tiny"
+USAGE = {"include_usage": True}
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -117,6 +120,24 @@ def test_continue_final_message(client):
     [choice] = ask(client, messages=messages, extra_body={"continue_final_message": True, "echo": True}).choices
     assert choice.message.content.startswith("The capital of France is")
     assert "Paris" in choice.message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_changes_nothing_but_the_count_of_guesses(expected, client, http, built_engine, stream):
+    prediction = {"type": "content", "content": [{"type": "text", "text": expected.outputs[0].text}]}
+    with drafting(built_engine.engine, LookupDrafter(3, 16), 5):
+        answer = ask(client, prediction=prediction, stream=stream, **({"stream_options": USAGE} if stream else {}))
+        if stream:
+            texts, _, usage = streamed(list(answer))
+        else:
+            texts, usage = {0: answer.choices[0].message.content}, answer.usage
+        metrics = http.get("/metrics").text
+    assert texts == {0: expected.outputs[0].text}
+    assert usage.completion_tokens == len(expected.outputs[0].token_ids)
+    details = usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens < 5
+    assert 'jaxis:spec_decode_num_accepted_tokens_per_pos_total{model_name="jaxis-tiny",position="0"}' in metrics
 
 
 def test_content_in_parts_is_the_text(expected, client):

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.block_programs import BlockPrograms, LoadKey, SaveKey
-from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches
+from jaxis.engine.execution.draft_program import DraftKey
+from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches, num_draft_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import Program, ProgramCache
 from jaxis.engine.execution.rank_programs import RankPrograms
@@ -50,6 +51,7 @@ class Executor:
       block_programs: Compiles those that copy blocks.
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
+      num_draft_caches: Caches of the layers that draft tokens; 0 without.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Executor:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         # On CPU, the host reads the device's memory.
         self._is_on_host = mesh.devices.flat[0].platform == "cpu"
+        self.num_draft_caches = num_draft_caches(model)
         self.caches = make_kv_caches(plan.structs)
         with jax.set_mesh(mesh):
             self.arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh))
@@ -85,7 +88,12 @@ class Executor:
             self.is_native = native.usable()
         # Programs are traced on other threads, at times when there may be no caches: from their structs.
         self.step_programs = StepPrograms(
-            self.arrays, mesh, caches=plan.structs, max_num_seqs=self._max_num_seqs, vocab_size=self._vocab_size
+            self.arrays,
+            mesh,
+            caches=plan.structs,
+            num_draft_caches=self.num_draft_caches,
+            max_num_seqs=self._max_num_seqs,
+            vocab_size=self._vocab_size,
         )
         self.ranks = RankPrograms(mesh)
         self.block_programs = BlockPrograms(plan.structs, plan.layer_groups, mesh)
@@ -120,8 +128,10 @@ class Executor:
         """
         program = self.programs.get(key)
         self.hidden = self.rows = None  # so that their memory can be theirs again
-        placed = self.ranks.place(packed)
-        self.caches, self.hidden, self.rows = program(self.arrays.arrays, self.caches, self._last_tokens, placed)
+        self.aux = []
+        self.caches, self.hidden, self.rows, self.aux = program(
+            self.arrays.arrays, self.caches, self._last_tokens, self.ranks.place(packed)
+        )
 
     def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
         """Dispatches the sampler over the last hidden states of the step that was forwarded.
@@ -137,9 +147,28 @@ class Executor:
         program = self.programs.get(key)
         placed = None if parameters is None else self.ranks.place(parameters)
         sampled, self._last_tokens = program(self.arrays.head_arrays, self.rows, placed)
-        self.hidden = self.rows = None
+        self.rows = None
+        if not self.num_draft_caches:
+            self.hidden = None
         self._start_copy_to_host(sampled)
         return sampled
+
+    def draft(self, key: DraftKey, packed_step: np.ndarray, packed: np.ndarray) -> jax.Array:
+        """Dispatches the draft layers over the step that was forwarded last, and their drafts.
+
+        Args:
+          key: The program.
+          packed_step: What the step was forwarded with.
+          packed: By `pack_drafting`.
+
+        Returns:
+          The drafts, i32 [N, num_drafts].
+        """
+        program, first = self.programs.get(key), len(self.caches) - self.num_draft_caches
+        updated, drafts = program(self.arrays.arrays, self.caches[first:], self.hidden, self.aux, packed_step, packed)
+        self.caches = [*self.caches[:first], *updated]
+        self.hidden, self.aux = None, []
+        return drafts
 
     def greedy_step(self, key: GreedyStepKey, packed: np.ndarray) -> SamplerOutput:
         """Dispatches model and sampler over the greedy decode of one sequence."""
@@ -217,6 +246,7 @@ class Executor:
         self.arrays.release()
         self.caches = []
         self.hidden = self.rows = None
+        self.aux = []
 
     def _compile(self, key: Hashable) -> Program:
         """Compiles a program, on a worker thread."""
@@ -227,6 +257,7 @@ class Executor:
     def _forget_last_tokens(self) -> None:
         self.hidden: jax.Array | None = None
         self.rows: jax.Array | None = None
+        self.aux: list[jax.Array] = []
         last = self.ranks.struct((self._max_num_seqs,), jnp.int32)
         self._last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, state_structs
-from jaxis.errors import EngineError
+from jaxis.errors import ConfigError, EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
 from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
@@ -64,6 +64,24 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
         num_heads=num_heads,
     )
     return [spec] * config["num_hidden_layers"]
+
+
+def num_draft_caches(model: JaxModule) -> int:
+    """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
+
+    Raises:
+      ConfigError: There are layers with a recurrent state, from which wrong drafts cannot be taken back.
+    """
+    layers = getattr(model, "draft", None)
+    if layers is None:
+        return 0
+    modules = [module for _, module in named_modules(layers) if isinstance(module, HasCache | HasState)]
+    if any(isinstance(module, HasState) for _, module in named_modules(model)):
+        raise ConfigError(
+            "speculative_config: wrong drafts cannot be taken back from the states of recurrent layers, which the "
+            "model or what drafts for it has: leave it out, or draft with another model"
+        )
+    return len(modules)
 
 
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:

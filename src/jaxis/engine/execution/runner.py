@@ -1,17 +1,18 @@
 """The host half of a step: packs a scheduled batch, chooses the programs, has them called, returns the tokens.
 
-A step is two programs, the model over T tokens and the sampler over R sequences, so that the few sampler variants do
-not multiply with the many token counts. Only the greedy decode of a single sequence, whose fixed costs show most, is
-one program. Dispatch returns at once; the sampled tokens stay on the device for the next step, and are copied to the
-host when asked for. The executor calls the programs, here or here and on other hosts.
+A step is two programs, the model over T tokens and the sampler over S rows (one a sequence and one a draft), so that
+the few sampler variants do not multiply with the many token counts. Only the greedy decode of a single sequence, whose
+fixed costs show most, is one program. Dispatch returns at once; the sampled tokens stay on the device for the next
+step, and are copied to the host when asked for. The executor calls the programs, here or here and on other hosts.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -53,7 +54,8 @@ class DispatchedStep:
 
     Attributes:
       output: What was scheduled.
-      sampled: Device arrays, each data rank's rows one after the other; None if no sequence samples in the step.
+      sampled: Device arrays with `num_rows` rows for each entry, in order, each data rank's padded to as many; None if
+        no sequence samples in the step.
       prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
     """
 
@@ -61,14 +63,16 @@ class DispatchedStep:
     sampled: SamplerOutput | None
     prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
 
-    def token_ids(self) -> list[int]:
-        """The sampled token of each entry (meaningless where it does not sample); waits for the device."""
+    def token_ids(self) -> list[list[int]]:
+        """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
+        num_rows = [entry.num_rows for entry in self.output.scheduled]
         if self.sampled is None:
-            return [0] * len(self.output.scheduled)
-        return self._of_entries(self.sampled.token_ids).tolist()
+            return [[0] * num for num in num_rows]
+        rows = iter(self._of_entries(self.sampled.token_ids).tolist())
+        return [list(itertools.islice(rows, num)) for num in num_rows]
 
     def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
-        """The sampled tokens' log-probabilities as numpy arrays, row i for entry i, if any sequence wants them."""
+        """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""
         if self.sampled is None or self.sampled.logprobs is None:
             return None
         return TokenLogprobs(*map(self._of_entries, self.sampled.logprobs))
@@ -77,9 +81,9 @@ class DispatchedStep:
         """The rows of entries, without those that data ranks were padded with."""
         rows, ranks = np.asarray(sampled), self.output.ranks
         if len(ranks) == 1:
-            return rows[: len(self.output.scheduled)]
+            return rows[: self.output.num_rows]
         of_ranks = rows.reshape(len(ranks), -1, *rows.shape[1:])
-        return np.concatenate([part[: len(rank.scheduled)] for part, rank in zip(of_ranks, ranks, strict=True)])
+        return np.concatenate([part[: rank.num_rows] for part, rank in zip(of_ranks, ranks, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,20 @@ class ForwardedStep:
         return DispatchedStep(self.output, sampled, self.prompt_logprobs)
 
 
+class UndraftedStep(NamedTuple):
+    """A step that was forwarded, and that the layers that draft tokens have not seen yet.
+
+    Attributes:
+      output: What was scheduled.
+      shape: What it was padded to.
+      packed: What the model was called with.
+    """
+
+    output: SchedulerOutput
+    shape: StepShape
+    packed: np.ndarray
+
+
 class Runner:
     """Turns scheduled batches into calls of an executor's programs.
 
@@ -121,6 +139,8 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
+      undrafted: The step that was forwarded last, if there are layers that draft tokens. They are to see it before the
+        next one is forwarded; None once they did.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
         default, computes no such logits.
 
@@ -187,11 +207,22 @@ class Runner:
             self.executor.programs.precompile(GreedyStepKey(shape))
             return
         self.executor.programs.precompile(ForwardKey(shape))
-        self.executor.programs.precompile(SampleKey(shape.num_seqs, SamplerFeatures()))
+        self.executor.programs.precompile(SampleKey(shape.num_rows, SamplerFeatures()))
 
-    def step_shape(self, num_tokens: int) -> StepShape:
-        """The smallest compiled shape that holds this many tokens."""
-        return self._step_shapes.of(num_tokens)
+    def padded(self, num_rows: int) -> int:
+        """What this many rows are padded to, for which there are programs."""
+        return self._step_shapes.padded(num_rows)
+
+    def can_draft(self, num_tokens: int) -> bool:
+        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, starts that."""
+        shape = self.step_shape(num_tokens, num_tokens)
+        keys = (ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()))
+        programs = [self.executor.programs.precompile(key) for key in keys]
+        return all(program.done() for program in programs)
+
+    def step_shape(self, num_tokens: int, num_rows: int = 1) -> StepShape:
+        """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""
+        return self._step_shapes.of(num_tokens, num_rows)
 
     def dispatch(self, output: SchedulerOutput, sampling: SamplingStates) -> DispatchedStep:
         """Sends a step's model and sampler to the devices, and returns without waiting for them."""
@@ -203,7 +234,8 @@ class Runner:
         return self.forward(output).sample(sampling)
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
-        return self.executor.is_native and num_tokens == 1
+        # Layers that draft tokens take the model's hidden states, which that program keeps to itself.
+        return self.executor.is_native and num_tokens == 1 and not self.executor.num_draft_caches
 
     def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
         self._check_is_sampled()
@@ -220,12 +252,14 @@ class Runner:
           RuntimeError: The previous step samples tokens that this one may need, and its sampler was not dispatched.
         """
         self._check_is_sampled()
-        shape = self.step_shape(output.num_tokens)
-        if output.num_decodes < len(output.scheduled):
+        shape = self.step_shape(output.num_tokens, output.num_rows)
+        if output.num_decodes < len(output.scheduled) and not output.has_drafts:
             # The next step decodes the same number of sequences.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
             self.precompile(max(len(rank.scheduled) for rank in output.ranks), greedy=is_greedy)
-        self._forward(output, shape)
+        packed = self._forward(output, shape)
+        if self.executor.num_draft_caches:
+            self.undrafted = UndraftedStep(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
@@ -237,7 +271,7 @@ class Runner:
                 for i, (entry, first_row) in enumerate(_first_rows(output, shape.num_tokens))
                 if _has_prompt_logprobs(entry)
             ]
-        return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_seqs))
+        return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_rows))
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""
@@ -263,6 +297,7 @@ class Runner:
         input_ids = np.zeros(padded, np.int32)
         input_ids[:num_tokens] = token_ids
         self._num_hidden += 1
+        self.undrafted = None
         self.executor.whole(WholeKey(padded), input_ids, num_tokens)
         return padded
 
@@ -283,15 +318,18 @@ class Runner:
 
     def _forget_last_step(self) -> None:
         self._unsampled: SchedulerOutput | None = None
+        self.undrafted: UndraftedStep | None = None
         self._last_rows: dict[SequenceId, int] = {}
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
-    def _forward(self, output: SchedulerOutput, shape: StepShape) -> None:
-        """Dispatches the model."""
+    def _forward(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
+        """Dispatches the model; returns what it was called with."""
         self._move_blocks(output)
         packed = self._pack(output, shape)
         self._num_hidden += 1
+        self.undrafted = None
         self.executor.forward(ForwardKey(shape), packed)
+        return packed
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
         """The step of all data ranks, one after the other."""
@@ -302,7 +340,7 @@ class Runner:
             self.transfer.dispatch(output)
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
-        """Dispatches the sampler over each sequence's last hidden state, R rows a data rank."""
+        """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""
         batches = [
             [sampling.get(entry.sequence.seq_id, self._ended_sampling) for entry in rank.scheduled]
             for rank in output.ranks
@@ -313,16 +351,23 @@ class Runner:
             for rank, sequences in zip(output.ranks, batches, strict=True):
                 # The scheduler counts the token that this step samples as in flight already.
                 num_inflight = [max(entry.sequence.num_inflight_tokens - 1, 0) for entry in rank.scheduled]
-                arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight)
+                drafts = [entry.draft_token_ids for entry in rank.scheduled]
+                arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight, drafts)
                 features = features.join(sampler_features(arrays, sequences, self.vocab_size))
                 of_ranks.append(arrays)
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
                 parameters = _joined([arrays.widened(features, self.vocab_size).pack() for arrays in of_ranks])
         sampled = self.executor.sample(SampleKey(num_rows, features), parameters)
-        self._last_rows = {
-            entry.sequence.seq_id: i for rank in output.ranks for i, entry in enumerate(rank.scheduled) if entry.samples
-        }
+        # How many of its drafts are right decides what follows a sequence: no step is dispatched ahead of that.
+        self._last_rows = {}
+        if not output.has_drafts:
+            self._last_rows = {
+                entry.sequence.seq_id: i
+                for rank in output.ranks
+                for i, entry in enumerate(rank.scheduled)
+                if entry.samples
+            }
         self._unsampled = None
         return sampled
 

@@ -32,7 +32,7 @@ class SamplerOutput(NamedTuple):
     """The tokens sampled in a step.
 
     Attributes:
-      token_ids: int32 [R]; INVALID_TOKEN_ID if there was no token to choose.
+      token_ids: int32 [S]; INVALID_TOKEN_ID if there was no token to choose.
       logprobs: Of the sampled tokens, before any sampling parameter; None if not asked for.
     """
 

@@ -188,21 +188,35 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
 
 
 def build_sampling_arrays(
-    sequences: Sequence[SequenceSampling], num_rows: int, vocab_size: int, num_inflight: Sequence[int] = ()
+    sequences: Sequence[SequenceSampling],
+    num_rows: int,
+    vocab_size: int,
+    num_inflight: Sequence[int] = (),
+    drafts: Sequence[Sequence[int]] = (),
 ) -> SamplingArrays[np.ndarray]:
     """The arrays for sampling each sequence's next token, row by row in the given order.
 
+    A sequence with drafts has a row for its next token and one for the token after each draft. That one is sampled as
+    if the drafts before it were part of the output: a row counts only if they turn out to be.
+
     Args:
-      sequences: At most R sequences' sampling states; their live outputs tell where each stands.
+      sequences: The sampling states of at most R sequences; their live outputs tell where each stands.
       num_rows: R; rows past the sequences are greedy over whatever logits they hold, and change no other row.
       vocab_size: V.
       num_inflight: For each sequence, tokens sampled already that its live output does not hold yet; none by default.
+      drafts: For each sequence, its draft tokens; none by default, nor where tokens are in flight.
     """
     num_inflight = num_inflight or [0] * len(sequences)
+    drafts = drafts or [()] * len(sequences)
+    rows = [
+        (sequence, inflight, tuple(ahead[:index]))
+        for sequence, inflight, ahead in zip(sequences, num_inflight, drafts, strict=True)
+        for index in range(len(ahead) + 1)
+    ]
     arrays = SamplingArrays.greedy(num_rows, vocab_size)
-    for row, (sequence, inflight) in enumerate(zip(sequences, num_inflight, strict=True)):
+    for row, (sequence, inflight, ahead) in enumerate(rows):
         params = sequence.params
-        arrays.step[row] = len(sequence.output_token_ids) + inflight
+        arrays.step[row] = len(sequence.output_token_ids) + inflight + len(ahead)
         arrays.frequency_penalty[row] = params.frequency_penalty
         arrays.presence_penalty[row] = params.presence_penalty
         arrays.repetition_penalty[row] = params.repetition_penalty
@@ -214,15 +228,15 @@ def build_sampling_arrays(
         arrays.top_p[row] = params.top_p
         arrays.min_p[row] = params.min_p
         arrays.seed[row] = sequence.seed & 0xFFFFFFFF, sequence.seed >> 32
-    biases = [sequence.bias(inflight) for sequence, inflight in zip(sequences, num_inflight, strict=True)]
-    histories = [sequence.history() for sequence in sequences]
+    biases = [sequence.bias(inflight, ahead) for sequence, inflight, ahead in rows]
+    histories = [sequence.history(ahead) for sequence, _, ahead in rows]
     return arrays._replace(
         history_ids=_pad([ids for ids, _ in histories], num_rows, vocab_size, np.int32),
         history_counts=_pad([counts for _, counts in histories], num_rows, 0, np.int32),
         bias_ids=_pad([ids for ids, _ in biases], num_rows, vocab_size, np.int32),
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
-        allowed_ids=_pad([sequence.allowed_ids for sequence in sequences], num_rows, vocab_size, np.int32),
-        token_mask=_token_mask(sequences, num_rows, vocab_size),
+        allowed_ids=_pad([sequence.allowed_ids for sequence, _, _ in rows], num_rows, vocab_size, np.int32),
+        token_mask=_token_mask([(sequence, ahead) for sequence, _, ahead in rows], num_rows, vocab_size),
     )
 
 
@@ -244,13 +258,13 @@ def sampler_features(
     )
 
 
-def _token_mask(sequences: Sequence[SequenceSampling], num_rows: int, vocab_size: int) -> np.ndarray:
-    if all(sequence.grammar is None for sequence in sequences):
+def _token_mask(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_rows: int, vocab_size: int) -> np.ndarray:
+    if all(sequence.grammar is None for sequence, _ in rows):
         return np.empty((num_rows, 0), np.int32)
     packed = np.full((num_rows, -(-vocab_size // 32)), -1, np.int32)
-    for row, sequence in zip(packed, sequences, strict=False):
-        if (mask := sequence.token_mask()) is not None:
-            row[:] = mask
+    for words, (sequence, ahead) in zip(packed, rows, strict=False):
+        if (mask := sequence.token_mask(ahead)) is not None:
+            words[:] = mask
     return packed
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxis.engine.grammar.token_mask import pack_token_ids
+from jaxis.engine.grammar.token_mask import is_allowed, pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
@@ -61,6 +62,7 @@ class SequenceSampling:
         self.output_token_ids = output_token_ids
         self.seed = seed & 0xFFFFFFFFFFFFFFFF
         self.grammar = grammar
+        self._masks_ahead: _MasksAhead | None = None
         self.allowed_ids = np.unique(np.asarray(params.allowed_token_ids or [], np.int32))
         self._vocab_size = vocab_size
         self._bias = dict(params.logit_bias or {})
@@ -77,24 +79,45 @@ class SequenceSampling:
         changes_logits = changes_logits or grammar is not None
         self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
-    def history(self) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty."""
+    def history(self, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty.
+
+        Args:
+          drafts: Taken to follow the output.
+        """
         if self._history is None:
             return _NO_IDS, _NO_IDS
         self._history.follow(self.output_token_ids)
-        return self._history.ids, self._history.counts
+        return self._history.with_tokens(drafts) if drafts else (self._history.ids, self._history.counts)
 
     @property
     def needs_newest_token(self) -> bool:
         """Whether the last token must be known on the host before the next one can be sampled."""
         return self._history is not None or bool(self._bad_sequences) or self.grammar is not None
 
-    def token_mask(self) -> np.ndarray | None:
-        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None allows all."""
+    def token_mask(self, drafts: tuple[int, ...] = ()) -> np.ndarray | None:
+        """Tokens that the grammar allows next, int32 [ceil(V / 32)] as `GrammarMatcher.token_mask`; None allows all.
+
+        Args:
+          drafts: Taken to follow the output; from the first one on that cannot, masks are arbitrary.
+        """
         if self.grammar is None:
             return None
         self.grammar.follow(self.output_token_ids)
-        return self.grammar.token_mask()
+        if not drafts:
+            return self.grammar.token_mask()
+        ahead = self._masks_ahead
+        if ahead is None or not ahead.covers(self.output_token_ids, drafts):
+            ahead = self._masks_ahead = _MasksAhead(self.grammar, self.output_token_ids)
+        return ahead.mask(drafts)
+
+    def allowed_drafts(self, drafts: Sequence[int]) -> Sequence[int]:
+        """The drafts before the first one that cannot be sampled, by the vocabulary or the grammar."""
+        for index, token_id in enumerate(drafts):
+            mask = self.token_mask(tuple(drafts[:index]))
+            if not 0 <= token_id < self._vocab_size or (mask is not None and not is_allowed(mask, token_id)):
+                return drafts[:index]
+        return drafts
 
     @property
     def grammar_is_complete(self) -> bool:
@@ -118,7 +141,7 @@ class SequenceSampling:
             return RequestError(f"{where}: allowed_token_ids has none of the tokens that may come next")
         return None
 
-    def bias(self, num_inflight: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def bias(self, num_inflight: int = 0, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """The biases for the next token: token ids int32 [W] and values float32 [W], -inf for a ban.
 
         Bad words of several tokens are allowed where no other token could be generated, and every banned token is
@@ -126,25 +149,27 @@ class SequenceSampling:
 
         Args:
           num_inflight: Tokens sampled already that `output_token_ids` does not hold yet.
+          drafts: Taken to follow the output.
         """
         bans = set(self._banned)
-        if len(self.output_token_ids) + num_inflight < self.params.min_tokens:
+        if len(self.output_token_ids) + num_inflight + len(drafts) < self.params.min_tokens:
             bans |= self._held_back
-        completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1])}
-        if completing and not self._all_banned(bans | completing):
+        completing = {word[-1] for word in self._bad_sequences if self._has_just_generated(word[:-1], drafts)}
+        if completing and not self._all_banned(bans | completing, drafts):
             bans |= completing
-        if self.grammar is not None and bans and self._all_banned(bans):
+        if self.grammar is not None and bans and self._all_banned(bans, drafts):
             bans = set()
         if not bans and not self._bias:
             return _NO_IDS, _NO_BIAS
         bias = self._bias | dict.fromkeys(bans, -np.inf)
         return np.fromiter(bias, np.int32, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
 
-    def _has_just_generated(self, token_ids: tuple[int, ...]) -> bool:
-        return tuple(self.output_token_ids[-len(token_ids) :]) == token_ids
+    def _has_just_generated(self, token_ids: tuple[int, ...], drafts: tuple[int, ...]) -> bool:
+        newest = (*self.output_token_ids[-len(token_ids) :], *drafts)
+        return newest[-len(token_ids) :] == token_ids
 
-    def _all_banned(self, bans: set[int]) -> bool:
-        mask = self.token_mask()
+    def _all_banned(self, bans: set[int], drafts: tuple[int, ...] = ()) -> bool:
+        mask = self.token_mask(drafts)
         if mask is not None:
             if self.allowed_ids.size:
                 mask = mask & pack_token_ids(self.allowed_ids, self._vocab_size)
@@ -196,6 +221,46 @@ class _TokenCounts:
             self._ids[i] = token_id
             self._counts[i] += 1
         self._num_followed = len(output_token_ids)
+
+    def with_tokens(self, token_ids: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of ids and counts as they would be with these tokens too."""
+        ids, counts = self.ids.tolist(), self.counts.tolist()
+        index = dict(self._index)
+        for token_id in token_ids:
+            i = index.setdefault(token_id, len(index))
+            if i == len(ids):
+                ids.append(token_id)
+                counts.append(0)
+            counts[i] += 1
+        return np.asarray(ids, np.int32), np.asarray(counts, np.int32)
+
+
+class _MasksAhead:
+    """What a grammar allows after drafts, each followed once, while the grammar itself stays where the output ends."""
+
+    def __init__(self, grammar: GrammarMatcher | DelayedMatcher, output_token_ids: Sequence[int]) -> None:
+        self._fork = grammar.fork()
+        self._num_output_tokens = len(output_token_ids)
+        self._token_ids = list(output_token_ids)
+        self._masks = [grammar.token_mask()]
+        self._is_stuck = False
+
+    def covers(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
+        """Whether this is about the output, and these drafts do not contradict those seen before."""
+        seen = self._token_ids[self._num_output_tokens :]
+        return self._num_output_tokens == len(output_token_ids) and all(map(operator.eq, seen, drafts))
+
+    def mask(self, drafts: Sequence[int]) -> np.ndarray:
+        """The tokens allowed after these drafts."""
+        for token_id in drafts[len(self._masks) - 1 :]:
+            # A matcher that is fed a token that it forbids, or one after its end, would mark the grammar as broken.
+            self._is_stuck = self._is_stuck or self._fork.is_complete or not is_allowed(self._masks[-1], token_id)
+            self._token_ids.append(token_id)
+            if not self._is_stuck:
+                self._fork.follow(self._token_ids)
+            self._is_stuck = self._is_stuck or self._fork.is_complete
+            self._masks.append(self._masks[-1] if self._is_stuck else self._fork.token_mask())
+        return self._masks[len(drafts)]
 
 
 _NO_IDS = np.empty(0, np.int32)

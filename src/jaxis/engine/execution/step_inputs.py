@@ -40,6 +40,8 @@ class StepShape:
       block_size: B.
       spans: What the layers keep of a sequence, each with its own block table.
       has_states: Whether there are layers with a recurrent state.
+      samples_drafts: Whether a token may be sampled after every row, as for entries with drafts, not just one for each
+        sequence.
     """
 
     num_tokens: int
@@ -48,6 +50,12 @@ class StepShape:
     block_size: int
     spans: tuple[AttentionSpan, ...]
     has_states: bool = False
+    samples_drafts: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are sampled from (S)."""
+        return self.num_tokens if self.samples_drafts else self.num_seqs
 
     def table_width(self, span: AttentionSpan) -> int:
         """Entries of a sequence's block table that are packed: as many as a step may read."""
@@ -63,7 +71,7 @@ class StepShape:
             "query_start_loc": self.num_seqs + 1,
             "request_distribution": 3,
             "inflight_rows": self.num_seqs,
-            "logits_rows": self.num_seqs,
+            "logits_rows": self.num_rows,
         }
         for i, span in enumerate(self.spans):
             sizes[f"block_tables_{i}"] = self.num_seqs * self.table_width(span)
@@ -85,7 +93,8 @@ class StepInputs:
     Attributes:
       input_ids: i32 [T].
       attention_metadata: For the model.
-      logits_rows: i32 [R], the row of the flat batch whose hidden state each sequence samples from.
+      logits_rows: i32 [S], the rows of the flat batch whose hidden states are sampled from: each sequence's last one,
+        and where it has drafts, the one before each of them.
     """
 
     input_ids: jax.Array
@@ -97,7 +106,7 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
     """The step as one int32 vector.
 
     Args:
-      output: What to run, decodes first.
+      output: What to run, decodes first; those with drafts wait for no token in flight.
       shape: At least as large.
       inflight_rows: For each sequence whose input token the host does not know yet, the row of the previous step that
         sampled it.
@@ -107,11 +116,13 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
     seq_lens: list[int] = []
     row_stops = [0]
     positions: list[int] = []
+    logits_rows: list[int] = []
     for entry in output.scheduled:
         stop = entry.start + entry.num_tokens
         seq_lens.append(stop)
         row_stops.append(row_stops[-1] + entry.num_tokens)
         positions += range(entry.start, stop)
+        logits_rows += range(row_stops[-1] - entry.num_rows, row_stops[-1])
     num_seqs = len(seq_lens)
     token_ids, rows = _input_tokens(output, inflight_rows)
     packed = np.zeros(shape.packed_size, np.int32)
@@ -122,7 +133,7 @@ def pack_step(output: SchedulerOutput, shape: StepShape, inflight_rows: Mapping[
         "query_start_loc": row_stops + row_stops[-1:] * (shape.num_seqs - num_seqs),
         "request_distribution": (output.num_decodes, num_seqs, num_seqs),
         "inflight_rows": rows + [NOT_IN_FLIGHT] * (shape.num_seqs - num_seqs),
-        "logits_rows": [row_stop - 1 for row_stop in row_stops[1:]],
+        "logits_rows": logits_rows,
     }
     for name, field_values in values.items():
         begin = shape.fields[name].start
@@ -141,9 +152,10 @@ def _input_tokens(output: SchedulerOutput, inflight_rows: Mapping[SequenceId, in
     token_ids: list[int] = []
     rows: list[int] = []
     for entry in output.scheduled:
-        sequence, stop = entry.sequence, entry.start + entry.num_tokens
+        sequence, stop = entry.sequence, entry.start + entry.num_tokens - entry.num_drafts
         if stop <= sequence.num_tokens:
             token_ids += sequence.token_ids(entry.start, stop)
+            token_ids += entry.draft_token_ids
             rows.append(NOT_IN_FLIGHT)
         else:
             token_ids.append(0)

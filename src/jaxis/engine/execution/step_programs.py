@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.compiler_options import compiler_options
+from jaxis.engine.execution.draft_program import DraftKey, draft
 from jaxis.engine.execution.kv_cache import CacheStruct
 from jaxis.engine.execution.model_arrays import GenerativeModel, ModelArrays
 from jaxis.engine.execution.rank_programs import RankPrograms
@@ -34,8 +35,9 @@ LOGITS_CHUNK_ROWS = 64
 class ForwardKey:
     """Program: the model over a step.
 
-    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], each sequence's last
-    hidden state [R, E]). The caches are donated. Of several data ranks, all but the arrays lie one after the other.
+    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
+    [S, E], auxiliary hidden states). The caches are donated. Of several data ranks, all but the arrays lie one after
+    the other.
     """
 
     shape: StepShape
@@ -43,13 +45,13 @@ class ForwardKey:
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Program: logits and sampling for R sequences.
+    """Program: logits and sampling of S rows, one for each sequence and one more for each draft.
 
-    (head arrays, hidden states [R, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]). Of
+    (head arrays, hidden states [S, E], packed sampling arrays or None) -> (SamplerOutput, last tokens i32 [max R]). Of
     several data ranks, all but the arrays lie one after the other.
     """
 
-    num_seqs: int
+    num_rows: int
     features: SamplerFeatures
 
 
@@ -93,6 +95,7 @@ class StepPrograms:
       model: The model.
       mesh: Its devices.
       caches: The shapes and shardings of the layers' caches.
+      num_draft_caches: How many of the caches, the last ones, are those of the layers that draft tokens.
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
     """
@@ -103,6 +106,7 @@ class StepPrograms:
         mesh: jax.sharding.Mesh,
         *,
         caches: Sequence[CacheStruct],
+        num_draft_caches: int = 0,
         max_num_seqs: int,
         vocab_size: int,
     ) -> None:
@@ -111,6 +115,7 @@ class StepPrograms:
         self._caches = list(caches)
         self._cache_shardings = jax.tree.map(lambda struct: struct.sharding, self._caches)
         self._ranks = RankPrograms(mesh)
+        self._first_draft_cache = len(self._caches) - num_draft_caches
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -124,6 +129,8 @@ class StepPrograms:
         with jax.set_mesh(self._mesh):
             if isinstance(key, ForwardKey):
                 return self._lower_forward(key)
+            if isinstance(key, DraftKey):
+                return self._lower_draft(key)
             if isinstance(key, SampleKey):
                 return self._lower_sample(key)
             if isinstance(key, GreedyStepKey):
@@ -137,10 +144,11 @@ class StepPrograms:
     def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
         def forward(
             arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array]:
+        ) -> tuple[list[Any], jax.Array, jax.Array, list[jax.Array]]:
             step = unpack_step(packed, key.shape, last_tokens)
-            caches, hidden, _ = self._model.merge(arrays)(caches, step.input_ids, step.attention_metadata)
-            return caches, hidden, hidden[step.logits_rows]
+            own, others = caches[: self._first_draft_cache], caches[self._first_draft_cache :]
+            own, hidden, aux = self._model.merge(arrays)(own, step.input_ids, step.attention_metadata)
+            return [*own, *others], hidden, hidden[step.logits_rows], aux if others else []
 
         ranks = self._ranks
         operands = (
@@ -149,9 +157,32 @@ class StepPrograms:
             ranks.struct((self._max_num_seqs,), jnp.int32),
             ranks.struct((key.shape.packed_size,), jnp.int32),
         )
-        results = (self._cache_shardings, ranks.sharding, ranks.sharding)
+        results = (self._cache_shardings, ranks.sharding, ranks.sharding, ranks.sharding)
         return _jit(ranks.over_ranks(forward, operands, results), donate_argnums=1, out_shardings=results).lower(
             *operands
+        )
+
+    def _lower_draft(self, key: DraftKey) -> jax.stages.Lowered:
+        def run(
+            arrays: list[jax.Array],
+            caches: list[Any],
+            hidden: jax.Array,
+            aux: list[jax.Array],
+            packed_step: jax.Array,
+            packed: jax.Array,
+        ) -> tuple[list[Any], jax.Array]:
+            return draft(key, self._model.merge(arrays), caches, hidden, aux, packed_step, packed)
+
+        first, num_tokens = self._first_draft_cache, key.shape.num_tokens
+        decoder = cast(Any, self._model.model).decoder
+        jitted = _jit(run, donate_argnums=1, out_shardings=(self._cache_shardings[first:], self._replicated))
+        return jitted.lower(
+            self._model.arrays,
+            self._caches[first:],
+            self._hidden(num_tokens),
+            [self._hidden(num_tokens)] * len(decoder.aux_hidden_state_layers),
+            self._int32(key.shape.packed_size),
+            self._int32(key.packed_size),
         )
 
     def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
@@ -172,10 +203,10 @@ class StepPrograms:
         return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
 
     def _lower_sample(self, key: SampleKey) -> jax.stages.Lowered:
-        num_seqs, features = key.num_seqs, key.features
+        num_rows, features = key.num_rows, key.features
         parameters = None
         if features != SamplerFeatures():
-            parameters = self._ranks.struct((SamplingArrays.packed_size(num_seqs, features),), jnp.int32)
+            parameters = self._ranks.struct((SamplingArrays.packed_size(num_rows, features),), jnp.int32)
 
         def run(
             head_arrays: list[jax.Array], rows: jax.Array, parameters: jax.Array | None
@@ -183,10 +214,10 @@ class StepPrograms:
             model = self._model.merge_head(head_arrays)
             if parameters is None:
                 return self._sample_greedily(model, rows)
-            return self._sample(model, rows, SamplingArrays.unpack(parameters, num_seqs, features), features)
+            return self._sample(model, rows, SamplingArrays.unpack(parameters, num_rows, features), features)
 
         ranks = self._ranks
-        operands = (self._model.head_arrays, self._hidden(num_seqs), parameters)
+        operands = (self._model.head_arrays, self._hidden(num_rows), parameters)
         # The tokens of all ranks are read by the host, which has one device of them, or more.
         jitted = _jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=(self._replicated, ranks.sharding))
         return jitted.lower(*operands)
@@ -200,12 +231,13 @@ class StepPrograms:
     def _sample(
         self, model: GenerativeModel, rows: jax.Array, arrays: SamplingArrays[jax.Array], features: SamplerFeatures
     ) -> tuple[SamplerOutput, jax.Array]:
-        """Samples from hidden states [R, E]; also returns the tokens as the next step takes them, i32 [max R]."""
+        """Samples from hidden states [S, E]; also returns the tokens as the next step takes them, i32 [max R]."""
         sampled = sample(self._replicate(model.compute_logits(rows)), arrays, features=features)
         return sampled, self._last_tokens(sampled)
 
     def _last_tokens(self, sampled: SamplerOutput) -> jax.Array:
-        tokens = sampled.token_ids
+        # More rows than sequences: a step with drafts, which no step is dispatched ahead of.
+        tokens = sampled.token_ids[: self._max_num_seqs]
         return jnp.zeros(self._max_num_seqs, jnp.int32).at[: tokens.shape[0]].set(tokens)
 
     def _lower_logits(self, key: LogitsKey) -> jax.stages.Lowered:

@@ -39,17 +39,18 @@ class StepShapes:
         self._spans = tuple(spans)
         self._has_states = has_states
         self._compiles_fast = compiles_fast
-        self._shapes: dict[int, StepShape] = {}
+        self._shapes: dict[tuple[int, bool], StepShape] = {}
 
-    def of(self, num_tokens: int) -> StepShape:
-        """The smallest shape that holds this many tokens."""
+    def of(self, num_tokens: int, num_rows: int = 1) -> StepShape:
+        """The smallest shape that holds this many tokens, of which `num_rows` are followed by a sampled one."""
         padded = max(min(self.padded(num_tokens), self._max_num_tokens), num_tokens)
-        if padded not in self._shapes:
-            num_seqs = min(padded, self._max_num_seqs)
-            self._shapes[padded] = StepShape(
-                padded, num_seqs, self._max_blocks, self._block_size, self._spans, self._has_states
+        num_seqs = min(padded, self._max_num_seqs)
+        samples_drafts = num_rows > num_seqs
+        if (padded, samples_drafts) not in self._shapes:
+            self._shapes[padded, samples_drafts] = StepShape(
+                padded, num_seqs, self._max_blocks, self._block_size, self._spans, self._has_states, samples_drafts
             )
-        return self._shapes[padded]
+        return self._shapes[padded, samples_drafts]
 
     def padded(self, num_tokens: int) -> int:
         """Rounds up to a power of two, or 1.5 times one if programs compile fast."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.kv_store.stats import TierStats
 from jaxis.outputs import RequestOutput
 from jaxis.prompts import TokenizedPrompt
@@ -93,6 +94,7 @@ class EngineStats:
       num_preemptions: Times that a sequence lost its blocks to another.
       kv_tiers: What each tier of KV blocks beyond the devices has done, by its name.
       process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
+      drafts: What became of drafts; None if none are made.
     """
 
     num_requests_running: int = 0
@@ -103,6 +105,7 @@ class EngineStats:
     num_preemptions: int = 0
     kv_tiers: dict[str, TierStats] = field(default_factory=dict)
     process_memory_bytes: int = 0
+    drafts: DraftCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import queue
@@ -238,6 +239,7 @@ class EngineThread:
             prefix_cache_hits=self._engine.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
             kv_tiers={} if self._engine.store is None else dict(self._engine.store.stats),
+            drafts=None if self._engine.speculation is None else copy.deepcopy(self._engine.speculation.counts),
         )
 
     def _post(self, new: EngineOutputs) -> None:

@@ -115,3 +115,5 @@ def _extend(completion: CompletionOutput, new: CompletionOutput) -> None:
     completion.cumulative_logprob = new.cumulative_logprob
     completion.finish_reason = new.finish_reason
     completion.stop_reason = new.stop_reason
+    completion.num_accepted_predictions = new.num_accepted_predictions
+    completion.num_rejected_predictions = new.num_rejected_predictions

@@ -7,6 +7,7 @@ limits what one request may ask for, and makes the masks that the sampler applie
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import re
@@ -265,6 +266,12 @@ class GrammarMatcher:
         self._has_ended = False
         self._mask: np.ndarray | None = None
         self._take_error()
+
+    def fork(self) -> GrammarMatcher:
+        """Another matcher that stands where this one does."""
+        fork = copy.copy(self)
+        fork._matcher = self._matcher.deep_copy()
+        return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Advances by the tokens generated since the last call."""

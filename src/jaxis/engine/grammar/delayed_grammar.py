@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -115,6 +116,12 @@ class DelayedMatcher:
     def is_complete(self) -> bool:
         """Whether the grammar is at its end, and nothing can follow."""
         return self._grammar_start is not None and not self._is_alternative and self._matcher.is_complete
+
+    def fork(self) -> DelayedMatcher:
+        """Another matcher that stands where this one does."""
+        fork = copy.copy(self)
+        fork._matcher, fork._tracker = self._matcher.fork(), copy.copy(self._tracker)
+        return fork
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in the tokens generated since the last call."""

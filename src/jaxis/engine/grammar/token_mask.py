@@ -21,3 +21,8 @@ def pack_token_ids(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
     ids = np.fromiter(token_ids, np.int64, len(token_ids))
     bits[ids[ids < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
+def is_allowed(mask: np.ndarray, token_id: int) -> bool:
+    """Whether a token's bit is set in a mask of `pack_token_ids`."""
+    return bool(mask[token_id // 32] >> token_id % 32 & 1)

@@ -249,9 +249,8 @@ class BlockManager:
         Returns:
           Whether there were enough blocks in every group; if not, no group got any.
         """
-        num_blocks = -(-num_tokens // self.block_size)
         # No table is shorter than the last.
-        if sequence.block_tables and sequence.block_tables[-1].stop >= num_blocks:
+        if sequence.block_tables and sequence.block_tables[-1].stop >= self.num_blocks_for(num_tokens):
             return True  # nearly every decode
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.spans]
@@ -260,6 +259,11 @@ class BlockManager:
                 return False
             self.states.start(sequence)
         self._give_back_unseen(sequence)
+        return self.extend(sequence, num_tokens)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """As `allocate`, but gives nothing back: what the tokens of the step being scheduled see stays."""
+        num_blocks = self.num_blocks_for(num_tokens)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
             return False

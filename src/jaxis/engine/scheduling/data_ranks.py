@@ -7,7 +7,7 @@ what is in their prefix caches, and none has a line of waiting sequences while a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -47,6 +47,11 @@ class DataRanksOutput(SchedulerOutput):
     def num_tokens(self) -> int:
         """Tokens of the rank that computes most: the others' are padded to as many."""
         return max(part.num_tokens for part in self.parts)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens of the rank that samples most: the others' are padded to as many."""
+        return max(part.num_rows for part in self.parts)
 
     @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
@@ -112,24 +117,22 @@ class DataRanksScheduler:
         ended = (rank.finish_sequence(seq_id, status, stop_reason) for rank in self.ranks)
         return next((sequence for sequence in ended if sequence is not None), None)
 
-    def schedule(self) -> DataRanksOutput | None:
-        """Builds the next step of all ranks; None when none of them can run anything."""
+    def schedule(self, drafts: Mapping[SequenceId, Many[int]] | None = None) -> DataRanksOutput | None:
+        """Builds the next step of all ranks; None when none of them can run anything. See `Scheduler.schedule`."""
         if self._unassigned:
             self._assign()
-        outputs = [rank.schedule() for rank in self.ranks]
+        outputs = [rank.schedule(drafts) for rank in self.ranks]
         if all(output is None for output in outputs):
             return None
         return DataRanksOutput.of(output or IDLE for output in outputs)
 
-    def update(self, output: SchedulerOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
-        """Takes in a step's sampled tokens, one for each of `output.scheduled`; see `Scheduler.update`."""
-        new_tokens: list[tuple[Sequence, int]] = []
+    def update(self, output: SchedulerOutput, new_token_ids: Many[Many[int]]) -> Iterator[tuple[Sequence, int, int]]:
+        """Takes in a step's tokens, for each entry of `output.scheduled`; see `Scheduler.update`."""
         start = 0
         for rank, part in zip(self.ranks, output.ranks, strict=True):
             stop = start + len(part.scheduled)
-            new_tokens += rank.update(part, sampled_token_ids[start:stop])
+            yield from rank.update(part, new_token_ids[start:stop])
             start = stop
-        return new_tokens
 
     def on_first_rank(self, output: SchedulerOutput) -> DataRanksOutput:
         """A step of the first rank alone."""

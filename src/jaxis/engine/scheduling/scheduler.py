@@ -6,6 +6,8 @@ were dispatched. Beyond that, running ahead needs the following of the engine:
 
 - every output of `schedule()` is dispatched at once, before any other call, and gets its `update()`, in order;
 - a decode whose input token the host does not know yet takes it from the device, where the step before left it;
+- nothing is scheduled ahead for a sequence whose step computes drafts, which are guesses at its next tokens: how many
+  of them are right is known when the step has been computed;
 - `schedule()` may return None because everything depends on tokens in flight; after the `update()` there is work again.
 
 Blocks that are given back while a dispatched step still reads or writes them may go to another sequence, even in the
@@ -16,6 +18,8 @@ tokens in that step see.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -37,6 +41,8 @@ class ScheduledSequence(NamedTuple):
       num_tokens: Tokens to compute, at least 1.
       samples: Whether the step computes the sequence's last token, and so samples the next one.
       state: Where its recurrent states are; None if the model has none.
+      draft_token_ids: Guesses at the tokens that follow the last known one, computed behind it, part of `num_tokens`.
+        The step samples what follows the last known token and what follows each of them.
     """
 
     sequence: Sequence
@@ -44,6 +50,30 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
     samples: bool
     state: StateStep | None = None
+    draft_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens, computed behind the last known token."""
+        return len(self.draft_token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the step samples for the sequence; one that is ignored where it does not sample."""
+        return 1 + len(self.draft_token_ids)
+
+    def accepted(self, sampled_token_ids: AbstractSequence[int]) -> AbstractSequence[int]:
+        """The tokens that the sequence goes on with: the first, and behind each draft that is right the next one.
+
+        Args:
+          sampled_token_ids: [num_rows], in the order of positions.
+        """
+        num_right = 0
+        for draft, token_id in zip(self.draft_token_ids, sampled_token_ids, strict=False):
+            if draft != token_id:
+                break
+            num_right += 1
+        return sampled_token_ids[: num_right + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +81,7 @@ class SchedulerOutput:
     """One step.
 
     Attributes:
-      scheduled: The sequences in the step, decodes first, then prefill chunks.
+      scheduled: The sequences in the step: decodes first, then decodes with drafts, then prefill chunks.
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
       preempted: Ids of the sequences that lost their blocks since the output before.
       moves: What is to be copied before the step runs; None: nothing.
@@ -66,6 +96,16 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         """Tokens that the step computes (T)."""
         return sum(entry.num_tokens for entry in self.scheduled)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the step samples (S)."""
+        return sum(entry.num_rows for entry in self.scheduled)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any sequence computes drafts."""
+        return any(entry.draft_token_ids for entry in self.scheduled)
 
     @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
@@ -201,8 +241,12 @@ class Scheduler:
             self._finish(sequence, status, stop_reason)
         return sequence
 
-    def schedule(self) -> SchedulerOutput | None:
-        """Builds the next step, and counts its tokens as computed.
+    def schedule(self, drafts: Mapping[SequenceId, AbstractSequence[int]] | None = None) -> SchedulerOutput | None:
+        """Builds the next step, and counts its tokens as computed, except drafts.
+
+        Args:
+          drafts: Guesses at the tokens that follow the known ones, by sequence. As many of a sequence's are computed as
+            budget and free blocks allow; none in a step with prefills, where each row costs its full arithmetic.
 
         Returns:
           The step, or None when nothing can run: no sequence is left, or all wait for tokens in flight.
@@ -227,42 +271,51 @@ class Scheduler:
             self._admit_waiting(budget, decodes, prefills)
         if not decodes and not prefills:
             return None
+        drafted = self._add_drafts(decodes, drafts) if drafts and not prefills else []
         moves = self.block_manager.take_moves()
         # Registered before the step has run: whoever finds, or saves, these blocks does so in a later step.
         for entry in prefills:
             self.block_manager.cache_full_blocks(entry.sequence)
         preempted, self._preempted_ids = tuple(self._preempted_ids), []
-        return SchedulerOutput((*decodes, *prefills), len(decodes), preempted, moves)
+        return SchedulerOutput((*decodes, *drafted, *prefills), len(decodes), preempted, moves)
 
     def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
         """The step itself; see `DataRanksScheduler`."""
         return output
 
-    def update(self, output: SchedulerOutput, sampled_token_ids: list[int]) -> list[tuple[Sequence, int]]:
-        """Takes in a step's sampled tokens; to be called once for every step, in the order of dispatch.
+    def update(
+        self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]
+    ) -> Iterator[tuple[Sequence, int, int]]:
+        """Takes in a step's tokens; to be called, and exhausted, once for every step, in the order of dispatch.
 
         Args:
           output: The step.
-          sampled_token_ids: One for each entry of `output.scheduled`; ignored where the entry does not sample.
+          new_token_ids: For each entry of `output.scheduled`, the tokens that its sequence goes on with (see
+            `ScheduledSequence.accepted`); ignored where the entry does not sample.
 
-        Returns:
-          Each unfinished sequence's new token. A token that ends a sequence is among them; look at its status.
+        Yields:
+          Each unfinished sequence's new tokens one by one, as soon as they are part of its output: the sequence, the
+          token, and its place in the entry's list. A token that ends a sequence is among them; look at its status. A
+          sequence that the caller finishes meanwhile gets no further tokens.
         """
-        new_tokens: list[tuple[Sequence, int]] = []
-        for entry, token_id in zip(output.scheduled, sampled_token_ids, strict=True):
+        for entry, token_ids in zip(output.scheduled, new_token_ids, strict=True):
             if not entry.samples:
                 continue
             sequence = entry.sequence
             sequence.num_inflight_tokens -= 1
-            if sequence.status.finished:
-                continue
-            sequence.output_token_ids.append(token_id)
-            new_tokens.append((sequence, token_id))
-            self.block_manager.cache_full_blocks(sequence)
-            ending = sequence.ending()
-            if ending is not None:
-                self._finish(sequence, *ending)
-        return new_tokens
+            sequence.num_inflight_drafts = 0
+            for index, token_id in enumerate(token_ids):
+                if sequence.status.finished:
+                    break
+                # Tokens but the first follow a draft that was right: its keys and values are the sequence's.
+                if index > 0 and sequence.status is SequenceStatus.RUNNING:
+                    sequence.num_computed_tokens += 1
+                sequence.output_token_ids.append(token_id)
+                self.block_manager.cache_full_blocks(sequence)
+                ending = sequence.ending()
+                if ending is not None:
+                    self._finish(sequence, *ending)
+                yield sequence, token_id, index
 
     def _schedule_decodes(self, decodes: list[ScheduledSequence]) -> list[Sequence]:
         """Schedules the running sequences' decodes; returns the running sequences that are still in their prefill."""
@@ -271,6 +324,8 @@ class Scheduler:
         while index < len(self._running):
             sequence = self._running[index]
             index += 1
+            if sequence.num_inflight_drafts:
+                continue
             start, stop = sequence.num_computed_tokens, sequence.num_tokens_with_inflight
             if start + 1 != stop or start < sequence.num_prompt_tokens:
                 prefilling.append(sequence)
@@ -281,6 +336,38 @@ class Scheduler:
                 sequence.num_computed_tokens = stop
                 sequence.num_inflight_tokens += 1
         return prefilling
+
+    def _add_drafts(
+        self, decodes: list[ScheduledSequence], drafts: Mapping[SequenceId, AbstractSequence[int]]
+    ) -> list[ScheduledSequence]:
+        """Takes the decodes that get drafts out of the list; returns them with their drafts."""
+        budget = self.max_num_batched_tokens - len(decodes)
+        plain: list[ScheduledSequence] = []
+        drafted: list[ScheduledSequence] = []
+        for entry in decodes:
+            num_drafts = self._allocate_drafts(entry, min(len(drafts.get(entry.sequence.seq_id, ())), budget))
+            if num_drafts == 0:
+                plain.append(entry)
+                continue
+            budget -= num_drafts
+            sequence = entry.sequence
+            sequence.num_inflight_drafts = num_drafts
+            draft_token_ids = tuple(drafts[sequence.seq_id][:num_drafts])
+            drafted.append(entry._replace(num_tokens=1 + num_drafts, draft_token_ids=draft_token_ids))
+        decodes[:] = plain
+        return drafted
+
+    def _allocate_drafts(self, entry: ScheduledSequence, num_drafts: int) -> int:
+        """Gets blocks for drafts behind a decode, without preempting anybody; returns for how many."""
+        sequence, num_tokens = entry.sequence, entry.start + 1
+        # Drafts follow the last known token. In a recurrent state, those that are wrong could not be undone.
+        if num_drafts == 0 or sequence.num_tokens != num_tokens or entry.state is not None:
+            return 0
+        # The step samples a token behind the last draft, for which there must be room as well.
+        num_drafts = min(num_drafts, sequence.max_total_tokens - num_tokens - 1)
+        while num_drafts > 0 and not self.block_manager.extend(sequence, num_tokens + num_drafts):
+            num_drafts -= 1
+        return max(num_drafts, 0)
 
     def _allocate_or_preempt(self, sequence: Sequence) -> bool:
         """Gets the running sequence room for one more token; returns False if it was preempted itself."""

@@ -96,14 +96,20 @@ class Sequence:
       arrival: Rises with every request; orders sequences of equal priority.
       priority: The lower value is served first.
       cache_salt: Only sequences with the same salt share prefix-cache blocks.
+      prediction_token_ids: What the output is expected to contain; only guesses at its next tokens look there.
       output_token_ids: Sampled tokens whose value the host knows.
       num_computed_tokens: Tokens whose keys and values dispatched steps have written or will write.
-      num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet.
+      num_inflight_tokens: Tokens sampled by dispatched steps whose value the host does not know yet; one for a step
+        that computes drafts, however many of them turn out right.
+      num_inflight_drafts: Draft tokens that a dispatched step computes; no other step is scheduled before it is known
+        which of them are right.
       block_tables: One for each group of layers (see `BlockManager`); empty while the sequence holds no blocks.
       state: Where its recurrent states lie; None while it holds no slot, or if the model has no such states.
       block_digests: The chained digests of the leading full blocks, as far as computed (see `BlockManager`).
       num_registered_blocks: Leading blocks already offered to, or taken from, the prefix cache.
       num_cached_tokens: Prompt tokens that the prefix cache held when the sequence was first admitted.
+      num_accepted_predictions: Tokens of its output that were guessed right from the prediction.
+      num_rejected_predictions: Tokens that were guessed wrong from it.
       num_preemptions: Times it lost its blocks and had to recompute.
       first_scheduled_time: When the first step took it in, as `time.monotonic` seconds; None while it waits for that.
       status: Where it stands.
@@ -119,14 +125,18 @@ class Sequence:
     arrival: int
     priority: int = 0
     cache_salt: str | None = None
+    prediction_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0
+    num_inflight_drafts: int = 0
     block_tables: list[BlockTable] = field(default_factory=list)
     state: SequenceState | None = None
     block_digests: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_cached_tokens: int = 0
+    num_accepted_predictions: int = 0
+    num_rejected_predictions: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING

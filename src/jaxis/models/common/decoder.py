@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxis.errors import CheckpointError
+from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
@@ -32,7 +32,7 @@ from jaxis.layers.state_cache_spec import HasState
 from jaxis.layers.uncached import UncachedKeysAndValues
 from jaxis.loading.headers import reading_only_headers
 from jaxis.models.common.interfaces import JaxIntermediateTensors, LoadableWithIterator
-from jaxis.models.common.prediction_layers import without_layers
+from jaxis.models.common.prediction_layers import PredictionLayer, PredictionNames, without_layers
 from jaxis.parallel.mesh import MESH_AXES, automatic_axes
 
 if TYPE_CHECKING:
@@ -69,9 +69,10 @@ class DecoderOptions:
       logits_multiplier: Multiplies the logits.
       logits_soft_cap: Logits become `logits_soft_cap * tanh(logits / logits_soft_cap)`.
       num_layers: The number of layers; None means config.json's `num_hidden_layers`.
-      num_prediction_layers: Layers that follow the model's own in the checkpoint, and are not loaded.
-      prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens; they are
-        not loaded.
+      num_prediction_layers: Layers that follow the model's own in the checkpoint, and predict later tokens.
+      prediction_modules: Beginnings of the names of the checkpoint's other tensors that predict later tokens.
+      prediction: What the first of such layers consists of; None if it cannot be loaded. It is loaded only where it is
+        asked for, and the others never.
     """
 
     norm: Norm | None = None
@@ -85,6 +86,7 @@ class DecoderOptions:
     num_layers: int | None = None
     num_prediction_layers: int = 0
     prediction_modules: tuple[str, ...] = ()
+    prediction: PredictionNames | None = None
 
 
 class DecoderModel(JaxModule):
@@ -270,6 +272,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
       tensor_names: Pieces of the names of tensors that jaxis has elsewhere -> what they are replaced by, in this order.
       decoder: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
+      draft: Drafts tokens for the model; None unless asked for.
 
     Raises:
       ConfigError: config.json asks for something that the family does not support.
@@ -282,6 +285,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     tensor_names: ClassVar[Mapping[str, str]] = {}
     decoder = NamedByCheckpoint[DecoderModel]("decoder_name")
     lm_head = NamedByCheckpoint[JaxLmHead | None]("head_name")
+    draft: JaxModule | None = None
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         scope = LayerScope(vllm_config, rng, quant_config)
@@ -297,6 +301,14 @@ class CausalLM(JaxModule, LoadableWithIterator):
         set_child(
             self, self.head_name, None if is_tied else lm_head(scope / self.head_name, use_bias=options.head_bias)
         )
+        self.prediction = options.prediction if vllm_config.load_config.prediction_layer else None
+        if self.prediction is not None:
+            self.draft = PredictionLayer(scope, type(self).layer_class, self.prediction)
+        elif vllm_config.load_config.prediction_layer:
+            raise ConfigError(
+                f"{scope.config.source} is of a model without layers that predict later tokens, or of one whose layers "
+                "jaxis cannot use: draft tokens with another method than mtp"
+            )
 
     @classmethod
     def check_config(cls, config: HFConfig) -> None:
@@ -370,7 +382,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
         name = name_in_file
         for piece, replacement in self.tensor_names.items():
             name = name.replace(piece, replacement)
-        return name
+        return name if self.prediction is None else self.prediction.parameter_name(name, "draft")
 
     def without_redundant_tensors(self, weights: Iterable[tuple[str, np.ndarray]]) -> Iterable[tuple[str, np.ndarray]]:
         """Drops tensors that some checkpoints have beyond the model's parameters: prediction layers and duplicates.

@@ -18,6 +18,7 @@ from jaxis.layers.rope import RotaryEmbedding, make_rotary_embedding
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.sparse_layers import dense_or_sparse
 
 
@@ -74,7 +75,9 @@ class DeepseekCausalLM(CausalLM):
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(num_prediction_layers=scope.config.get("num_nextn_predict_layers", 0))
+        number = scope.config.get("num_nextn_predict_layers", 0)
+        layer = PredictionNames.numbered(cls.decoder_name, scope.config["num_hidden_layers"])
+        return DecoderOptions(num_prediction_layers=number, prediction=layer if number else None)
 
 
 def latent_attention(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -30,6 +31,19 @@ class RenamesTensors(Protocol):
 
     def parameter_name(self, name_in_file: str) -> str:
         """The name of the parameter that a tensor of this name fills; of a parameter's own name, that name."""
+        ...
+
+
+class DraftTarget(Protocol):
+    """A model for which layers draft tokens with its own embeddings and head: a `CausalLM`."""
+
+    @property
+    def decoder(self) -> Any:
+        """The decoder below the head, a `DecoderModel`."""
+        ...
+
+    def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
+        """hidden_states [T, E] -> float32 logits [T, V]."""
         ...
 
 

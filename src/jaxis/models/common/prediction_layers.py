@@ -1,18 +1,169 @@
-"""Multi-token-prediction layers (arXiv:2412.19437), which some checkpoints have after the model's own."""
+"""Multi-token-prediction layers (arXiv:2412.19437), which some checkpoints have after the model's own.
+
+They draft tokens for speculative decoding; the model's own logits do not depend on them. They are loaded only where
+they are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.layers.leaves import linear, rms_norm
+from jaxis.layers.module import JaxModule
+from jaxis.layers.norm import Norm
+from jaxis.layers.scope import LayerScope
+from jaxis.models.common.interfaces import DraftTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionNames:
+    """What a checkpoint calls the parts of its first prediction layer.
+
+    Attributes:
+      module: The beginning of all the names, without its dot.
+      embedding_norm, hidden_norm, projection, norm: The modules of `PredictionLayer`, below `module`.
+      layer: The decoder layer, below `module`; empty if its own modules are.
+      shared: Modules below `module` that are copies of the model's own, which is used instead.
+      layer_index: The index of the decoder layer, or of a layer of the model that is of its kind.
+      make_norm: Creates each norm.
+    """
+
+    module: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    layer: str
+    shared: tuple[str, ...] = ()
+    layer_index: int
+    make_norm: Callable[[LayerScope], Norm] = rms_norm
+
+    @classmethod
+    def numbered(cls, decoder_name: str, num_layers: int) -> PredictionNames:
+        """DeepSeek's names: one more of the decoder's layers, like the last of those, has the other parts within."""
+        return cls(
+            module=f"{decoder_name}.layers.{num_layers}",
+            embedding_norm="enorm",
+            hidden_norm="hnorm",
+            projection="eh_proj",
+            norm="shared_head.norm",
+            layer="",
+            shared=("embed_tokens", "shared_head.head"),
+            layer_index=num_layers - 1,
+        )
+
+    @classmethod
+    def separate(cls, layer_index: int, *, make_norm: Callable[[LayerScope], Norm] = rms_norm) -> PredictionNames:
+        """Qwen's names: a module `mtp` beside the decoder."""
+        return cls(
+            module="mtp",
+            embedding_norm="pre_fc_norm_embedding",
+            hidden_norm="pre_fc_norm_hidden",
+            projection="fc",
+            norm="norm",
+            layer="layers.0",
+            layer_index=layer_index,
+            make_norm=make_norm,
+        )
+
+    def parameter_name(self, name_in_file: str, draft_name: str) -> str:
+        """The name of the parameter, in a `PredictionLayer` of this name, that a tensor fills; of others, their own."""
+        if not name_in_file.startswith(f"{self.module}."):
+            return name_in_file
+        rest = name_in_file.removeprefix(f"{self.module}.")
+        for part in ("embedding_norm", "hidden_norm", "projection", "norm"):
+            if rest.startswith(f"{getattr(self, part)}."):
+                return f"{draft_name}.{part}.{rest.removeprefix(f'{getattr(self, part)}.')}"
+        if rest.startswith(tuple(f"{name}." for name in self.shared)):
+            return name_in_file
+        layer = f"{self.layer}." if self.layer else ""
+        return f"{draft_name}.layer.{rest.removeprefix(layer)}" if rest.startswith(layer) else name_in_file
+
+
+class PredictionLayer(JaxModule):
+    """Predicts the token after the next one: from a token's hidden state h, after the model's final norm, and the
+    embedding e of the token that follows,
+
+    `h = norm(layer(projection([embedding_norm(e), hidden_norm(h)])))`
+    `logits = head(h)`
+
+    Embeddings and head are the model's own. The next prediction takes this h. A checkpoint with several such layers
+    means each for one prediction; here the first makes all.
+
+    Args:
+      scope: The model's scope.
+      layer_class: Creates the decoder layer.
+      names: Where the checkpoint has the parts.
+
+    Attributes:
+      reads_next_token: The row of a token takes the token that follows, and has this token's position.
+    """
+
+    reads_next_token = True
+
+    def __init__(self, scope: LayerScope, layer_class: Callable[[LayerScope], Any], names: PredictionNames) -> None:
+        size = scope.config["hidden_size"]
+        scope = dataclasses.replace(scope / names.module, layer_index=names.layer_index)
+        self.embedding_norm = names.make_norm(scope)
+        self.hidden_norm = names.make_norm(scope)
+        self.projection = linear(scope / names.projection, 2 * size, size, axes=("embed", None))
+        self.layer = layer_class(scope / names.layer if names.layer else scope)
+        self.norm = names.make_norm(scope)
+
+    def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
+        """What the model's tokens give the layer: their hidden states, [T, E]."""
+        del aux_hidden_states
+        return hidden_states
+
+    def __call__(
+        self,
+        target: DraftTarget,
+        kv_caches: list[Any] | None,
+        next_ids: jax.Array,
+        states: jax.Array,
+        attention_metadata: AttentionMetadata,
+    ) -> tuple[list[Any] | None, jax.Array]:
+        """Runs the layer over a flat batch.
+
+        Args:
+          target: The model whose embeddings it uses.
+          kv_caches: The layer's; None runs whole sequences without a cache.
+          next_ids: i32 [T], the token after each.
+          states: [T, E], each token's hidden state, or what this layer returned for the token before.
+          attention_metadata: Of the tokens.
+
+        Returns:
+          The updated caches, and states [T, E].
+        """
+        embeddings = target.decoder.embed(next_ids)
+        x = jnp.concatenate([self.embedding_norm(embeddings), self.hidden_norm(states)], axis=-1)
+        cache = None if kv_caches is None else kv_caches[0] if len(kv_caches) == 1 else tuple(kv_caches)
+        cache, x = self.layer(cache, self.projection(x), attention_metadata)
+        if kv_caches is not None:
+            kv_caches = [cache] if len(kv_caches) == 1 else list(cache)
+        return kv_caches, self.norm(x)
+
+    def compute_logits(self, target: DraftTarget, states: jax.Array) -> jax.Array:
+        """States [T, E] -> float32 logits [T, V] of the token after `next_ids`."""
+        return target.compute_logits(states)
+
+    def token_ids(self, indices: jax.Array) -> jax.Array:
+        """Indices into the logits -> token ids of the model, which are the same."""
+        return indices
 
 
 def without_layers(
     weights: Iterable[tuple[str, np.ndarray]], decoder_name: str, indices: Iterable[int]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Drops the tensors of prediction layers, which are numbered from the model's own layers on.
-
-    A prediction layer drafts tokens for speculative decoding; the model's own logits do not depend on it.
 
     Args:
       weights: (name, tensor) pairs.

@@ -18,6 +18,7 @@ from jaxis.layers.output_gate import OutputGate
 from jaxis.layers.routing import Routing
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 
 _norm = partial(rms_norm, add_unit_offset=True)
 
@@ -33,15 +34,18 @@ class QwenHybridLayer(PreNormDecoderLayer):
 
     def __init__(self, scope: LayerScope, *, mlp: FeedForward, delta_net: type[GatedDeltaNet]) -> None:
         config = scope.config
-        kind = listed_layer_type(config, scope.layer_index, LINEAR_ATTENTION, FULL_ATTENTION)
-        if kind is None:
-            is_full = (scope.layer_index + 1) % config.get("full_attention_interval", 4) == 0
-            kind = FULL_ATTENTION if is_full else LINEAR_ATTENTION
-        if kind == LINEAR_ATTENTION:
+        if _kind_of_layer(config, scope.layer_index) == LINEAR_ATTENTION:
             name, mixer = "linear_attn", delta_net(scope / "linear_attn")
         else:
             name, mixer = "self_attn", _attention(scope / "self_attn")
         super().__init__(scope, self_attn=mixer, mlp=mlp, make_norm=_norm, mixer_name=name)
+
+
+def _kind_of_layer(config: HFConfig, index: int) -> str:
+    kind = listed_layer_type(config, index, LINEAR_ATTENTION, FULL_ATTENTION)
+    if kind is not None:
+        return kind
+    return FULL_ATTENTION if (index + 1) % config.get("full_attention_interval", 4) == 0 else LINEAR_ATTENTION
 
 
 def _attention(scope: LayerScope) -> GroupedQueryAttention:
@@ -67,11 +71,18 @@ class QwenHybridCausalLM(CausalLM):
         config.ignore("mamba_ssm_dtype", because="states are float32")
         config.ignore("full_attention_interval", because="layer_types names each layer's type")
         for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-            config.ignore(key, because="layers that draft tokens are not loaded")
+            config.ignore(key, because="layers that draft tokens do not change logits")
 
     @classmethod
     def options(cls, scope: LayerScope) -> DecoderOptions:
-        return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",))
+        return DecoderOptions(norm=_norm(scope), prediction_modules=("mtp.",), prediction=_prediction(scope.config))
+
+
+def _prediction(config: HFConfig) -> PredictionNames | None:
+    """The layer that predicts later tokens is like the model's own with full attention."""
+    layers = range(config["num_hidden_layers"])
+    full = next((i for i in layers if _kind_of_layer(config, i) == FULL_ATTENTION), None)
+    return None if full is None else PredictionNames.separate(full, make_norm=_norm)
 
 
 def qwen_hybrid_moe(scope: LayerScope, *, renormalize: bool, stack_layout: StackLayout | None) -> SparseMoE:

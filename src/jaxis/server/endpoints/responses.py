@@ -22,7 +22,7 @@ from jaxis.server.endpoints.served_model import ServedModel
 from jaxis.server.endpoints.usage import UsageCounter
 from jaxis.server.http.errors import ApiError, ModelNotFoundError, ParameterError, api_error
 from jaxis.server.http.sse import StreamForm
-from jaxis.server.protocol.base import SamplingFields, new_id
+from jaxis.server.protocol.base import ReasoningTokensDetails, SamplingFields, new_id
 from jaxis.server.protocol.chat import ChatCompletionRequest
 from jaxis.server.protocol.response_tools import offered_tools
 from jaxis.server.protocol.responses import (
@@ -180,7 +180,9 @@ class ResponseRun(StreamForm):
                 input_tokens=counts.prompt_tokens,
                 input_tokens_details=counts.prompt_tokens_details,
                 output_tokens=counts.completion_tokens,
-                output_tokens_details=counts.completion_tokens_details,
+                output_tokens_details=ReasoningTokensDetails(
+                    reasoning_tokens=counts.completion_tokens_details.reasoning_tokens
+                ),
                 total_tokens=counts.total_tokens,
             ),
         )

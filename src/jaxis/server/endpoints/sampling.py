@@ -35,6 +35,8 @@ def chat_sampling_params(
     more: dict[str, Any] = {"max_tokens": request.max_completion_tokens or request.max_tokens}
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
+    if request.prediction is not None:
+        more["prediction"] = request.prediction.text
     grammar = answer_grammar(request)
     if grammar is not None and tools.grammar is not None:
         raise ParameterError(

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
@@ -279,6 +280,8 @@ class _EngineCollector(Collector):
             counter.add_metric([self._model_name], getattr(stats, name))
             yield counter
         yield from self._kv_tiers(stats)
+        if stats.drafts is not None:
+            yield from self._draft_counters(stats.drafts)
         yield self._cache_config()
 
     def _kv_tiers(self, stats: EngineStats) -> Iterator[Metric]:
@@ -295,6 +298,23 @@ class _EngineCollector(Collector):
         for tier, counted in stats.kv_tiers.items():
             gauge.add_metric([self._model_name, tier], counted.used_bytes)
         yield gauge
+
+    def _draft_counters(self, drafts: DraftCounts) -> Iterable[Metric]:
+        for name, text, value in (
+            ("spec_decode_num_drafts", "Drafts, each of some tokens, that steps computed.", drafts.num_drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens that steps computed.", drafts.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were right.", drafts.num_accepted_tokens),
+        ):
+            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model_name], value)
+            yield counter
+        name = f"{self._prefix}:spec_decode_num_accepted_tokens_per_pos"
+        counter = CounterMetricFamily(
+            name, "Draft tokens that were right, by their place from 0.", labels=["model_name", "position"]
+        )
+        for position, value in enumerate(drafts.num_accepted_by_position):
+            counter.add_metric([self._model_name, str(position)], value)
+        yield counter
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])

@@ -137,10 +137,17 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int = 0
 
 
-class CompletionTokensDetails(BaseModel):
+class ReasoningTokensDetails(BaseModel):
     """How many generated tokens are reasoning."""
 
     reasoning_tokens: int = 0
+
+
+class CompletionTokensDetails(ReasoningTokensDetails):
+    """Also how many tokens were guessed from the prediction, right and wrong."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(BaseModel):

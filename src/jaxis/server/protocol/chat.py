@@ -56,6 +56,18 @@ class ChatMessage(LenientModel):
     function_call: None = None
 
 
+class Prediction(LenientModel):
+    """What the answer is expected to be, such as the file that it edits."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatCompletionRequest(GenerationRequest, StructuredFields):
     """A conversation to answer.
 
@@ -77,6 +89,8 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
       reasoning_effort: A variable of the chat template; refused where that does not read it.
       include_reasoning: False leaves the reasoning out of the answer.
       modalities: Only ["text"].
+      prediction: Where the engine speculates by lookup, makes an answer that is much like it faster; it changes no
+        answer.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_CHAT
@@ -96,6 +110,7 @@ class ChatCompletionRequest(GenerationRequest, StructuredFields):
     reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     include_reasoning: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    prediction: Prediction | None = None
 
 
 class ChatTokenLogprob(BaseModel):

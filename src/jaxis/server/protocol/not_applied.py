@@ -29,7 +29,6 @@ ACCOUNT_FIELDS: dict[str, NotApplied] = {
     "safety_identifier": NotApplied(),
     "prompt_cache_key": NotApplied(),
     "prompt_cache_retention": NotApplied(),
-    "prediction": NotApplied(),
     "verbosity": NotApplied(),
     "service_tier": NotApplied(neutral=("auto", "default")),
     "store": NotApplied(neutral=(False,)),

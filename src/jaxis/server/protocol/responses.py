@@ -10,9 +10,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 from jaxis.sampling_params import INTEGER_BOUNDS
 from jaxis.server.protocol.base import (
     MAX_INT32,
-    CompletionTokensDetails,
     LenientModel,
     PromptTokensDetails,
+    ReasoningTokensDetails,
     SamplingFields,
     StrictModel,
     bounded,
@@ -181,7 +181,7 @@ class ResponseUsage(BaseModel):
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: CompletionTokensDetails
+    output_tokens_details: ReasoningTokensDetails
     total_tokens: int
 
 

@@ -1,0 +1,160 @@
+"""Speculative decoding on and off, in turns in one process: text that is copied with edits, and text without matches.
+
+    python benchmarks/random_checkpoint.py FOLDER
+    python benchmarks/speculation.py FOLDER --quantization int8 --batch-size 1,16
+    python benchmarks/speculation.py --lookup          # host time of a lookup, without a model
+
+A model with random weights copies nothing. Its own greedy answer stands for the text to be copied: it is given as the
+`prediction`, with one token in `--edit-every` replaced, so guesses come true as often as in edits of a file. Text
+without matches is drawn at temperature 1. Each line has the medians of tokens a second, their ratio, the share of
+drafts that were right, and by place; answers with and without are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxis import LLM, SamplingParams
+from jaxis.engine.drafting.draft_counts import DraftCounts
+from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--lookup", action="store_true", help="measure the drafter alone")
+    parser.add_argument("--method", default="ngram")
+    parser.add_argument("--num-speculative-tokens", type=int, default=15)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--batch-size", default="1,16")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--edit-every", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if options.lookup:
+        measure_lookup()
+        return
+    sizes = [int(size) for size in options.batch_size.split(",")]
+    with LLM(
+        options.model,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        max_num_seqs=max(sizes),
+        max_model_len=2 * (options.input_len + options.output_len),
+        enable_prefix_caching=False,
+        speculative_config={"method": options.method, "num_speculative_tokens": options.num_speculative_tokens},
+    ) as llm:
+        for size in sizes:
+            compile_all(llm, size, options.num_speculative_tokens)
+            measure(llm, size, options)
+
+
+def compile_all(llm: LLM, batch_size: int, max_drafts: int) -> None:
+    """Waits until steps with drafts are compiled, of all sizes: until then there are none."""
+    runner = llm.engine.runner
+    most = min(batch_size * (1 + max_drafts), llm.engine.vllm_config.scheduler_config.max_num_batched_tokens)
+    sizes = {runner.step_shape(num_tokens).num_tokens for num_tokens in range(batch_size + 1, most + 1)}
+    for num_tokens in sizes:
+        while not runner.can_draft(num_tokens):
+            time.sleep(0.1)
+
+
+def measure(llm: LLM, batch_size: int, options: argparse.Namespace) -> None:
+    """Prints the lines of a batch size."""
+    rng = np.random.default_rng(0)
+    vocab_size = llm.engine.runner.vocab_size
+    prompts = [{"prompt_token_ids": rng.integers(0, vocab_size, options.input_len).tolist()} for _ in range(batch_size)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True, detokenize=False)
+    answers = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy)]
+    copies = []
+    for answer in answers:
+        edited = list(answer)
+        for place in range(options.edit_every - 1, len(edited), options.edit_every):
+            edited[place] = int(rng.integers(0, vocab_size))
+        copies.append(dataclasses.replace(greedy, prediction=edited))
+    drawn = dataclasses.replace(greedy, temperature=1.0)
+    for name, params in (
+        ("copying", copies),
+        ("no matches", [dataclasses.replace(drawn, seed=i) for i in range(batch_size)]),
+    ):
+        compare(llm, name, prompts, params, options.repeats)
+
+
+def compare(llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams], repeats: int) -> None:
+    """Prints the line of a kind of text."""
+    speculation = llm.engine.speculation
+    assert speculation is not None
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    answers = []
+    for turn in range(2 * (repeats + 1)):
+        is_on = bool(turn % 2)
+        llm.engine.speculation = speculation if is_on else None
+        if turn < 4:
+            speculation.counts = DraftCounts()
+        outputs, seconds = decode(llm, prompts, params)
+        answers.append([output.token_ids for output in outputs])
+        if turn >= 2:  # the first of each compile
+            num_tokens = sum(len(output.token_ids) - 1 for output in outputs)
+            rates[is_on].append(num_tokens / seconds)
+    llm.engine.speculation = speculation
+    off, on = (statistics.median(rates[is_on]) for is_on in (False, True))
+    counts = speculation.counts
+    share = counts.num_accepted_tokens / max(counts.num_draft_tokens, 1)
+    places = [f"{right / max(counts.num_drafts, 1):.2f}" for right in counts.num_accepted_by_position[:8]]
+    same = "equal answers" if all(answer == answers[0] for answer in answers) else "ANSWERS DIFFER"
+    print(
+        f"{name}, batch {len(prompts)}: {off:.1f} tok/s without, {on:.1f} with ({on / off:.2f}x); "
+        f"{share:.0%} of {counts.num_draft_tokens} drafts right, by place {' '.join(places)}; {same}",
+        flush=True,
+    )
+
+
+def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[list[Any], float]:
+    """The completions, and the seconds from the time when all prompts were read."""
+    engine = llm.engine
+    requests = [
+        engine.add_request(str(i), prompt["prompt_token_ids"], each)
+        for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+    ]
+    started = None
+    while engine.has_unfinished:
+        engine.step()
+        if started is None and all(request.completions[0].sequence.output_token_ids for request in requests):
+            started = time.perf_counter()
+    assert started is not None
+    return [request.output().outputs[0] for request in requests], time.perf_counter() - started
+
+
+def measure_lookup() -> None:
+    """Prints the host time of a guess with 32k tokens of context: random, of few distinct tokens, and repeating."""
+    rng = np.random.default_rng(0)
+    for name, tokens in (
+        ("random", rng.integers(0, 150_000, 32_768)),
+        ("100 distinct tokens", rng.integers(0, 100, 32_768)),
+        ("repeating", np.tile(rng.integers(0, 150_000, 1024), 32)),
+    ):
+        prompt = tokens.tolist()
+        sequence = Sequence(SequenceId(name), prompt, SamplingParams(), frozenset(), len(prompt) + 1000, arrival=0)
+        drafter = LookupDrafter(3, 16)
+        drafter.propose([DraftRequest(sequence, 15)])
+        seconds = []
+        for token in tokens[:500].tolist():
+            sequence.output_token_ids.append(token)
+            start = time.perf_counter()
+            drafter.propose([DraftRequest(sequence, 15)])
+            seconds.append(time.perf_counter() - start)
+        print(f"lookup in 32k tokens, {name}: {statistics.median(seconds) * 1e6:.0f} us")
+
+
+if __name__ == "__main__":
+    main()

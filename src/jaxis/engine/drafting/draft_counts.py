@@ -1,0 +1,31 @@
+"""Counts of drafts. No JAX here: the server's process reads them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DraftCounts:
+    """What became of drafts, since the start.
+
+    Attributes:
+      num_drafts: Steps of a sequence that computed drafts.
+      num_draft_tokens: Draft tokens computed.
+      num_accepted_tokens: Those that were right.
+      num_accepted_by_position: Entry i counts the drafts whose first i + 1 tokens, at least, were right.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: list[int] = field(default_factory=list)
+
+    def add(self, num_drafts: int, num_right: int) -> None:
+        """Counts a sequence's drafts of one step."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_right
+        self.num_accepted_by_position += [0] * (num_drafts - len(self.num_accepted_by_position))
+        for position in range(num_right):
+            self.num_accepted_by_position[position] += 1

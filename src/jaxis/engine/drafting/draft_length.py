@@ -1,0 +1,120 @@
+"""How many drafts pay: chances of acceptance against the time that more rows take, both measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+
+# Of a sequence's earlier steps, each weighs so much of the one after it: texts change.
+DECAY = 0.8
+# What a sequence's first drafts are taken for: so many guesses, with this chance of being right.
+PRIOR_GUESSES, PRIOR_CHANCE = 1.0, 0.75
+# Of a step's time, what a further row is taken to cost until a step of its shape was measured. Low, so that it is.
+ROW_COST = 0.05
+# Steps of a size whose median time counts, and after how many steps without one it is taken to be unknown again: it may
+# have been measured while the machine was busy.
+NUM_TIMES = 9
+MAX_AGE = 1000
+
+
+class DraftPlace:
+    """How often a sequence's drafts are right.
+
+    Attributes:
+      max_drafts: Most drafts in a step.
+
+    Args:
+      max_drafts: Most drafts in a step.
+    """
+
+    def __init__(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was measured."""
+        self._num_right = self._num_guesses = 0.0
+
+    @property
+    def chance(self) -> float:
+        """The chance that a draft is right if those before it are."""
+        return (self._num_right + PRIOR_GUESSES * PRIOR_CHANCE) / (self._num_guesses + PRIOR_GUESSES)
+
+    def observe(self, num_drafts: int, num_right: int) -> None:
+        """Learns that of a step's drafts, `num_right` were right before the first wrong one."""
+        self._num_right = DECAY * self._num_right + num_right
+        self._num_guesses = DECAY * self._num_guesses + num_right + (num_right < num_drafts)
+
+
+class DraftLengths:
+    """Chooses, for each step, the number of drafts that gives most tokens in its time.
+
+    Args:
+      padded: The number of rows that a step of so many rows is padded to, and takes the time of.
+      is_compiled: Whether a step of so many rows can run at once; if not, it is going to be compiled.
+      max_tokens: Most rows of a step.
+    """
+
+    def __init__(self, padded: Callable[[int], int], is_compiled: Callable[[int], bool], max_tokens: int) -> None:
+        self._padded, self._is_compiled, self._max_tokens = padded, is_compiled, max_tokens
+        self._seconds: dict[int, deque[float]] = {}
+        self._num_steps = 0
+        self._newest_step: dict[int, int] = {}
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Takes in the time of a step without prefills."""
+        padded = self._padded(num_tokens)
+        self._num_steps += 1
+        self._newest_step[padded] = self._num_steps
+        self._seconds.setdefault(padded, deque(maxlen=NUM_TIMES)).append(seconds)
+        oldest = min(self._newest_step, key=self._newest_step.__getitem__)
+        if self._newest_step[oldest] < self._num_steps - MAX_AGE:
+            del self._newest_step[oldest], self._seconds[oldest]
+
+    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int] | None:
+        """How many drafts to compute for each of these sequences.
+
+        Args:
+          places: Of the sequences that may get drafts.
+          num_running: Sequences in the step, these included.
+
+        Returns:
+          For each place; all 0 if drafts do not pay. None if they would, once more is compiled.
+        """
+        # A sequence's j-th draft counts if all before it are right, so its chances fall: sorting keeps their order.
+        gains = sorted(
+            ((place.chance**j, i) for i, place in enumerate(places) for j in range(1, place.max_drafts + 1)),
+            key=lambda gain: -gain[0],
+        )[: max(self._max_tokens - num_running, 0)]
+        rates = [(num_running / self._estimate(num_running), 0)]
+        expected = float(num_running)
+        for count, (gain, _) in enumerate(gains, start=1):
+            expected += gain
+            num_tokens = num_running + count
+            if count < len(gains) and self._padded(num_tokens) != num_tokens:
+                continue  # another draft costs nothing
+            rates.append((expected / self._estimate(num_tokens), count))
+        rates.sort(key=lambda rate: -rate[0])
+        plain = next(i for i, (_, count) in enumerate(rates) if count == 0)
+        best_count = 0
+        if plain > 0:
+            compiled = (count for _, count in rates[:plain] if self._is_compiled(num_running + count))
+            best_count = next(compiled, 0)
+            if best_count == 0:
+                return None
+        lengths = [0] * len(places)
+        for _, i in gains[:best_count]:
+            lengths[i] += 1
+        return lengths
+
+    def _estimate(self, num_tokens: int) -> float:
+        """The seconds of a step; in proportion to each other only if none was measured."""
+        padded = self._padded(num_tokens)
+        if padded in self._seconds:
+            return statistics.median(self._seconds[padded])
+        known = [size for size in self._seconds if size < padded]
+        if not known:
+            return 1.0 + ROW_COST * padded if not self._seconds else min(map(statistics.median, self._seconds.values()))
+        nearest = max(known)
+        return statistics.median(self._seconds[nearest]) * (1.0 + ROW_COST * (padded - nearest))

@@ -1,0 +1,112 @@
+"""Drafts copied from the text so far: prompt, the client's prediction, and output (n-gram or prompt lookup).
+
+The longest end of the text that occurred before is found, and the tokens that followed it there are the draft. Of
+equally long occurrences, the latest counts. The method is that of transformers' prompt lookup and vLLM's "ngram".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+
+import numpy as np
+
+from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+
+
+class LookupDrafter:
+    """Guesses that a text goes on as it did before.
+
+    Args:
+      min_match: Fewest tokens at the text's end that must have occurred before.
+      max_match: Most tokens of the text's end that are looked for; a longer match counts as one of so many.
+    """
+
+    needs_match = True
+
+    def __init__(self, min_match: int, max_match: int) -> None:
+        self._min_match, self._max_match = min_match, max_match
+        self._texts: dict[SequenceId, LookupText] = {}
+
+    def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
+        """See `Drafter`."""
+        return [
+            self._text(sequence).continuation(self._min_match, self._max_match, limit) for sequence, limit in requests
+        ]
+
+    def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
+        """See `Drafter`; also counts what became of guesses from a prediction."""
+        text = self._texts.get(sequence.seq_id)
+        if text is not None and text.is_from_prediction:
+            sequence.num_accepted_predictions += num_right
+            sequence.num_rejected_predictions += num_drafts - num_right
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Drafter`."""
+        self._texts.pop(sequence.seq_id, None)
+
+    def _text(self, sequence: Sequence) -> LookupText:
+        text = self._texts.get(sequence.seq_id)
+        if text is None:
+            text = LookupText(sequence, self._max_match)
+            self._texts[sequence.seq_id] = text
+        text.follow(sequence.output_token_ids)
+        return text
+
+
+class LookupText:
+    """What is looked up for one sequence.
+
+    Attributes:
+      is_from_prediction: Whether the last continuation found began in the prediction.
+
+    Args:
+      sequence: With its prompt and prediction.
+      max_match: Most tokens that are looked for.
+    """
+
+    def __init__(self, sequence: Sequence, max_match: int) -> None:
+        self.is_from_prediction = False
+        prompt, prediction = sequence.prompt_token_ids, sequence.prediction_token_ids
+        tokens = prompt
+        self._prediction_start = self._prediction_stop = len(prompt)
+        if prediction:
+            # The output begins where the prediction does, behind the prompt: so the prompt's end comes before both.
+            tokens = [*prompt, *prediction, *prompt[-max_match:]]
+            self._prediction_stop += len(prediction)
+        self._tokens = np.zeros(len(tokens) + sequence.max_total_tokens - len(prompt), np.int32)
+        self._tokens[: len(tokens)] = tokens
+        self._num_fixed = self._num_tokens = len(tokens)
+
+    def follow(self, output_token_ids: AbstractSequence[int]) -> None:
+        """Takes in the output's new tokens."""
+        new = output_token_ids[self._num_tokens - self._num_fixed :]
+        self._tokens[self._num_tokens : self._num_tokens + len(new)] = new
+        self._num_tokens += len(new)
+
+    def continuation(self, min_match: int, max_match: int, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end."""
+        tokens = self._tokens[: self._num_tokens]
+        last = self._num_tokens - 1
+        # Where the text's end may have occurred before: the places of its last token.
+        places = np.flatnonzero(tokens[:last] == tokens[last])
+        length = 1
+        while len(places) and length < max_match:
+            # A place too close to the start reads the text's end instead, and is dropped by the first condition.
+            longer = places[(places >= length) & (tokens[places - length] == tokens[last - length])]
+            if not len(longer):
+                break
+            places, length = longer, length + 1
+        if not len(places) or length < min_match:
+            return []
+        start = int(places[-1]) + 1
+        self.is_from_prediction = self._prediction_start <= start < self._prediction_stop
+        if start == self._prediction_stop > self._prediction_start:
+            return []  # nothing is known to follow the prediction
+        stop = self._prediction_stop if self.is_from_prediction else self._num_tokens
+        found = tokens[start : min(start + limit, stop)].tolist()
+        if stop == self._num_tokens:
+            # A text that repeats itself goes on doing so: what follows its end is what is guessed to.
+            while len(found) < limit:
+                found += found[: limit - len(found)]
+        return found

@@ -1,0 +1,48 @@
+"""From `speculative_config` to what makes the engine's drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig
+from jaxis.engine.drafting.draft_layers import DraftLayers
+from jaxis.engine.drafting.draft_length import DraftLengths
+from jaxis.engine.drafting.drafter import Drafter
+from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.drafting.suffix import SuffixDrafter
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.scheduling.sequence import Sequence
+
+
+def make_speculation(
+    config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int], bool]
+) -> Speculation | None:
+    """What makes drafts as configured; None if nothing does.
+
+    Args:
+      config: As the user asked for it.
+      runner: Runs the steps with drafts.
+      extend_blocks: See `DraftLayers`.
+    """
+    if config is None:
+        return None
+    lengths = DraftLengths(
+        lambda num_tokens: runner.step_shape(num_tokens).num_tokens,
+        runner.can_draft,
+        runner.vllm_config.scheduler_config.max_num_batched_tokens,
+    )
+    return Speculation(_drafter(config, runner, extend_blocks), lengths, max_drafts=config.num_speculative_tokens)
+
+
+def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int], bool]) -> Drafter:
+    if config.method in LAYER_METHODS:
+        return DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
+    if config.method == "suffix":
+        return SuffixDrafter(
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_cached_requests,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+        )
+    return LookupDrafter(config.prompt_lookup_min, config.prompt_lookup_max)

@@ -1,0 +1,53 @@
+"""Drafts of layers on the devices: those of whole sequences without a cache, however the sequences were computed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jaxis.config import LoadConfig, ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.execution.kv_cache import plan_kv_caches
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.parallel.mesh import make_mesh
+from tests.support.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run, write_folders
+from tests.support.parity import prompt
+from tests.support.prediction_checkpoints import WholeDrafts
+
+QUICK = (("grouped", 7), ("eagle3", 7), ("draft_model", 7))
+KINDS = ("grouped", "latent", "windows", "eagle3", "draft_model")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunk"),
+    [
+        pytest.param(kind, chunk, marks=() if (kind, chunk) in QUICK else pytest.mark.slow)
+        for kind in KINDS
+        for chunk in (1, 7, 64)
+    ],
+)
+def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, kind, chunk):
+    runner = make_runner(folders[kind], max_num_batched_tokens=chunk)
+    sequences, drafts = run(runner, [prompt(20), prompt(33), prompt(5)], num_tokens=4)
+    drafts_of = WholeDrafts(runner.model)
+    for tokens, by_length in zip(sequences, drafts, strict=True):
+        assert len(by_length) == 3
+        for length, guesses in by_length.items():
+            assert guesses == drafts_of(tokens[:length], NUM_DRAFTS)[0]
+    runner.close()
+
+
+def test_the_layers_caches_count_in_the_size_of_a_block(folders):
+    folder, _ = folders["grouped"]
+    config = VllmConfig(ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=MAX_MODEL_LEN))
+    with_layer = dataclasses.replace(config, load_config=LoadConfig(prediction_layer=True))
+    mesh = make_mesh()
+    plans = [plan_kv_caches(construct_abstractly(each), each, mesh, 4 << 20) for each in (config, with_layer)]
+    [smaller], [larger] = [plan.bytes_per_block.values() for plan in plans]
+    assert larger * 2 == smaller * 3  # of two layers and one more

@@ -1,0 +1,147 @@
+"""With native kernels drafts change no bit of any family's answers, at any width of weights or of the cache; and what
+was sampled is what `prompt_logprobs` scores. In processes of their own, with XLA's usual optimizations."""
+
+import json
+import operator
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxis.kernels import native
+
+pytestmark = [
+    pytest.mark.production_xla,
+    pytest.mark.slow,  # test_identity.py has one model's
+    pytest.mark.skipif(not native.usable(), reason="needs the native kernels"),
+]
+
+MAX_DRAFTS = 6
+NUM_TOKENS = 20
+
+
+def main(families: list[str], options: dict[str, object]) -> None:
+    """Prints, as JSON, each family's answers by the drafter that was used, and how many drafts were right."""
+    import jax
+
+    from jaxis import LLM, SamplingParams
+    from tests.support import parity
+    from tests.support.drafters import drafters, drafting
+    from tests.support.parity import prompt
+
+    prompts = [{"prompt_token_ids": prompt(length)} for length in (3, 40, 61)]
+    requests = [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=4, temperature=temperature, seed=7)
+        for temperature in (0.0, 0.7, 2.0)
+    ]
+    found = {}
+    for family in [each for each in parity.FAMILIES if each.name in families]:
+        with LLM(
+            parity.checkpoint_folder(family),
+            **{
+                "dtype": "float32",
+                "kv_cache_memory": "4MiB",
+                "max_num_batched_tokens": 64,
+                "max_model_len": 128,
+                "enable_prefix_caching": False,
+                **options,
+            },
+            show_progress=False,
+        ) as llm:
+            plain = [llm.generate(prompts, params) for params in requests]
+            answers = {}
+            for output in (output for outputs in plain for output in outputs):
+                answers.setdefault(tuple(output.prompt_token_ids), []).append(output.outputs[0].token_ids)
+            runs = {"plain": [_answer(output) for outputs in plain for output in outputs]}
+            num_right = {}
+            for name in ("right", "changing", "random"):
+                with drafting(llm.engine, drafters(answers, 131)[name], MAX_DRAFTS) as speculation:
+                    outputs = [output for params in requests for output in llm.generate(prompts, params)]
+                runs[name] = [_answer(output) for output in outputs]
+                num_right[name] = speculation.counts.num_accepted_tokens
+            texts = [{"prompt_token_ids": [*o.prompt_token_ids, *o.outputs[0].token_ids]} for o in outputs]
+            scored = llm.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=4))
+            runs["scored"] = [
+                [_entries(output.prompt_logprobs[-NUM_TOKENS:]), *runs["plain"][i][1:]]
+                for i, output in enumerate(scored)
+            ]
+            runner = llm.engine.runner
+            has_states = runner.num_state_slots is not None
+            # The caches of native attention have one axis for all of a block and a head.
+            num_blocks = set(runner.num_blocks.values())
+            caches = [cache for cache in jax.tree.leaves(runner.executor.caches) if cache.shape[0] in num_blocks]
+            is_native = all(cache.ndim == 3 for cache in caches)
+        found[family.name] = {"runs": runs, "num_right": num_right, "has_states": has_states, "is_native": is_native}
+    print(json.dumps(found))
+
+
+def _entries(entries: list[dict]) -> list[dict[str, str]]:
+    return [{str(token): value.logprob.hex() for token, value in entry.items()} for entry in entries]
+
+
+def _answer(output: object) -> list[object]:
+    completion = output.outputs[0]
+    return [_entries(completion.logprobs), list(completion.token_ids), completion.finish_reason]
+
+
+def answers_of(families: list[str], options: dict[str, object]) -> dict:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
+    script = "import json, sys; from tests.engine.drafting.test_identity_of_models import main; "
+    script += "main(*map(json.loads, sys.argv[1:]))"
+    process = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(families), json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def equal_up_to_rounding(answers: list, others: list) -> bool:
+    """Where heads have a size that native attention does not compute."""
+    for (entries, *rest), (other_entries, *other_rest) in zip(answers, others, strict=True):
+        if rest != other_rest:
+            return False
+        for entry, other in zip(entries, other_entries, strict=True):
+            both = [(float.fromhex(entry[token]), float.fromhex(other[token])) for token in entry.keys() & other.keys()]
+            if not both or any(abs(one - two) > 1e-4 for one, two in both):
+                return False
+    return True
+
+
+def check(families: list[str], options: dict[str, object]) -> None:
+    found = answers_of(families, options)
+    assert set(found) == set(families)
+    for family, result in found.items():
+        plain = result["runs"]["plain"]
+        assert len({str(answer) for answer in plain}) == len(plain)
+        same = operator.eq if result["is_native"] else equal_up_to_rounding
+        differing = [name for name, answers in result["runs"].items() if not same(answers, plain)]
+        assert not differing, f"{family}: {differing}"
+        assert (result["num_right"]["right"] > 40) == (not result["has_states"]), family
+        assert result["num_right"]["random"] < 10, family
+
+
+WIDTHS = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8 cache": {"kv_cache_dtype": "int8"},
+    "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_at_every_width(width: str) -> None:
+    check(["Qwen3"], {**WIDTHS[width]})
+
+
+@pytest.mark.parametrize("width", ["float32", "int8"])
+def test_every_family(width: str) -> None:
+    from tests.support import parity
+
+    check([family.name for family in parity.FAMILIES], WIDTHS[width])

@@ -1,0 +1,77 @@
+"""Layers on the devices that draft change no answer: tokens, log-probabilities to the bit, finish reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxis import SamplingParams
+from jaxis.engine.drafting.draft_layers import DraftLayers
+from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.engine import LLMEngine
+from tests.support.draft_runs import make_runner, write_folders
+from tests.support.drafters import AllDrafts
+from tests.support.parity import prompt
+
+REQUESTS = [
+    (prompt(20), SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)),
+    (prompt(45), SamplingParams(temperature=0.8, seed=3, max_tokens=9, logprobs=2, top_k=40)),
+    (prompt(3), SamplingParams(temperature=2.0, seed=4, max_tokens=15, logprobs=2)),
+    (prompt(20), SamplingParams(temperature=0.0, max_tokens=7, frequency_penalty=0.5)),
+    (prompt(33), SamplingParams(temperature=0.0, max_tokens=1)),
+    ([*prompt(32), 5], SamplingParams(temperature=0.5, n=2, seed=1, max_tokens=8, logprobs=0)),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp)
+
+
+def answers(engine):
+    """Each request's answers, while all run together, and whoever comes later finds prefixes of the earlier."""
+    found = []
+    for start in range(0, len(REQUESTS), 3):
+        requests = [engine.add_request(str(i), *REQUESTS[i]) for i in range(start, min(start + 3, len(REQUESTS)))]
+        while engine.has_unfinished:
+            engine.step()
+        for request in requests:
+            assert request.error is None
+            for completion in request.output().outputs:
+                logprobs = [{t: v.logprob.hex() for t, v in each.items()} for each in completion.logprobs or ()]
+                found.append((list(completion.token_ids), completion.finish_reason, logprobs))
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["grouped", *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "draft_model")]],
+)
+def test_drafts_of_layers_change_no_answer(folders, kind):
+    runner = make_runner(folders[kind], max_num_batched_tokens=16)
+    engine = LLMEngine(runner.vllm_config, runner.executor, tokenizer=None, eos_token_ids=frozenset({7}))
+    plain = answers(engine)
+    engine.reset()
+    drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
+    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    assert answers(engine) == plain
+    assert engine.speculation.counts.num_draft_tokens > 20
+    assert engine.scheduler.block_manager.num_free_blocks == engine.scheduler.block_manager.num_blocks
+    engine.close()
+
+
+def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
+    """The layers see what the model sees: each step gives all drafts and one token more."""
+    target = folders["draft_model"][0]
+    runner = make_runner((target, target), max_num_batched_tokens=16)
+    engine = LLMEngine(runner.vllm_config, runner.executor, tokenizer=None, eos_token_ids=frozenset())
+    drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
+    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    requests = [
+        engine.add_request(str(n), prompt(n), SamplingParams(temperature=0.0, max_tokens=17)) for n in (20, 33, 5)
+    ]
+    while engine.has_unfinished:
+        engine.step()
+    counts = engine.speculation.counts
+    assert all(len(request.output().outputs[0].token_ids) == 17 for request in requests)
+    assert counts.num_accepted_tokens == counts.num_draft_tokens > 30
+    engine.close()

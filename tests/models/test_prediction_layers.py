@@ -1,0 +1,40 @@
+"""Layers that predict later tokens draft what transformers drafts with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxis.config import LoadConfig, ModelConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from tests.support.parity import prompt
+from tests.support.prediction_checkpoints import WholeDrafts, family, reference_drafts, write_prediction_checkpoint
+
+# Largest difference of logits, as a part of the largest logit. The reference sums recurrences by chunks.
+TOLERANCES = {"DeepSeek V3": 2e-5, "GLM-4.5 MoE": 2e-5, "GLM-4.5 MoE, groups, two dense layers": 2e-5, "Kimi K2": 2e-5}
+TOLERANCES |= {"Mellum 2": 2e-5}
+TOLERANCES |= {"Qwen3.5": 1e-4, "Qwen3.5 MoE": 1e-4, "Qwen3-Next": 1e-4}
+QUICK = ("DeepSeek V3", "GLM-4.5 MoE", "Qwen3.5")
+ROWS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TOLERANCES]
+NUM_DRAFTS = 3
+
+
+def load(folder, *, prediction_layer=True):
+    model_config = ModelConfig(str(folder), HFConfig.from_folder(folder), max_model_len=1024)
+    return load_model(VllmConfig(model_config, load_config=LoadConfig(prediction_layer=prediction_layer)), make_mesh())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_drafts_are_those_of_transformers(tmp_path, name):
+    folder, larger = write_prediction_checkpoint(tmp_path, family(name))
+    drafts_of = WholeDrafts(load(folder))
+    for length in (2, 17, 50):
+        tokens = prompt(length)
+        expected, expected_logits = reference_drafts(folder, larger, tokens, NUM_DRAFTS)
+        drafts, logits = drafts_of(tokens, NUM_DRAFTS)
+        assert drafts == expected
+        np.testing.assert_allclose(
+            logits, expected_logits, rtol=0, atol=TOLERANCES[name] * np.abs(expected_logits).max()
+        )

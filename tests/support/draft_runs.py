@@ -1,0 +1,110 @@
+"""Small models with layers that draft, a runner for them, and a loop that asks for drafts after every step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxis.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.engine.drafting.draft_layers import DraftLayers
+from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.kv_cache import plan_kv_caches
+from jaxis.engine.execution.runner import Runner
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
+from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.kernels import native
+from jaxis.models.draft_loader import load_draft_model, load_eagle3
+from jaxis.models.model_loader import load_model
+from jaxis.parallel.mesh import make_mesh
+from jaxis.quantization.wrappers import PackingConfig
+from jaxis.sampling_params import SamplingParams
+from tests.support.eagle_checkpoints import write_head, write_target
+from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
+
+NUM_DRAFTS = 3
+MAX_MODEL_LEN = 128
+
+
+def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | None]]:
+    """For each kind of layers, the folder of the model and that of the layers; `new` makes folders."""
+    target = write_target(new("target"))
+    # Heads of a size that the native kernels take.
+    grouped = write_prediction_checkpoint(new("grouped"), family("GLM-4.5 MoE", head_dim=32))[0]
+    latent = write_prediction_checkpoint(new("latent"), family("DeepSeek V3"))[0]
+    return {
+        "grouped": (grouped, None),
+        "latent": (latent, None),
+        "windows": (write_prediction_checkpoint(new("windows"), family("Mellum 2", head_dim=32))[0], None),
+        "eagle3": (target, write_head(new("head"), "SpecForge", layers=(1, 2, 5))),
+        "draft_model": (target, write_target(new("smaller"), num_layers=1, seed=1)),
+    }
+
+
+def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) -> Runner:
+    """A runner of a model and its layers."""
+    folder, draft_folder = folders
+    mesh = make_mesh()
+
+    def config_of(path):
+        return VllmConfig(
+            ModelConfig(str(path), HFConfig.from_folder(path), max_model_len=MAX_MODEL_LEN),
+            cache_config=CacheConfig(kv_cache_memory_bytes=4 << 20),
+            scheduler_config=SchedulerConfig(min(4, max_num_batched_tokens), max_num_batched_tokens),
+            load_config=LoadConfig(prediction_layer=draft_folder is None),
+            quant_config=PackingConfig(None) if native.usable() else None,
+        )
+
+    config = config_of(folder)
+    model = load_model(config, mesh)
+    if draft_folder is not None:
+        load = load_eagle3 if draft_folder.name.startswith("head") else load_draft_model
+        load(model, config_of(draft_folder), mesh)
+    plan = plan_kv_caches(model, config, mesh)
+    return Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))
+
+
+def run(
+    runner: Runner, prompts: list[list[int]], num_tokens: int
+) -> tuple[list[list[int]], list[dict[int, list[int]]]]:
+    """Decodes greedily; for each sequence, its tokens and {length: drafts behind so many tokens}."""
+    limits = runner.vllm_config.scheduler_config
+    blocks = BlockManager(runner.num_blocks, runner.vllm_config.cache_config.block_size, True, None)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    drafter = DraftLayers(runner, NUM_DRAFTS, blocks.extend)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
+    sequences = [
+        Sequence(SequenceId(str(i)), list(ids), params, frozenset(), len(ids) + num_tokens, arrival=i)
+        for i, ids in enumerate(prompts)
+    ]
+    for each in sequences:
+        scheduler.add_sequence(each)
+    sampling = {
+        each.seq_id: SequenceSampling(
+            params,
+            prompt_token_ids=each.prompt_token_ids,
+            output_token_ids=each.output_token_ids,
+            vocab_size=runner.vocab_size,
+            seed=0,
+        )
+        for each in sequences
+    }
+    drafts = [{} for _ in sequences]
+    while (output := scheduler.schedule()) is not None:
+        step = runner.dispatch(output, sampling)
+        for _ in scheduler.update(output, step.token_ids()):
+            pass
+        known = [i for i, each in enumerate(sequences) if each.output_token_ids and not each.status.finished]
+        proposed = drafter.propose([DraftRequest(sequences[i], NUM_DRAFTS) for i in known])
+        for i, guesses in zip(known, proposed, strict=True):
+            drafts[i][sequences[i].num_tokens] = list(guesses)
+    return [[*each.prompt_token_ids, *each.output_token_ids] for each in sequences], drafts

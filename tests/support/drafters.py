@@ -1,0 +1,90 @@
+"""Drafters for tests, which know, or do not know, what comes next; and an engine that uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
+from jaxis.engine.drafting.drafter import Drafter, DraftRequest
+from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.engine import LLMEngine
+
+
+class TestDrafter:
+    """Asks a function for the draft that follows (prompt, output so far), of a length up to a limit."""
+
+    __test__ = False
+    needs_match = False
+
+    def __init__(self, guess: Callable[[list[int], list[int], int], Sequence[int]]) -> None:
+        self._guess = guess
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Sequence[int]]:
+        return [
+            self._guess(sequence.prompt_token_ids, sequence.output_token_ids, limit) for sequence, limit in requests
+        ]
+
+    def observe(self, sequence: object, num_drafts: int, num_right: int) -> None:
+        pass
+
+    def forget(self, sequence: object) -> None:
+        pass
+
+
+Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
+
+
+def truth(answers: Answers) -> Callable[[list[int], list[int], int], Sequence[int]]:
+    """Drafts the known answer: that one of the prompt's answers which begins with the output so far."""
+
+    def guess(prompt: list[int], output: list[int], limit: int) -> Sequence[int]:
+        for answer in answers.get(tuple(prompt), ()):
+            if list(answer[: len(output)]) == output:
+                return list(answer[len(output) : len(output) + limit])
+        return []
+
+    return guess
+
+
+def drafters(answers: Answers, vocab_size: int) -> dict[str, TestDrafter]:
+    """Drafters of all kinds, by name."""
+    right = truth(answers)
+    rng = random.Random(5)
+
+    def changed(prompt: list[int], output: list[int], limit: int) -> Sequence[int]:
+        draft = list(right(prompt, output, rng.randint(0, limit)))
+        for place in range(len(draft)):
+            if rng.random() < 0.25:
+                draft[place] = rng.randrange(vocab_size)
+        return draft
+
+    return {
+        "right": TestDrafter(right),
+        "wrong": TestDrafter(lambda p, o, n: [(token + 1) % vocab_size for token in right(p, o, n)] or [1] * n),
+        "random": TestDrafter(lambda p, o, n: [rng.randrange(vocab_size) for _ in range(n)]),
+        "out of range": TestDrafter(lambda p, o, n: [*right(p, o, 1), vocab_size + 7, -1, 2**40]),
+        "changing": TestDrafter(changed),
+        "too long": TestDrafter(lambda p, o, n: [*right(p, o, n), *([3] * 100)]),
+    }
+
+
+class AllDrafts(DraftLengths):
+    """As many drafts as a sequence may have."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda num_tokens: num_tokens, lambda num_tokens: True, 1 << 20)
+
+    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
+        return [place.max_drafts for place in places]
+
+
+@contextlib.contextmanager
+def drafting(engine: LLMEngine, drafter: Drafter, max_drafts: int) -> Iterator[Speculation]:
+    """Has an engine use a drafter, as often and as long as may be."""
+    before, engine.speculation = engine.speculation, Speculation(drafter, AllDrafts(), max_drafts=max_drafts)
+    try:
+        yield engine.speculation
+    finally:
+        engine.speculation = before

@@ -1,0 +1,193 @@
+"""Tiny checkpoints with a layer that predicts later tokens, and what transformers drafts with it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from transformers.modeling_layers import MtpModel
+
+from jaxis.layers.attention_metadata import AttentionMetadata
+from tests.support.parity import FAMILIES, Family, reference_model
+
+_EXTRA_PARTS = {
+    "numbered": {"enorm": "E", "hnorm": "E", "eh_proj": "E,2E", "shared_head.norm": "E"},
+    "separate": {"pre_fc_norm_embedding": "E", "pre_fc_norm_hidden": "E", "fc": "E,2E", "norm": "E"},
+}
+
+
+def family(name: str, **config: Any) -> Family:
+    """The row of the parity table of this name, with some other settings."""
+    row = next(each for each in FAMILIES if each.name == name)
+    # All layers that predict later tokens are sparse where the model's own are.
+    settings = {key: value for key, value in row.config.items() if key != "mlp_only_layers"}
+    return dataclasses.replace(row, name=f"{name} {config}", config={**settings, **config})
+
+
+def with_one_more_layer(row: Family) -> Family:
+    """The family with one layer more, of the kind that predicts."""
+    config = dict(row.config)
+    num_layers = config.get("num_hidden_layers", 2)
+    if "layer_types" in config:
+        kind = "full_attention" if "linear_attention" in config["layer_types"] else "sliding_attention"
+        config["layer_types"] = [*config["layer_types"], kind]
+    if "mlp_layer_types" in config:
+        config["mlp_layer_types"] = [*config["mlp_layer_types"], "sparse"]
+    config["num_hidden_layers"] = num_layers + 1
+    return dataclasses.replace(row, name=f"{row.name}, and one layer", config=config)
+
+
+def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transformers.PreTrainedModel]:
+    """Saves the family's model of one layer more, the last of which is the layer that predicts.
+
+    Returns:
+      The folder, and the model of one layer more.
+    """
+    larger = reference_model(with_one_more_layer(row))
+    larger.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    num_layers, size = config["num_hidden_layers"] - 1, config["hidden_size"]
+    is_separate = "layer_types" in config
+    last, module = f"model.layers.{num_layers}.", "mtp." if is_separate else f"model.layers.{num_layers}."
+    layer = "mtp.layers.0." if is_separate else last
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {f"{layer}{n.removeprefix(last)}" if n.startswith(last) else n: t for n, t in tensors.items()}
+    rng = np.random.default_rng(0)
+    for name, shape in _EXTRA_PARTS["separate" if is_separate else "numbered"].items():
+        sizes = {"E": (size,), "E,2E": (size, 2 * size)}[shape]
+        # Norms around 1, or around 0 where the file has them so.
+        center = 0.0 if shape != "E" or "linear_attention" in config.get("layer_types", ()) else 1.0
+        tensors[f"{module}{name}.weight"] = (center + 0.2 * rng.standard_normal(sizes)).astype(np.float32)
+    if not is_separate:
+        # Copies that published checkpoints have.
+        tensors[f"{module}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+        tensors[f"{module}shared_head.head.weight"] = tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
+    if "mlp_layer_types" in config and is_separate:
+        config |= {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["sparse"]}
+    for key in ("layer_types", "mlp_layer_types"):
+        if key in config:
+            config[key] = config[key][:-1]
+    if "linear_attention" in config.get("layer_types", ()):
+        del config["num_nextn_predict_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, larger
+
+
+@torch.no_grad()
+def reference_drafts(
+    folder: Path, larger: transformers.PreTrainedModel, tokens: Sequence[int], num_drafts: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """What follows the tokens: drafts after the last of them, which the model itself has chosen.
+
+    Returns:
+      The drafts, and the logits [V] that each is the most likely of.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    hidden = model.model(torch.tensor([tokens[:-1]]), use_cache=False).last_hidden_state
+    predict = _mtp_layer(model) if getattr(model.config, "num_mtp_layers", None) else _own_loop(folder, model, larger)
+    next_ids, drafts, logits = list(tokens[1:]), [], []
+    states = hidden
+    for _ in range(num_drafts):
+        out = predict(torch.tensor([next_ids]), states)
+        logits.append(model.lm_head(out[0, -1]).numpy())
+        drafts.append(int(logits[-1].argmax()))
+        next_ids.append(drafts[-1])
+        states = torch.cat([states, out[:, -1:]], dim=1)
+    return drafts, logits
+
+
+def _mtp_layer(model):
+    """transformers' own: next ids [1, T], states [1, T, E] -> [1, T, E]."""
+    number = model.config.num_hidden_layers
+    # It looks for the layers of published sizes.
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*", r"^mtp\."]
+    mtp = MtpModel.from_pretrained(model).float().eval()
+
+    def predict(next_ids, states):
+        # A row has the place of the token that it embeds.
+        positions = torch.arange(1, next_ids.shape[1] + 1)[None]
+        return mtp.forward_layer(0, states, positions, None, input_ids=next_ids)
+
+    return predict
+
+
+def _own_loop(folder: Path, model, larger):
+    """The same of a family whose layer transformers does not load: its decoder layer and norms, put together here."""
+    tensors = load_file(folder / "model.safetensors")
+    part = {name: torch.from_numpy(tensors[f"mtp.{name}.weight"]) for name in _EXTRA_PARTS["separate"]}
+    layer = larger.model.layers[-1]
+
+    def norm(name, x):
+        made = copy.deepcopy(model.model.norm)
+        made.weight.data = part[name]
+        return made(x)
+
+    def predict(next_ids, states):
+        embeddings = model.model.embed_tokens(next_ids)
+        joined = torch.cat([norm("pre_fc_norm_embedding", embeddings), norm("pre_fc_norm_hidden", states)], dim=-1)
+        length = next_ids.shape[1]
+        positions = torch.arange(1, length + 1)[None]
+        mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
+        ropes = model.model.rotary_emb(joined, positions)
+        x = layer(joined @ part["fc"].T, position_embeddings=ropes, attention_mask=mask, position_ids=positions)
+        return norm("norm", x)
+
+    return predict
+
+
+class WholeDrafts:
+    """As `reference_drafts`, by jaxis: of whole sequences without a cache.
+
+    Args:
+      model: With layers that draft tokens.
+      padded: Most tokens; one program serves all lengths.
+    """
+
+    def __init__(self, model: Any, padded: int = 64) -> None:
+        self._model, self._padded = model, padded
+        graph, self._state = nnx.split(model)
+        metadata = AttentionMetadata.for_whole_sequences([padded])
+
+        @jax.jit
+        def run(state: nnx.State, input_ids: jax.Array) -> jax.Array:
+            merged = nnx.merge(graph, state)
+            _, hidden, aux = merged(None, input_ids, metadata)
+            return merged.draft.first_states(hidden, aux)
+
+        @jax.jit
+        def draft(state: nnx.State, token_ids: jax.Array, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+            merged = nnx.merge(graph, state)
+            _, states = merged.draft(merged, None, token_ids, states, metadata)
+            return states, merged.draft.compute_logits(merged, states)
+
+        self._run, self._draft = run, draft
+
+    def __call__(self, tokens: Sequence[int], num_drafts: int) -> tuple[list[int], list[np.ndarray]]:
+        """The drafts behind these tokens, and the logits that each is the most likely of."""
+        layers = self._model.draft
+        states = self._run(self._state, self._pad(tokens))
+        read, drafts, logits = list(tokens[1:] if layers.reads_next_token else tokens), [], []
+        for _ in range(num_drafts):
+            newest, rows = self._draft(self._state, self._pad(read), states)
+            last = len(read) - 1
+            states = states.at[last + 1].set(newest[last])
+            logits.append(np.asarray(rows[last]))
+            drafts.append(int(layers.token_ids(jnp.argmax(rows[last]))))
+            read.append(drafts[-1])
+        return drafts, logits
+
+    def _pad(self, token_ids: Sequence[int]) -> jax.Array:
+        return jnp.asarray([*token_ids, *[0] * (self._padded - len(token_ids))])
