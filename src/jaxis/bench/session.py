@@ -16,7 +16,8 @@ from jaxis.bench.process import CompileStats, compile_stats, describe_machine, s
 from jaxis.bench.run import Load, run_batch
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.setup import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS, build_engine
+from jaxis.engine.settings import CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS
+from jaxis.engine.setup import build_engine
 from jaxis.host.machine import usable_cores
 from jaxis.host.peak_memory import peak_memory_bytes
 from jaxis.host.progress import ProgressDisplay

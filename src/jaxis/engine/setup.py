@@ -8,25 +8,16 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jaxis.config import (
-    CacheConfig,
     LoadConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
     VllmConfig,
 )
 from jaxis.config.context_length import trained_context_length
-from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.quantization import QuantizationConfig
-from jaxis.config.rope_config import rope_config
 from jaxis.config.speculative import SpeculativeConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
@@ -38,9 +29,11 @@ from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, engine_fingerprint
+from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.memory_plan import MemoryPlan, plan_memory
+from jaxis.engine.settings import check_quant_method, make_quant_config, make_vllm_config
 from jaxis.engine.store_setup import make_store
-from jaxis.errors import ConfigError, RequestError
+from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
 from jaxis.kernels import native
@@ -59,24 +52,15 @@ from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.arguments import requested_config
-from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
-from jaxis.quantization.rules import RuleQuantizationConfig
-from jaxis.quantization.wrappers import Dequantize, PackingConfig
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
-from jaxis.tokenizer.template_choice import read_tokenizer, template_names, turn_end_token_id
+from jaxis.tokenizer.template_choice import read_tokenizer, template_names
 
 if TYPE_CHECKING:
     from jaxis.engine.hosts.followers import Followers
     from jaxis.layers.module import JaxModule
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-DEFAULT_DTYPE = "bfloat16"  # of a checkpoint whose config.json names none
-KV_CACHE_DTYPES = {**DTYPES, "int8": jnp.int8}
-DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -128,7 +112,7 @@ class OpenedModel:
         Raises:
           ConfigError, CheckpointError, EngineError: See `LLM`.
         """
-        vllm_config = _vllm_config(args, self.path, self.hf_config, mesh.devices.flat[0].platform)
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, mesh.devices.flat[0].platform)
         with progress.loading(str(args.model or "the embedded model")) as on_progress:
             model = load_model(vllm_config, mesh, on_progress)
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
@@ -231,12 +215,12 @@ def _build_engine(
     _check_ranks_share(args)
     opened = open_model(args)
     path, hf_config = opened.path, opened.hf_config
-    _check_quant_method(quant_method, hf_config)
+    check_quant_method(quant_method, hf_config)
     tokenizer = read_tokenizer(path, args.chat_template)
     if needs_chat_template and (tokenizer is None or not tokenizer.has_chat_template):
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
-    default_sampling_params = _default_sampling_params(generation, path)
+    default_sampling_params = sampling_defaults(generation, path)
     if args.fit_memory and (followers is not None or args.data_parallel_size > 1):
         # What fits into this host's memory says nothing of the others', and data ranks repeat weights.
         args = dataclasses.replace(args, fit_memory=False)
@@ -256,7 +240,7 @@ def _build_engine(
         loaded.vllm_config,
         executor,
         tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(generation, hf_config, tokenizer) | _turn_end(args, tokenizer, progress),
+        eos_token_ids=eos_token_ids_of(generation, hf_config, tokenizer) | end_of_turn(args, tokenizer, progress),
         store=make_store(args, executor.plan, loaded.vllm_config.cache_config.block_size, fingerprint),
     )
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
@@ -335,7 +319,7 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
     def make_config(args: EngineArgs) -> VllmConfig:
         # A config of its own each time: keys that are read here do not count as read by the model.
         hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-        return _vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
+        return make_vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
 
     hf_config = make_config(args).model_config.hf_config
     quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
@@ -344,38 +328,6 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
     if quantized and not dequantized and args.load_format != "dummy":
         stored_bytes = sum(info.nbytes for info in TensorListing(path).values())
     return plan_memory(args, make_config, mesh, stored_bytes)
-
-
-def _vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
-    quantization = requested_config(args.requested_quantization)
-    speculative = args.parsed_speculative_config
-    predicts = speculative is not None and speculative.method == "mtp"
-    return VllmConfig(
-        model_config=ModelConfig(
-            model=str(path),
-            hf_config=hf_config,
-            dtype=_dtype(args.dtype, hf_config, platform),
-            max_model_len=_max_model_len(args.max_model_len, hf_config),
-            seed=args.seed,
-        ),
-        cache_config=CacheConfig(
-            block_size=args.block_size,
-            cache_dtype=_kv_cache_dtype(args, hf_config),
-            enable_prefix_caching=args.enable_prefix_caching,
-            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        ),
-        scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
-        parallel_config=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            enable_expert_parallel=args.enable_expert_parallel,
-            decode_context_parallel_size=args.decode_context_parallel_size,
-        ),
-        load_config=LoadConfig(args.load_format, prediction_layer=predicts),
-        quant_config=_quant_config(args, path, hf_config, quantization),
-        kv_events_config=args.kv_events,
-        speculative_config=speculative,
-    )
 
 
 def _load_draft(
@@ -402,126 +354,13 @@ def _load_draft(
         target,
         model_config=dataclasses.replace(target.model_config, model=str(path), hf_config=hf_config),
         load_config=LoadConfig(),
-        quant_config=_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
+        quant_config=make_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
     )
     if speculative.method == "draft_model":
         check_same_vocabulary(target, draft_config)
     load = load_eagle3 if speculative.method == "eagle3" else load_draft_model
     with progress.loading(speculative.model) as on_progress:
         load(model, draft_config, mesh, on_progress)
-
-
-def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
-    """The requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
-
-    On CPU a model computes in float32 by default, whatever its checkpoint's type: a bfloat16 cache is what the
-    checkpoint was trained with, and half the memory to read.
-    """
-    if args.kv_cache_dtype != "auto":
-        return KV_CACHE_DTYPES[args.kv_cache_dtype]
-    if args.dtype == "auto" and native.usable() and _checkpoint_dtype(hf_config) == "bfloat16":
-        return jnp.bfloat16
-    return None
-
-
-def _check_quant_method(expected: str | None, hf_config: HFConfig) -> None:
-    """Raises an error if the checkpoint is not quantized as expected."""
-    found = (hf_config.read_object("quantization_config") or {}).get("quant_method")
-    # Some names are followed by that of a variant: modelopt_fp4.
-    if expected is not None and found != expected and not str(found).startswith(f"{expected}_"):
-        raise ConfigError(
-            f"quantization={expected!r}, but {hf_config.source} says {found or 'that the weights are not quantized'}: "
-            "leave it out; how a checkpoint is quantized is read from its config.json"
-        )
-
-
-def _checkpoint_dtype(hf_config: HFConfig) -> str:
-    return checkpoint_dtype(hf_config) or DEFAULT_DTYPE
-
-
-def _quant_config(
-    args: EngineArgs, path: Path, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
-) -> QuantizationConfig | None:
-    if args.load_format != "dummy":
-        config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
-    else:  # random weights are not quantized
-        config = None if isinstance(choice, Dequantize) else choice
-    return PackingConfig(config) if native.usable() and args.num_devices == 1 else config
-
-
-def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
-    if name == "auto":
-        # XLA's CPU backend upcasts low-precision weights on every use: float32 is the fastest there.
-        name = "float32" if platform == "cpu" else _checkpoint_dtype(hf_config)
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} in config.json is not supported; give dtype: {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
-    """A limit that was not given is derived from the other: every running sequence must be able to decode in a step."""
-    if max_num_batched_tokens is None:
-        default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
-        max_num_batched_tokens = max(default, max_num_seqs or 0)
-    if max_num_seqs is None:
-        max_num_seqs = min(DEFAULT_MAX_NUM_SEQS, max_num_batched_tokens)
-    if max_num_seqs > max_num_batched_tokens:
-        raise ConfigError(
-            f"max_num_seqs={max_num_seqs} is more than max_num_batched_tokens={max_num_batched_tokens}, so not every "
-            "running sequence could decode in a step: lower the one or raise the other"
-        )
-    return SchedulerConfig(max_num_seqs, max_num_batched_tokens)
-
-
-def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
-    trained = trained_context_length(hf_config)
-    if wanted is None:
-        return min(trained, _short_context_len(hf_config) or trained)
-    if wanted > trained:
-        raise ConfigError(
-            f"max_model_len={wanted} is more than the {trained} positions of the checkpoint; lower it, or raise "
-            "max_position_embeddings through hf_overrides if the model is known to go on"
-        )
-    return wanted
-
-
-def _short_context_len(hf_config: HFConfig) -> int | None:
-    """LongRoPE's longest sequence with the short frequencies; None for other ropes.
-
-    A paged engine has one set of frequencies for all requests; the long ones are worse for short sequences.
-    """
-    # A copy, so that keys read here do not count as read by the model.
-    text_config = hf_config.get_text_config()
-    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source), "full_attention")
-    return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
-
-
-def _eos_token_ids(generation: dict[str, Any], hf_config: HFConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """generation_config.json's, else config.json's, else the tokenizer's: the order of the reference's `generate`.
-
-    A GGUF file has them all in its tokenizer.
-    """
-    if tokenizer is not None and tokenizer.stop_token_ids:
-        return tokenizer.stop_token_ids
-    eos = generation.get("eos_token_id", hf_config.get("eos_token_id", hf_config.get_text_config().get("eos_token_id")))
-    if eos is None and tokenizer is not None:
-        eos = tokenizer.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [eos])
-
-
-def _turn_end(args: EngineArgs, tokenizer: Tokenizer | None, progress: ProgressDisplay) -> frozenset[int]:
-    """What ends an answer in the user's chat template; nothing for the checkpoint's own, whose files say it."""
-    if args.chat_template is None or tokenizer is None:
-        return frozenset()
-    if (token_id := turn_end_token_id(tokenizer)) is not None:
-        return frozenset({token_id})
-    progress.note(
-        "chat_template: no token of this model ends an answer in it, so answers may go on after their end: give a stop "
-        "string, or another template"
-    )
-    return frozenset()
 
 
 def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:
@@ -531,17 +370,3 @@ def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:
         f"{model} has no chat template, so it cannot chat: give one with --chat-template FILE or NAME "
         f"({', '.join(template_names())}), or use `jaxis generate`"
     )
-
-
-def _default_sampling_params(generation: dict[str, Any], path: Path) -> SamplingParams:
-    names = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-    names |= {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-    settings: dict[str, Any] = {"max_tokens": None}
-    settings |= {ours: generation[name] for name, ours in names.items() if name in generation}
-    if generation.get("do_sample") is False:
-        settings["temperature"] = 0.0
-    try:
-        return SamplingParams(**settings)
-    except RequestError as error:
-        source = path / "generation_config.json" if path.is_dir() else path
-        raise ConfigError(f"{source}: {error}") from None

@@ -26,7 +26,7 @@ from jaxis.bringup.analyze.source import ModelSource, open_source
 from jaxis.bringup.analyze.tensors import TensorProblem, check_tensors
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.hf_defaults import with_defaults
-from jaxis.engine.setup import KV_CACHE_DTYPES
+from jaxis.engine.settings import KV_CACHE_DTYPES
 from jaxis.host.byte_size import parse_bytes
 from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes

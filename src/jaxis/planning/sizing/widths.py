@@ -17,7 +17,7 @@ from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.config.expert_counts import num_experts
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.kv_cache import cache_specs
-from jaxis.engine.setup import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
+from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_modules

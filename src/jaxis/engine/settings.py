@@ -1,0 +1,159 @@
+"""From an engine's arguments and a checkpoint's config.json to the engine's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxis.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from jaxis.config.context_length import trained_context_length
+from jaxis.config.dtype import checkpoint_dtype
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.quantization import QuantizationConfig
+from jaxis.config.rope_config import rope_config
+from jaxis.engine.arguments import EngineArgs
+from jaxis.errors import ConfigError
+from jaxis.kernels import native
+from jaxis.loading.open_checkpoint import TensorListing
+from jaxis.quantization.arguments import requested_config
+from jaxis.quantization.checkpoint_formats import quantization_of_checkpoint
+from jaxis.quantization.rules import RuleQuantizationConfig
+from jaxis.quantization.wrappers import Dequantize, PackingConfig
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+DEFAULT_DTYPE = "bfloat16"  # of a checkpoint whose config.json names none
+KV_CACHE_DTYPES = {**DTYPES, "int8": jnp.int8}
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+
+
+def make_vllm_config(args: EngineArgs, path: Path, hf_config: HFConfig, platform: str) -> VllmConfig:
+    """The configuration of an engine.
+
+    Args:
+      args: Its arguments.
+      path: The checkpoint's folder or file.
+      hf_config: The checkpoint's config.json.
+      platform: Of the devices, such as "cpu".
+
+    Raises:
+      ConfigError: The arguments and the checkpoint do not go together.
+    """
+    quantization = requested_config(args.requested_quantization)
+    speculative = args.parsed_speculative_config
+    predicts = speculative is not None and speculative.method == "mtp"
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(path),
+            hf_config=hf_config,
+            dtype=_dtype(args.dtype, hf_config, platform),
+            max_model_len=_max_model_len(args.max_model_len, hf_config),
+            seed=args.seed,
+        ),
+        cache_config=CacheConfig(
+            block_size=args.block_size,
+            cache_dtype=_kv_cache_dtype(args, hf_config),
+            enable_prefix_caching=args.enable_prefix_caching,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        ),
+        scheduler_config=_scheduler_config(args.max_num_seqs, args.max_num_batched_tokens, platform),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=args.tensor_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
+            decode_context_parallel_size=args.decode_context_parallel_size,
+        ),
+        load_config=LoadConfig(args.load_format, prediction_layer=predicts),
+        quant_config=make_quant_config(args, path, hf_config, quantization),
+        kv_events_config=args.kv_events,
+        speculative_config=speculative,
+    )
+
+
+def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
+    """The requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
+
+    On CPU a model computes in float32 by default, whatever its checkpoint's type: a bfloat16 cache is what the
+    checkpoint was trained with, and half the memory to read.
+    """
+    if args.kv_cache_dtype != "auto":
+        return KV_CACHE_DTYPES[args.kv_cache_dtype]
+    if args.dtype == "auto" and native.usable() and _checkpoint_dtype(hf_config) == "bfloat16":
+        return jnp.bfloat16
+    return None
+
+
+def check_quant_method(expected: str | None, hf_config: HFConfig) -> None:
+    """Raises an error if the checkpoint is not quantized as expected."""
+    found = (hf_config.read_object("quantization_config") or {}).get("quant_method")
+    # Some names are followed by that of a variant: modelopt_fp4.
+    if expected is not None and found != expected and not str(found).startswith(f"{expected}_"):
+        raise ConfigError(
+            f"quantization={expected!r}, but {hf_config.source} says {found or 'that the weights are not quantized'}: "
+            "leave it out; how a checkpoint is quantized is read from its config.json"
+        )
+
+
+def _checkpoint_dtype(hf_config: HFConfig) -> str:
+    return checkpoint_dtype(hf_config) or DEFAULT_DTYPE
+
+
+def make_quant_config(
+    args: EngineArgs, path: Path, hf_config: HFConfig, choice: RuleQuantizationConfig | Dequantize | None
+) -> QuantizationConfig | None:
+    """How weights are stored and applied: as the checkpoint says and the user chose; None: as they are."""
+    if args.load_format != "dummy":
+        config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
+    else:  # random weights are not quantized
+        config = None if isinstance(choice, Dequantize) else choice
+    return PackingConfig(config) if native.usable() and args.num_devices == 1 else config
+
+
+def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:
+    if name == "auto":
+        # XLA's CPU backend upcasts low-precision weights on every use: float32 is the fastest there.
+        name = "float32" if platform == "cpu" else _checkpoint_dtype(hf_config)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} in config.json is not supported; give dtype: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | None, platform: str) -> SchedulerConfig:
+    """A limit that was not given is derived from the other: every running sequence must be able to decode in a step."""
+    if max_num_batched_tokens is None:
+        default = CPU_DEFAULT_MAX_NUM_BATCHED_TOKENS if platform == "cpu" else DEFAULT_MAX_NUM_BATCHED_TOKENS
+        max_num_batched_tokens = max(default, max_num_seqs or 0)
+    if max_num_seqs is None:
+        max_num_seqs = min(DEFAULT_MAX_NUM_SEQS, max_num_batched_tokens)
+    if max_num_seqs > max_num_batched_tokens:
+        raise ConfigError(
+            f"max_num_seqs={max_num_seqs} is more than max_num_batched_tokens={max_num_batched_tokens}, so not every "
+            "running sequence could decode in a step: lower the one or raise the other"
+        )
+    return SchedulerConfig(max_num_seqs, max_num_batched_tokens)
+
+
+def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
+    trained = trained_context_length(hf_config)
+    if wanted is None:
+        return min(trained, _short_context_len(hf_config) or trained)
+    if wanted > trained:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the {trained} positions of the checkpoint; lower it, or raise "
+            "max_position_embeddings through hf_overrides if the model is known to go on"
+        )
+    return wanted
+
+
+def _short_context_len(hf_config: HFConfig) -> int | None:
+    """LongRoPE's longest sequence with the short frequencies; None for other ropes.
+
+    A paged engine has one set of frequencies for all requests; the long ones are worse for short sequences.
+    """
+    # A copy, so that keys read here do not count as read by the model.
+    text_config = hf_config.get_text_config()
+    rope = rope_config(HFConfig(text_config.to_dict(), source=text_config.source), "full_attention")
+    return rope.original_max_position_embeddings if rope.rope_type == "longrope" else None
