@@ -8,7 +8,6 @@ sequence gets drafts (speculative decoding), nothing runs ahead.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
@@ -24,10 +23,11 @@ from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.runner import DispatchedStep, Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
-from jaxis.engine.execution.sequence_sampling import SequenceSampling, sequence_seed, tokenize_bad_words
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
+from jaxis.engine.request_factory import RequestFactory
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
@@ -36,7 +36,6 @@ from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatu
 from jaxis.errors import EngineError, RequestError
 from jaxis.host.extras import check_extra
 from jaxis.outputs import RequestOutput
-from jaxis.prompts import checked_token_ids
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,10 +45,6 @@ if TYPE_CHECKING:
     from jaxis.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
-
-
-# Of a prediction, for each token of the longest sequence: more are not read.
-MAX_PREDICTION_CHARACTERS = 8
 
 
 class LLMEngine:
@@ -102,7 +97,14 @@ class LLMEngine:
             self._event_publisher = EventPublisher(events, spans, vllm_config.cache_config.block_size)
         # Totals of earlier block managers, which a failed step replaces.
         self._past_prefix_cache_queries = self._past_prefix_cache_hits = 0
-        self._num_requests = 0
+        self._factory = RequestFactory(
+            tokenizer,
+            eos_token_ids,
+            vocab_size=self.runner.vocab_size,
+            max_model_len=self.max_model_len,
+            seed=vllm_config.model_config.seed,
+            reads_predictions=self.speculation is not None,
+        )
         self._reset_state()
 
     @property
@@ -170,18 +172,23 @@ class LLMEngine:
         Raises:
           RequestError: The prompt or a parameter cannot be honoured; nothing was queued.
         """
-        prompt_token_ids = self._checked_prompt(prompt_token_ids)
-        self._check_needs_no_tokenizer(params)
+        prompt_token_ids = self._factory.checked_prompt(prompt_token_ids)
+        self._factory.check_needs_no_tokenizer(params)
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if params.structured_outputs is None:
             grammar = None
         elif grammar is None:
             grammar = self.grammar_compiler.compile(params.structured_outputs)
-        request = Request(request_id, prompt, prompt_token_ids, params)
-        self._num_requests += 1
-        for index in range(params.n):
-            request.completions.append(self._new_completion(request, index, priority, cache_salt, grammar))
+        request = self._factory.make(
+            request_id,
+            prompt_token_ids,
+            params,
+            prompt=prompt,
+            priority=priority,
+            cache_salt=cache_salt,
+            grammar=grammar,
+        )
         added = []
         try:
             for completion in request.completions:
@@ -228,13 +235,6 @@ class LLMEngine:
         except Exception:
             _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
         self.store.close()
-
-    def _check_needs_no_tokenizer(self, params: SamplingParams) -> None:
-        if self.tokenizer is not None:
-            return
-        for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
-            if texts:
-                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Ends a request; returns what it has so far, or None if it is not unfinished."""
@@ -290,7 +290,7 @@ class LLMEngine:
         """
         if self.has_unfinished:
             raise EngineError("compute_logits requires an idle engine: finish or abort the running requests first")
-        token_ids = self._checked_prompt(token_ids, spare=0)
+        token_ids = self._factory.checked_prompt(token_ids, spare=0)
         if not paged:
             return self.runner.whole_logits(token_ids)
         try:
@@ -307,7 +307,7 @@ class LLMEngine:
         """
         if self.has_unfinished:
             raise EngineError("iterate_logits requires an idle engine: finish or abort the running requests first")
-        return self.runner.iterate_whole_logits(self._checked_prompt(token_ids, spare=0))
+        return self.runner.iterate_whole_logits(self._factory.checked_prompt(token_ids, spare=0))
 
     def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
         self._discard_inflight()
@@ -509,63 +509,6 @@ class LLMEngine:
     def _forget(self, completion: CompletionState) -> None:
         self._completions.pop(completion.sequence.seq_id, None)
         self._sampling.pop(completion.sequence.seq_id, None)
-
-    def _new_completion(
-        self, request: Request, index: int, priority: int, cache_salt: str | None, grammar: Grammar | None
-    ) -> CompletionState:
-        params, prompt_token_ids = request.params, request.prompt_token_ids
-        max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
-        sequence = Sequence(
-            SequenceId(request.request_id, index),
-            prompt_token_ids,
-            params,
-            self.eos_token_ids,
-            min(self.max_model_len, len(prompt_token_ids) + max_tokens),
-            arrival=self._num_requests,
-            priority=priority,
-            cache_salt=cache_salt,
-            prediction_token_ids=self._prediction(params),
-        )
-        seed = self.vllm_config.model_config.seed
-        sampling = SequenceSampling(
-            params,
-            prompt_token_ids=prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            vocab_size=self.runner.vocab_size,
-            seed=sequence_seed(params, engine_seed=seed, request_number=self._num_requests, completion_index=index),
-            eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
-            bad_words_token_ids=self._bad_words(params),
-            grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
-        )
-        return CompletionState(request, sequence, sampling, self.tokenizer)
-
-    def _bad_words(self, params: SamplingParams) -> abc.Sequence[abc.Sequence[int]]:
-        if not params.bad_words or self.tokenizer is None:
-            return ()
-        encode = functools.partial(self.tokenizer.encode, add_special_tokens=False)
-        return tokenize_bad_words(params.bad_words, encode, self.runner.vocab_size)
-
-    def _prediction(self, params: SamplingParams) -> list[int]:
-        if self.speculation is None or params.prediction is None:
-            return []
-        if isinstance(params.prediction, str):
-            # No output is longer than the context, and no string that is read takes long to tokenize.
-            text = params.prediction[: MAX_PREDICTION_CHARACTERS * self.max_model_len]
-            token_ids = [] if self.tokenizer is None else self.tokenizer.encode(text, add_special_tokens=False)
-        else:
-            token_ids = params.prediction
-        return [token_id for token_id in token_ids if token_id < self.runner.vocab_size][: self.max_model_len]
-
-    def _checked_prompt(self, token_ids: abc.Sequence[int], *, spare: int = 1) -> list[int]:
-        """The token ids as a list, with room for `spare` more."""
-        if len(token_ids) == 0:
-            raise RequestError("the prompt is empty: give at least one token")
-        if len(token_ids) + spare > self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, and max_model_len={self.max_model_len} must hold it and at "
-                "least one more: shorten it, or start with a larger max_model_len"
-            )
-        return checked_token_ids(token_ids, self.runner.vocab_size)
 
 
 def _is_token(token_id: int) -> bool:

@@ -1,0 +1,137 @@
+"""Makes requests: checks a prompt and its parameters, and creates a sequence for each completion."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as AbstractSequence
+from typing import TYPE_CHECKING
+
+from jaxis.engine.execution.sequence_sampling import SequenceSampling, sequence_seed, tokenize_bad_words
+from jaxis.engine.output_processor import CompletionState, Request
+from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+from jaxis.errors import RequestError
+from jaxis.prompts import checked_token_ids
+from jaxis.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.tokenizer import Tokenizer
+
+# Of a prediction, for each token of the longest sequence: more are not read.
+MAX_PREDICTION_CHARACTERS = 8
+
+
+class RequestFactory:
+    """Makes an engine's requests.
+
+    Args:
+      tokenizer: The checkpoint's, if it has one.
+      eos_token_ids: Tokens that end a sequence.
+      vocab_size: V.
+      max_model_len: Most tokens of a sequence, prompt and output together.
+      seed: Of requests that bring none.
+      reads_predictions: Whether a request's prediction is of use.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: frozenset[int],
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        reads_predictions: bool,
+    ) -> None:
+        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._seed, self._reads_predictions = seed, reads_predictions
+        self._num_requests = 0
+
+    def make(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None,
+        priority: int,
+        cache_salt: str | None,
+        grammar: Grammar | None,
+    ) -> Request:
+        """A request for `params.n` completions; the arguments are those of `LLMEngine.add_request`, checked."""
+        request = Request(request_id, prompt, prompt_token_ids, params)
+        self._num_requests += 1
+        for index in range(params.n):
+            request.completions.append(self._completion(request, index, priority, cache_salt, grammar))
+        return request
+
+    def checked_prompt(self, token_ids: AbstractSequence[int], *, spare: int = 1) -> list[int]:
+        """The token ids as a list.
+
+        Raises:
+          RequestError: There are none, an unknown one, or too many for `spare` more.
+        """
+        if len(token_ids) == 0:
+            raise RequestError("the prompt is empty: give at least one token")
+        if len(token_ids) + spare > self._max_model_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, and max_model_len={self._max_model_len} must hold it and at "
+                "least one more: shorten it, or start with a larger max_model_len"
+            )
+        return checked_token_ids(token_ids, self._vocab_size)
+
+    def check_needs_no_tokenizer(self, params: SamplingParams) -> None:
+        """Raises a RequestError for parameters that are texts, where there is no tokenizer to read them."""
+        if self._tokenizer is not None:
+            return
+        for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+            if texts:
+                raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
+
+    def _completion(
+        self, request: Request, index: int, priority: int, cache_salt: str | None, grammar: Grammar | None
+    ) -> CompletionState:
+        params, prompt_token_ids = request.params, request.prompt_token_ids
+        max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
+        sequence = Sequence(
+            SequenceId(request.request_id, index),
+            prompt_token_ids,
+            params,
+            self._eos_token_ids,
+            min(self._max_model_len, len(prompt_token_ids) + max_tokens),
+            arrival=self._num_requests,
+            priority=priority,
+            cache_salt=cache_salt,
+            prediction_token_ids=self._prediction(params),
+        )
+        sampling = SequenceSampling(
+            params,
+            prompt_token_ids=prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            vocab_size=self._vocab_size,
+            seed=sequence_seed(
+                params, engine_seed=self._seed, request_number=self._num_requests, completion_index=index
+            ),
+            eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+            bad_words_token_ids=self._bad_words(params),
+            grammar=None if grammar is None else grammar.new_matcher(params.stop_token_ids),
+        )
+        return CompletionState(request, sequence, sampling, self._tokenizer)
+
+    def _bad_words(self, params: SamplingParams) -> AbstractSequence[AbstractSequence[int]]:
+        if not params.bad_words or self._tokenizer is None:
+            return ()
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        return tokenize_bad_words(params.bad_words, encode, self._vocab_size)
+
+    def _prediction(self, params: SamplingParams) -> list[int]:
+        if not self._reads_predictions or params.prediction is None:
+            return []
+        if isinstance(params.prediction, str):
+            # No output is longer than the context, and no string that is read takes long to tokenize.
+            text = params.prediction[: MAX_PREDICTION_CHARACTERS * self._max_model_len]
+            token_ids = [] if self._tokenizer is None else self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            token_ids = params.prediction
+        return [token_id for token_id in token_ids if token_id < self._vocab_size][: self._max_model_len]
