@@ -99,6 +99,11 @@ def test_options_become_engine_arguments(invoke):
         "revision": "v1",
         "load_format": "dummy",
         "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "decode_context_parallel_size": 1,
+        "kv_offloading_backend": "native",
+        "kv_offloading_disk_size": "32GiB",
         "chat_template": None,
     }
 

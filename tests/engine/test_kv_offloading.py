@@ -169,9 +169,9 @@ class TestDisk:
             scheduler, num_computed = llm.engine.scheduler, 0
             schedule = scheduler.schedule
 
-            def counting():
+            def counting(*drafts):
                 nonlocal num_computed
-                output = schedule()
+                output = schedule(*drafts)
                 num_computed += 0 if output is None else output.num_tokens
                 return output
 

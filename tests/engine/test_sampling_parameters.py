@@ -36,6 +36,26 @@ def test_every_parameter_has_a_test_here():
     assert {field.name for field in dataclasses.fields(SamplingParams)} <= tested
 
 
+def test_num_speculative_tokens(llm):
+    """More of it: tests/engine/drafting."""
+    [plain], [limited] = (
+        llm.generate(PROMPT, SamplingParams(**SAMPLED, num_speculative_tokens=number)) for number in (None, 0)
+    )
+    assert limited.outputs[0].token_ids == plain.outputs[0].token_ids
+    with pytest.raises(RequestError, match="num_speculative_tokens"):
+        SamplingParams(num_speculative_tokens=-1)
+
+
+def test_prediction(llm):
+    """More of it: tests/engine/drafting."""
+    [plain], [predicted] = (
+        llm.generate(PROMPT, SamplingParams(**SAMPLED, prediction=prediction)) for prediction in (None, [5, 6, 7])
+    )
+    assert predicted.outputs[0].token_ids == plain.outputs[0].token_ids
+    with pytest.raises(RequestError, match="prediction"):
+        SamplingParams(prediction=3)
+
+
 def test_unknown_parameter():
     with pytest.raises(TypeError, match="beam_width"):
         SamplingParams(beam_width=4)

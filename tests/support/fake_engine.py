@@ -28,6 +28,8 @@ class FakeEngine:
     speculation = None
     last_compile_wait = None
     silent_hosts = ()
+    fetches_blocks = False
+    store = None
 
     def __init__(self):
         self.grammar_compiler = None
@@ -35,7 +37,7 @@ class FakeEngine:
             model_config=types.SimpleNamespace(model="", hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
         )
-        self.runner = types.SimpleNamespace(vocab_size=100, model=JaxModule())
+        self.runner = types.SimpleNamespace(vocab_size=100, num_ranks=1, model=JaxModule())
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}
@@ -48,6 +50,9 @@ class FakeEngine:
     def scheduler(self):
         blocks = types.SimpleNamespace(usage=0.0, num_blocks=10, block_size=16)
         return types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
+
+    def finish_saves(self):
+        pass
 
     def add_request(self, request_id, prompt_token_ids, params, *, priority, cache_salt, grammar):
         if not prompt_token_ids:

@@ -69,15 +69,16 @@ class SimulatedRanks:
 
     def update(self) -> None:
         output = self.in_flight.popleft()
-        tokens = [
-            token
+        sampled = [
+            tokens
             for engine, part in zip(self.engines, output.ranks, strict=True)
             if part.scheduled
-            for token in engine.in_flight.popleft()[1]
+            for tokens in engine.in_flight.popleft()[1]
         ]
+        tokens = [entry.accepted(own) for entry, own in zip(output.scheduled, sampled, strict=True)]
         sampling = [entry.sequence for entry in output.scheduled if entry.samples]
         expected = [sequence for sequence in sampling if not sequence.status.finished]
-        assert [sequence for sequence, _ in self.scheduler.update(output, tokens)] == expected
+        assert [sequence for sequence, *_ in self.scheduler.update(output, tokens)] == expected
         for engine in self.engines:
             engine.unfinished = [sequence for sequence in engine.unfinished if not sequence.status.finished]
         self.check()

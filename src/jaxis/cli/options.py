@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from jaxis.llm import LLM
 
 SAMPLING_PANEL = "Sampling (defaults: the checkpoint's generation_config.json)"
-ENGINE_PANEL = "Engine"
 OUTPUT_PANEL = "Output"
 PROMPT_PANEL = "Prompt"
 _PLAIN_TYPES = (bool, int, int | None, str, str | None)
@@ -82,9 +81,8 @@ def _engine_option(name: str) -> tuple[str, Any, Any] | None:
     plain = hint in _PLAIN_TYPES or get_origin(hint) is Literal
     option = typer.Option(
         help=info.help,
-        min=info.minimum,
         metavar=info.metavar,
-        rich_help_panel=ENGINE_PANEL,
+        rich_help_panel=info.panel,
         show_default=hint is not bool,
     )
     return info.option or name, Annotated[hint if plain else str | None, option], argument.default

@@ -33,6 +33,7 @@ class ArgumentInfo:
       help: One line for the command line; None if there is no option.
       metavar: Placeholder for the value in the help.
       option: The option's name, if it differs from the argument's.
+      panel: The group of options in the help.
       speed_only: Whether it affects only speed, not answers.
     """
 
@@ -40,6 +41,7 @@ class ArgumentInfo:
     help: str | None = None
     metavar: str | None = None
     option: str | None = None
+    panel: str = "Engine"
     speed_only: bool = False
 
 
@@ -170,27 +172,33 @@ class EngineArgs:
     )
     tensor_parallel_size: int = field(
         default=1,
-        metadata=_info(minimum=1, metavar="NUMBER", help="Devices to spread the model over.", speed_only=True),
+        metadata=_info(
+            minimum=1, metavar="N", help="Devices to spread the model over.", panel="Devices", speed_only=True
+        ),
     )
     data_parallel_size: int = field(
         default=1,
         metadata=_info(
             minimum=1,
-            metavar="NUMBER",
+            metavar="N",
             help="Ranks of so many devices, each with its own requests, that share a model's experts.",
+            panel="Devices",
             speed_only=True,
         ),
     )
     enable_expert_parallel: bool = field(
         default=False,
-        metadata=_info(help="Place experts on devices whole, not a part of each on every device.", speed_only=True),
+        metadata=_info(
+            help="Place experts on devices whole, not a part of each on every device.", panel="Devices", speed_only=True
+        ),
     )
     decode_context_parallel_size: int = field(
         default=1,
         metadata=_info(
             minimum=1,
-            metavar="NUMBER",
+            metavar="N",
             help="Devices that share the tokens of a cache of latents: 1, or all that share the model.",
+            panel="Devices",
             speed_only=True,
         ),
     )

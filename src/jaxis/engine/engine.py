@@ -103,7 +103,6 @@ class LLMEngine:
             vocab_size=self.runner.vocab_size,
             max_model_len=self.max_model_len,
             seed=vllm_config.model_config.seed,
-            reads_predictions=self.speculation is not None,
         )
         self._reset_state()
 
@@ -188,6 +187,7 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
             grammar=grammar,
+            reads_prediction=self.speculation is not None,
         )
         added = []
         try:

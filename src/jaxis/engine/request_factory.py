@@ -30,7 +30,6 @@ class RequestFactory:
       vocab_size: V.
       max_model_len: Most tokens of a sequence, prompt and output together.
       seed: Of requests that bring none.
-      reads_predictions: Whether a request's prediction is of use.
     """
 
     def __init__(
@@ -41,11 +40,10 @@ class RequestFactory:
         vocab_size: int,
         max_model_len: int,
         seed: int,
-        reads_predictions: bool,
     ) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
-        self._seed, self._reads_predictions = seed, reads_predictions
+        self._seed = seed
         self._num_requests = 0
 
     def make(
@@ -58,12 +56,17 @@ class RequestFactory:
         priority: int,
         cache_salt: str | None,
         grammar: Grammar | None,
+        reads_prediction: bool,
     ) -> Request:
-        """A request for `params.n` completions; the arguments are those of `LLMEngine.add_request`, checked."""
+        """A request for `params.n` completions.
+
+        The arguments are those of `LLMEngine.add_request`, checked; a prediction is read only where it is of use.
+        """
         request = Request(request_id, prompt, prompt_token_ids, params)
         self._num_requests += 1
+        prediction = self._prediction(params) if reads_prediction else []
         for index in range(params.n):
-            request.completions.append(self._completion(request, index, priority, cache_salt, grammar))
+            request.completions.append(self._completion(request, index, priority, cache_salt, grammar, prediction))
         return request
 
     def checked_prompt(self, token_ids: AbstractSequence[int], *, spare: int = 1) -> list[int]:
@@ -90,7 +93,13 @@ class RequestFactory:
                 raise RequestError(f"{name} needs a tokenizer, and the checkpoint has none: use token ids instead")
 
     def _completion(
-        self, request: Request, index: int, priority: int, cache_salt: str | None, grammar: Grammar | None
+        self,
+        request: Request,
+        index: int,
+        priority: int,
+        cache_salt: str | None,
+        grammar: Grammar | None,
+        prediction_token_ids: list[int],
     ) -> CompletionState:
         params, prompt_token_ids = request.params, request.prompt_token_ids
         max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
@@ -103,7 +112,7 @@ class RequestFactory:
             arrival=self._num_requests,
             priority=priority,
             cache_salt=cache_salt,
-            prediction_token_ids=self._prediction(params),
+            prediction_token_ids=prediction_token_ids,
         )
         sampling = SequenceSampling(
             params,
@@ -126,7 +135,7 @@ class RequestFactory:
         return tokenize_bad_words(params.bad_words, encode, self._vocab_size)
 
     def _prediction(self, params: SamplingParams) -> list[int]:
-        if not self._reads_predictions or params.prediction is None:
+        if params.prediction is None:
             return []
         if isinstance(params.prediction, str):
             # No output is longer than the context, and no string that is read takes long to tokenize.

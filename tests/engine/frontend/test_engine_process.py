@@ -285,7 +285,7 @@ def test_every_parameter_is_carried():
         **{"allowed_token_ids": [1, 2, 3], "bad_words": ["é", "x y"], "seed": 2**64 - 1, "max_tokens": 9},
         **{"min_tokens": 2, "stop": ["a\n", "\u2028"], "stop_token_ids": [4], "ignore_eos": True},
         **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
-        **{"skip_special_tokens": False},
+        **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
     }
     grammars = [
         StructuredOutputs(json_schema={"type": "object", "properties": {"a": {"const": None}}}),
