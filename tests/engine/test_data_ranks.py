@@ -1,8 +1,6 @@
 """Data ranks give what one device gives, whatever runs on which of them."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -10,20 +8,14 @@ from jaxis import LLM
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from tests.support.quick_rows import quick_rows
+from tests.support.simulated_devices import run_on_devices
 
 
 def compare(folder, sizes, arguments="{}", kinds="all"):
     """Compares answers of ranks with those of one device, in a process with devices enough."""
-    flags = " --xla_force_host_platform_device_count=4 --xla_cpu_collective_call_terminate_timeout_seconds=300"
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + flags,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-m", "tests.engine.ranks_script", str(folder), sizes, arguments, kinds]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("is as one device") == len(sizes.split(","))
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    command = ("-m", "tests.engine.ranks_script", str(folder), sizes, arguments, kinds)
+    assert run_on_devices(*command, xla_flags=flags).count("is as one device") == len(sizes.split(","))
 
 
 @pytest.mark.multi_device

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -16,6 +13,7 @@ from tests.support import parity
 from tests.support.block_checkpoints import write_fp8, write_mxfp4
 from tests.support.compressed_checkpoints import config_of, encoded_by, scheme_of, write_stored
 from tests.support.gguf_models import write_gguf
+from tests.support.simulated_devices import run_on_devices
 
 # Those of the parity table, with as many heads and experts as 8 devices can share, and features in whole groups.
 _HEADS = {"num_attention_heads": 8, "hidden_size": 64}
@@ -58,14 +56,7 @@ def gguf_blocks(folder: Path) -> Path:
 
 
 def run(name: str, folder: Path, *arguments: str) -> None:
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-m", "tests.support.expert_parallel", name, str(folder), *arguments]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-m", "tests.support.expert_parallel", name, str(folder), *arguments, num_devices=8)
 
 
 @pytest.mark.multi_device

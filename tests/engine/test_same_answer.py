@@ -1,9 +1,6 @@
 """A request's tokens do not depend on its company, on preemption, caching, chunking or the number of devices."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from jaxis import SamplingParams, StructuredOutputs
 from tests.support.leak_check import no_blocks_leaked
 from tests.support.quick_rows import quick_rows
+from tests.support.simulated_devices import run_on_devices
 
 PROMPTS = [np.random.default_rng(i).integers(0, 370, length).tolist() for i, length in enumerate([3, 9, 30, 47, 100])]
 MIXED_PARAMS = [
@@ -134,14 +132,7 @@ def test_on_2_and_8_devices(checkpoint, simple_alone):
         "              kv_cache_memory='8MiB', show_progress=False)\n"
         "    print(json.dumps(tokens(run(llm, SIMPLE))))\n"
     )
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    process = subprocess.run(
-        [sys.executable, "-c", script, checkpoint()], env=environment, capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    on_2, on_8 = map(json.loads, process.stdout.splitlines())
+    output = run_on_devices("-c", script, str(checkpoint()), num_devices=8)
+    on_2, on_8 = map(json.loads, output.splitlines())
     assert on_2 == simple_alone
     assert on_8 == simple_alone

@@ -1,10 +1,8 @@
 """Tokens chosen from a vocabulary that is divided between devices are those of one device, bit by bit."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.simulated_devices import run_on_devices
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -41,12 +39,4 @@ for vocab_size in (1200, 1024, 300, 1202):  # the last is whole on every device
 
 @pytest.mark.multi_device
 def test_the_first_most_likely_token_is_found_on_any_number_of_devices():
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", SCRIPT, xla_flags="--xla_backend_optimization_level=0")

@@ -1,10 +1,8 @@
 """Kernels with a state on four devices, which share the heads or channels, against one device."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.simulated_devices import run_on_devices
 
 SCRIPT = """
 import jax
@@ -48,11 +46,4 @@ for name, (kernel, axis) in kernels.items():
 
 @pytest.mark.multi_device
 def test_four_devices_give_what_one_does():
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", SCRIPT]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", SCRIPT)

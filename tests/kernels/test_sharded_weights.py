@@ -1,10 +1,8 @@
 """Products, layers of experts and tables of embeddings divided between devices give what one device does."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.simulated_devices import run_on_devices
 
 PREAMBLE = """
 import types
@@ -142,11 +140,4 @@ assert lookup_on_shards(wanted, weight, dtype, "vocab") is None
     ],
 )
 def test_four_devices_give_what_one_does(script):
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", PREAMBLE + script]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", PREAMBLE + script)

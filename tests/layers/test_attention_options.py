@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -25,6 +22,7 @@ from jaxis.layers.query_scale import QueryScale
 from jaxis.layers.rope import RotaryEmbedding
 from jaxis.parallel.mesh import make_mesh
 from tests.support.layer_scopes import scope_of
+from tests.support.simulated_devices import run_on_devices
 
 LENGTHS = (37, 1, 22)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 16
@@ -125,12 +123,7 @@ def test_sharded_heads_equal_dense_attention():
     """Two kv heads on two devices, and on four that share them."""
     checks = "[check_paged(o, n) for o in ('plain', 'all') for n in (2, 4)]"
     script = f"from tests.layers.test_attention_options import check_paged; {checks}"
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    environment = os.environ | devices | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
+    run_on_devices("-c", script, xla_flags="")
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """A cache of latents whose tokens several devices share: the same attention, in a part of the memory."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from jaxis import LLM
 from jaxis.errors import ConfigError
 from tests.support import parity
+from tests.support.simulated_devices import run_on_devices
 
 KERNEL = """
 import functools
@@ -81,26 +78,9 @@ print("error", error)
 """
 
 
-def run_on_devices(script, *arguments):
-    """Runs a script on four CPU devices."""
-    result = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.multi_device
 def test_parts_of_the_context_add_up_to_dense_attention():
-    run_on_devices(KERNEL)
+    run_on_devices("-c", KERNEL)
 
 
 @pytest.mark.multi_device
@@ -109,7 +89,7 @@ def test_parts_of_the_context_add_up_to_dense_attention():
 @pytest.mark.parametrize("num_devices", ["2", "4"])
 @pytest.mark.parametrize("family", ["DeepSeek V3", "Kimi Linear"])
 def test_devices_that_share_the_context_give_the_tokens_of_one(family, num_devices, cache_dtype):
-    run_on_devices(ENGINE, family, num_devices, cache_dtype)
+    run_on_devices("-c", ENGINE, family, num_devices, cache_dtype)
 
 
 @pytest.mark.parametrize(

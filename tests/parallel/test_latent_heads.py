@@ -1,10 +1,8 @@
 """Latent attention on several devices: each has its own heads, and all of the cache."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.simulated_devices import run_on_devices
 
 SCRIPT = """
 import sys
@@ -40,16 +38,4 @@ for size in (2, 3):  # 4 heads: on 3 devices each has all
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["DeepSeek V3", "GLM-5.2"])
 def test_every_number_of_devices_gives_transformers_logits(family):
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, family],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", SCRIPT, family)

@@ -1,9 +1,5 @@
 """The device mesh: where tensors go, and that several devices give what one gives."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import pytest
 from jax.sharding import AbstractMesh
@@ -11,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import MESH_AXES, data_spec, logical_sharding, make_mesh
+from tests.support.simulated_devices import run_on_devices
 
 
 def test_one_device_makes_a_mesh_of_two_axes():
@@ -108,16 +105,4 @@ SLOW_FAMILIES = ["Llama, biases", "GLM-4-0414", "Phi-4", "OLMo 2", "Command R+, 
 )
 def test_every_number_of_devices_gives_transformers_logits(family):
     """Two kv heads on one device each, and on four that share one."""
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, family],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", SCRIPT, family, num_devices=8)

@@ -1,8 +1,5 @@
 """Layers that hold quantized weights: as they load, look rows up, multiply, and run on several devices."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -18,6 +15,7 @@ from jaxis.layers.linear import JaxLinear
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 from jaxis.quantization.arguments import parse_quantization
 from tests.support.quantized_models import load, logits, values
+from tests.support.simulated_devices import run_on_devices
 
 SCHEMES = {
     "int8": {"weight_qtype": "int8"},
@@ -167,8 +165,4 @@ def test_several_devices_give_what_one_gives(checkpoint):
     # An activation on the edge between two integers may fall to either side.
     assert error < 0.02, error
     """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-c", textwrap.dedent(script), str(checkpoint())]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    run_on_devices("-c", textwrap.dedent(script), str(checkpoint()), num_devices=8)
