@@ -43,6 +43,7 @@ class IdleDevices:
     """
 
     is_native = False
+    num_draft_caches = 0
 
     def __init__(self, num_ranks: int, num_blocks: int, max_model_len: int) -> None:
         self.ranks = SimpleNamespace(num_ranks=num_ranks)
@@ -62,7 +63,7 @@ class IdleDevices:
     def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
         """A token for each row."""
         del parameters
-        return SamplerOutput(cast(Any, np.ones(self.ranks.num_ranks * key.num_seqs, np.int32)), None)
+        return SamplerOutput(cast(Any, np.ones(self.ranks.num_ranks * key.num_rows, np.int32)), None)
 
 
 def make_engine(num_ranks: int, num_sequences: int, context: int, num_steps: int) -> LLMEngine:

@@ -273,6 +273,7 @@ class EngineArgs:
         self._check_kv_offloading()
         self._check_kv_events()
         self._check_speculation()
+        self._check_ranks()
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     def _check_devices(self) -> None:
@@ -295,30 +296,29 @@ class EngineArgs:
             )
 
     def _check_kv_events(self) -> None:
-        if self.kv_events is None:
-            return
-        if not self.enable_prefix_caching:
+        if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config publishes what the prefix cache holds: leave enable_prefix_caching on")
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"kv_events_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
-                "it out"
-            )
 
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config
-        if speculative is None:
-            return
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"speculative_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
-                "it out"
-            )
-        if speculative.method in LAYER_METHODS and self.nnodes > 1:
+        if speculative is not None and speculative.method in LAYER_METHODS and self.nnodes > 1:
             raise ConfigError(
                 f"speculative_config: method={speculative.method!r} is not implemented for several hosts "
                 f"(nnodes={self.nnodes}): give ngram or suffix"
             )
+
+    def _check_ranks(self) -> None:
+        if self.data_parallel_size == 1:
+            return
+        for name, value in (
+            ("kv_offloading_size", self.kv_offloading_bytes),
+            ("kv_events_config", self.kv_events),
+            ("speculative_config", self.parsed_speculative_config),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave it out"
+                )
 
     @property
     def num_devices(self) -> int:
@@ -365,11 +365,6 @@ class EngineArgs:
             raise ConfigError("kv_offloading_size needs prefix caching, which finds the blocks: leave one of them out")
         if self.nnodes > 1:
             raise ConfigError(f"kv_offloading_size is for one host, not for nnodes={self.nnodes}: leave it out")
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"kv_offloading_size is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
-                "it out"
-            )
 
     @functools.cached_property
     def parsed_speculative_config(self) -> SpeculativeConfig | None:

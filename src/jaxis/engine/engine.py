@@ -443,7 +443,10 @@ class LLMEngine:
             if completion is not None and completion.sequence is entry.sequence:
                 completion.add_prompt_logprobs(entry.start, prompt_logprobs)
         accepted = [entry.accepted(tokens) for entry, tokens in zip(scheduled, step.token_ids(), strict=True)]
-        valid = [list(itertools.takewhile(_is_token, token_ids)) for token_ids in accepted]
+        valid = [
+            list(itertools.takewhile(_is_token, token_ids)) if INVALID_TOKEN_ID in token_ids else token_ids
+            for token_ids in accepted
+        ]
         first_rows = itertools.accumulate((entry.num_rows for entry in scheduled), initial=0)
         first_row_of = {entry.sequence.seq_id: row for entry, row in zip(scheduled, first_rows, strict=False)}
         touched: dict[str, Request] = {}

@@ -65,11 +65,14 @@ class DispatchedStep:
 
     def token_ids(self) -> list[list[int]]:
         """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
-        num_rows = [entry.num_rows for entry in self.output.scheduled]
+        scheduled = self.output.scheduled
         if self.sampled is None:
-            return [[0] * num for num in num_rows]
-        rows = iter(self._of_entries(self.sampled.token_ids).tolist())
-        return [list(itertools.islice(rows, num)) for num in num_rows]
+            return [[0] * entry.num_rows for entry in scheduled]
+        token_ids = self._of_entries(self.sampled.token_ids).tolist()
+        if not self.output.has_drafts:
+            return [[token_id] for token_id in token_ids]
+        rows = iter(token_ids)
+        return [list(itertools.islice(rows, entry.num_rows)) for entry in scheduled]
 
     def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
         """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""

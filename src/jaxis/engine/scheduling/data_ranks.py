@@ -54,6 +54,11 @@ class DataRanksOutput(SchedulerOutput):
         return max(part.num_rows for part in self.parts)
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether any sequence computes drafts."""
+        return any(part.has_drafts for part in self.parts)
+
+    @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
         """Each rank's own step."""
         return self.parts

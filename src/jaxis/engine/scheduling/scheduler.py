@@ -68,6 +68,8 @@ class ScheduledSequence(NamedTuple):
         Args:
           sampled_token_ids: [num_rows], in the order of positions.
         """
+        if not self.draft_token_ids:
+            return sampled_token_ids
         num_right = 0
         for draft, token_id in zip(self.draft_token_ids, sampled_token_ids, strict=False):
             if draft != token_id:
@@ -100,12 +102,12 @@ class SchedulerOutput:
     @property
     def num_rows(self) -> int:
         """Tokens that the step samples (S)."""
-        return sum(entry.num_rows for entry in self.scheduled)
+        return len(self.scheduled) + sum(entry.num_drafts for entry in self.scheduled[self.num_decodes :])
 
     @property
     def has_drafts(self) -> bool:
         """Whether any sequence computes drafts."""
-        return any(entry.draft_token_ids for entry in self.scheduled)
+        return any(entry.draft_token_ids for entry in self.scheduled[self.num_decodes :])
 
     @property
     def ranks(self) -> tuple[SchedulerOutput, ...]:
