@@ -12,6 +12,7 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
@@ -148,12 +149,15 @@ class SimulatedEngine:
             new_tokens.append((sequence, token))
             assert sequence.output_token_ids[-1] == token
             assert known_tokens(sequence) == self.histories[sequence][: sequence.num_tokens]
-        # A sequence that ends gets no further tokens.
-        assert [pair for pair in expected if pair in new_tokens] == new_tokens
-        for sequence in {sequence for sequence, _ in expected}:
-            kept = sum(other is sequence for other, _ in new_tokens)
-            assert kept >= 1
-            assert sequence.status.finished or kept == sum(other is sequence for other, _ in expected)
+        # Entry by entry; a sequence that ends gets no further tokens.
+        num_taken = 0
+        for sequence, pairs in groupby(expected, key=lambda pair: pair[0]):
+            taken = [pair for pair in new_tokens[num_taken:] if pair[0] is sequence]
+            pairs = list(pairs)
+            assert taken == new_tokens[num_taken : num_taken + len(taken)] == pairs[: len(taken)]
+            assert len(taken) == len(pairs) or (taken and sequence.status.finished)
+            num_taken += len(taken)
+        assert num_taken == len(new_tokens)
         self.unfinished = [sequence for sequence in self.unfinished if not sequence.status.finished]
         self.check()
         return new_tokens

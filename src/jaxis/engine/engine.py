@@ -505,9 +505,9 @@ class LLMEngine:
                 pass
             self._inflight = None
 
-    def _extend_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+    def _extend_blocks(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
         """See `BlockManager.extend`."""
-        return self.scheduler.ranks[0].block_manager.extend(sequence, num_tokens)
+        return self.scheduler.ranks[0].block_manager.extend(sequence, start, num_tokens)
 
     def _forget(self, completion: CompletionState) -> None:
         self._completions.pop(completion.sequence.seq_id, None)

@@ -202,7 +202,7 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
         num_loaded += engine.store.num_loaded if engine.store is not None else 0
         num_drafted += engine.num_drafted
         num_accepted += engine.num_accepted
-    assert num_preemptions > 80 or not spans
+    assert num_preemptions > 50 or not spans
     assert num_hits > 80
     assert num_loaded > 80 or not has_store
     assert (0.2 * num_drafted < num_accepted < num_drafted) == (max_drafts > 0 and not has_states)

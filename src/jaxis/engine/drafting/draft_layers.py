@@ -23,13 +23,13 @@ class DraftLayers:
     Args:
       runner: Of the model.
       num_drafts: Tokens to draft for each sequence, whatever is asked for: a program has a fixed number.
-      extend: `extend(sequence, num_tokens)` gets a running sequence blocks for so many tokens, or returns False.
+      extend: See `BlockManager.extend`.
     """
 
     needs_match = False
     follows_steps = True
 
-    def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int], bool]) -> None:
+    def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int, int], bool]) -> None:
         self._runner, self._num_drafts, self._extend = runner, num_drafts, extend
         self._reads_next_token = bool(_layers_of(runner).reads_next_token)
 
@@ -73,7 +73,8 @@ class DraftLayers:
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the drafts' keys and values have places in the sequence's blocks, which may be made for them."""
         num_tokens = sequence.num_tokens + self._num_drafts
-        return num_tokens <= self._runner.max_model_len and self._extend(sequence, num_tokens)
+        # From position 0: nothing that the newest step saw is given back.
+        return num_tokens <= self._runner.max_model_len and self._extend(sequence, 0, num_tokens)
 
 
 def _layers_of(runner: Runner) -> Any:

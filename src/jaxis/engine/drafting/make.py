@@ -16,7 +16,7 @@ from jaxis.engine.scheduling.sequence import Sequence
 
 
 def make_speculation(
-    config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int], bool]
+    config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
 ) -> Speculation | None:
     """What makes drafts as configured; None if nothing does.
 
@@ -35,7 +35,7 @@ def make_speculation(
     return Speculation(_drafter(config, runner, extend_blocks), lengths, max_drafts=config.num_speculative_tokens)
 
 
-def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int], bool]) -> Drafter:
+def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]) -> Drafter:
     if config.method in LAYER_METHODS:
         return DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
     if config.method == "suffix":

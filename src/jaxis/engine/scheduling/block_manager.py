@@ -250,7 +250,10 @@ class BlockManager:
           Whether there were enough blocks in every group; if not, no group got any.
         """
         # No table is shorter than the last.
-        if sequence.block_tables and sequence.block_tables[-1].stop >= self.num_blocks_for(num_tokens):
+        num_spare = sequence.block_tables[-1].stop - self.num_blocks_for(num_tokens) if sequence.block_tables else -1
+        if num_spare > 0:  # made for drafts
+            self._give_back_unseen(sequence, sequence.num_computed_tokens)
+        if num_spare >= 0:
             return True  # nearly every decode
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.spans]
@@ -258,11 +261,11 @@ class BlockManager:
             if not self.states.has_room():
                 return False
             self.states.start(sequence)
-        self._give_back_unseen(sequence)
-        return self.extend(sequence, num_tokens)
+        return self.extend(sequence, sequence.num_computed_tokens, num_tokens)
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """As `allocate`, but gives nothing back: what the tokens of the step being scheduled see stays."""
+    def extend(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
+        """As `allocate`, in the midst of a step that computes the sequence's tokens from position `start` on."""
+        self._give_back_unseen(sequence, start)
         num_blocks = self.num_blocks_for(num_tokens)
         groups = list(zip(self.pools, sequence.block_tables, strict=True))
         if any(num_blocks - table.stop > pool.num_free_blocks for pool, table in groups):
@@ -401,9 +404,10 @@ class BlockManager:
             extend_digests(digests, num_blocks, sequence.token_ids, self.block_size, sequence.cache_salt)
         return digests[:num_blocks]
 
-    def _give_back_unseen(self, sequence: Sequence) -> None:
+    def _give_back_unseen(self, sequence: Sequence, position: int) -> None:
+        """Gives back the blocks that no token from `position` on sees."""
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
-            num_unseen = self.search.first_block(group, sequence.num_computed_tokens) - table.first
+            num_unseen = self.search.first_block(group, position) - table.first
             if num_unseen > 0:
                 pool.give_back(table.block_ids[:num_unseen], out_of_window=True)
                 del table.block_ids[:num_unseen]

@@ -367,7 +367,7 @@ class Scheduler:
             return 0
         # The step samples a token behind the last draft, for which there must be room as well.
         num_drafts = min(num_drafts, sequence.max_total_tokens - num_tokens - 1)
-        while num_drafts > 0 and not self.block_manager.extend(sequence, num_tokens + num_drafts):
+        while num_drafts > 0 and not self.block_manager.extend(sequence, entry.start, num_tokens + num_drafts):
             num_drafts -= 1
         return max(num_drafts, 0)
 
