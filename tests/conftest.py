@@ -7,6 +7,7 @@ import os
 from importlib.metadata import version
 
 import pytest
+from hypothesis import settings
 
 from tests.support.compilers import DEFAULT_GPU_TARGET, skip_without_compilers
 from tests.support.leak_check import no_blocks_leaked
@@ -36,6 +37,10 @@ def pytest_configure(config):
     os.environ.setdefault("XLA_FLAGS", flags)
     # Processes that tests start would otherwise compile jaxis's sources each time.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # The same examples each time: whether a change passes is not a matter of luck.
+    settings.register_profile("same-examples", derandomize=True)
+    if config.getoption("hypothesis_profile", None) is None:
+        settings.load_profile("same-examples")
     config.pluginmanager.register(WorkerMemory())
 
 
