@@ -11,16 +11,35 @@ from tests.support.quick_rows import quick_rows
 from tests.support.simulated_devices import run_on_devices
 
 
-def compare(folder, sizes, arguments="{}", kinds="all"):
+# A family, sizes, kinds of requests, other arguments.
+FEATURE_ROWS = [
+    "qwen3|2x1,2x2,4x1|all|{}",
+    'qwen3_moe|2x2,4x1|quick|{"enable_expert_parallel": true}',
+    'deepseek_v3|2x1,2x2|quick|{"enable_expert_parallel": true}',
+    'gpt_oss|2x1,2x2|quick|{"enable_expert_parallel": true}',
+    'mistral|2x1|quick|{"hf_overrides": {"sliding_window": 20}}',
+    'qwen3|2x1|quick|{"kv_cache_dtype": "int8"}',
+]
+
+
+def compare(folder, sizes, arguments="{}", kinds="all", script="ranks_script"):
     """Compares answers of ranks with those of one device, in a process with devices enough."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=300"
-    command = ("-m", "tests.engine.ranks_script", str(folder), sizes, arguments, kinds)
+    command = ("-m", f"tests.engine.{script}", str(folder), sizes, arguments, kinds)
     assert run_on_devices(*command, xla_flags=flags).count("is as one device") == len(sizes.split(","))
 
 
 @pytest.mark.multi_device
-def test_two_ranks_share_experts(checkpoint):
-    compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick")
+def test_two_ranks_share_experts_and_a_store_draft_and_tell_what_they_hold(checkpoint):
+    compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick", "rank_features_script")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
+@pytest.mark.parametrize("row", FEATURE_ROWS)
+def test_ranks_of_every_size_share_a_store_draft_and_tell_what_they_hold(checkpoint, row):
+    family, sizes, kinds, arguments = row.split("|")
+    compare(checkpoint(family), sizes, arguments, kinds, "rank_features_script")
 
 
 @pytest.mark.slow

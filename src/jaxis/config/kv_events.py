@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jaxis.errors import ConfigError
@@ -16,8 +16,8 @@ class KVEventsConfig:
     Attributes:
       enable_kv_cache_events: Publish at all.
       publisher: "zmq" or "null"; None is "zmq" if `enable_kv_cache_events`.
-      endpoint: Where events are published. An address with `*` or `::`, `ipc://` or `inproc://` is bound; any other one
-        is connected to.
+      endpoint: Where events are published; of several data ranks, the first one's (see `of_rank`). An address with `*`
+        or `::`, `ipc://` or `inproc://` is bound; any other one is connected to.
       replay_endpoint: Where batches that were missed can be asked for, which is bound; None: nowhere.
       topic: The first frame of each message.
       buffer_steps: Batches that are kept for `replay_endpoint`.
@@ -56,3 +56,18 @@ class KVEventsConfig:
         if min(config.buffer_steps, config.hwm) < 1:
             raise ConfigError("kv_events_config: buffer_steps and hwm must be at least 1")
         return config if config.enable_kv_cache_events and config.publisher != "null" else None
+
+    def of_rank(self, rank: int) -> KVEventsConfig:
+        """The configuration of a data rank's own publisher, whose addresses are those that vLLM gives it."""
+        replay = None if self.replay_endpoint is None else _of_rank(self.replay_endpoint, rank)
+        return replace(self, endpoint=_of_rank(self.endpoint, rank), replay_endpoint=replay)
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    """A TCP port rises by one with each rank, unless it is any free one; other addresses have the rank at their end."""
+    if rank == 0:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{rank}"
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + rank}" if port.isdecimal() and int(port) else endpoint

@@ -308,17 +308,12 @@ class EngineArgs:
             )
 
     def _check_ranks(self) -> None:
-        if self.data_parallel_size == 1:
-            return
-        for name, value in (
-            ("kv_offloading_size", self.kv_offloading_bytes),
-            ("kv_events_config", self.kv_events),
-            ("speculative_config", self.parsed_speculative_config),
-        ):
-            if value is not None:
-                raise ConfigError(
-                    f"{name} is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave it out"
-                )
+        speculative = self.parsed_speculative_config
+        if self.data_parallel_size > 1 and speculative is not None and speculative.method in LAYER_METHODS:
+            raise ConfigError(
+                f"speculative_config: method={speculative.method!r} is for one data rank, not for "
+                f"data_parallel_size={self.data_parallel_size}: give ngram or suffix"
+            )
 
     @property
     def num_devices(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
 from jaxis.host.daemon_thread import run_in_daemon
 
 # What has not arrived by then is computed.
@@ -32,7 +33,9 @@ class BlockFetcher:
         self._seconds = seconds
         self._places = threading.BoundedSemaphore(MAX_FETCHES)
 
-    def fetch(self, blocks: BlockManager, prompt_token_ids: Sequence[int], cache_salt: str | None) -> None:
+    def fetch(
+        self, blocks: BlockManager | DataRanksBlocks, prompt_token_ids: Sequence[int], cache_salt: str | None
+    ) -> None:
         """Returns when what there is of a prompt's blocks is in memory, or after `seconds`.
 
         Args:
@@ -59,7 +62,11 @@ class BlockFetcher:
             is_wanted.clear()
 
     def _fetch(
-        self, blocks: BlockManager, token_ids: list[int], cache_salt: str | None, is_wanted: threading.Event
+        self,
+        blocks: BlockManager | DataRanksBlocks,
+        token_ids: list[int],
+        cache_salt: str | None,
+        is_wanted: threading.Event,
     ) -> None:
         digests: list[bytes] = []
         num_blocks = min((len(token_ids) - 1) // blocks.block_size, self._store.max_host_blocks)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.delayed_grammar import Grammar
+    from jaxis.engine.kv_events.publisher import EventPublisher
     from jaxis.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -87,14 +88,14 @@ class LLMEngine:
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
         self.speculation = make_speculation(vllm_config.speculative_config, self.runner, self._extend_blocks)
-        self._events = self._event_publisher = None
+        self._event_streams: abc.Sequence[tuple[CacheEventRecorder, EventPublisher]] = ()
         if (events := vllm_config.kv_events_config) is not None:
             check_extra("kv-events", "kv_events_config")
-            from jaxis.engine.kv_events.publisher import EventPublisher
+            from jaxis.engine.kv_events.publisher import open_publishers
 
             spans = tuple(self.runner.num_blocks)
-            self._events = CacheEventRecorder(len(spans))
-            self._event_publisher = EventPublisher(events, spans, vllm_config.cache_config.block_size)
+            publishers = open_publishers(events, spans, vllm_config.cache_config.block_size, self.runner.num_ranks)
+            self._event_streams = [(CacheEventRecorder(len(spans)), publisher) for publisher in publishers]
         # Totals of earlier block managers, which a failed step replaces.
         self._past_prefix_cache_queries = self._past_prefix_cache_hits = 0
         self._factory = RequestFactory(
@@ -215,16 +216,18 @@ class LLMEngine:
         Other threads may call it while steps run.
         """
         if self._fetcher is not None:
-            self._fetcher.fetch(self.scheduler.ranks[0].block_manager, prompt_token_ids, cache_salt)
+            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt)
 
     def finish_saves(self) -> None:
         """To be called when no step is to follow for a while: what was computed since the last one is saved too."""
         transfer = self.runner.transfer
         if transfer is not None and transfer.store.saves_registered:
-            blocks = self.scheduler.ranks[0].block_manager  # a store has the blocks of one
-            blocks.save_states()
-            moves = blocks.take_moves()
-            transfer.finish(() if moves is None else moves.saves)
+            saves = []
+            for rank in self.scheduler.ranks:
+                rank.block_manager.save_states()
+                moves = rank.block_manager.take_moves()
+                saves.append(() if moves is None else moves.saves)
+            transfer.finish(saves)
 
     def close_store(self) -> None:
         """Saves what is left, and waits until it is on disk, for a while; no step may follow."""
@@ -333,8 +336,8 @@ class LLMEngine:
         self.close_store()
         self._start_over("the engine was closed")
         self.runner.close()
-        if self._event_publisher is not None:
-            self._event_publisher.close()
+        for _, publisher in self._event_streams:
+            publisher.close()
 
     def _start_over(self, reason: str) -> None:
         """Fails every request, and resets everything except the counters."""
@@ -350,15 +353,16 @@ class LLMEngine:
         self._publish_events()
 
     def _publish_events(self) -> None:
-        if self._event_publisher is not None and self._events is not None:
-            self._event_publisher.publish(self._events.take())
+        for recorder, publisher in self._event_streams:
+            publisher.publish(recorder.take())
 
     def _reset_state(self) -> None:
         """Resets to no requests and an empty prefix cache."""
-        if self._events is not None:
-            self._events.clear()
-            self._publish_events()
-        ranks = [self._new_scheduler() for _ in range(self.runner.num_ranks)]
+        recorders = [recorder for recorder, _ in self._event_streams] or [None] * self.runner.num_ranks
+        ranks = [self._new_scheduler(recorder) for recorder in recorders]
+        for recorder, _ in self._event_streams:
+            recorder.clear()
+        self._publish_events()
         self.scheduler = ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
         self._requests: dict[str, Request] = {}
         self._completions: dict[SequenceId, CompletionState] = {}
@@ -368,8 +372,8 @@ class LLMEngine:
         if self.speculation is not None:
             self.speculation.reset()
 
-    def _new_scheduler(self) -> Scheduler:
-        """The scheduler of a data rank, with its blocks."""
+    def _new_scheduler(self, events: CacheEventRecorder | None) -> Scheduler:
+        """The scheduler of a data rank, with its blocks, and with what records their events."""
         cache, limits = self.vllm_config.cache_config, self.vllm_config.scheduler_config
         return Scheduler(
             BlockManager(
@@ -378,7 +382,7 @@ class LLMEngine:
                 cache.enable_prefix_caching,
                 self.runner.num_state_slots,
                 self.store,
-                self._events,
+                events,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

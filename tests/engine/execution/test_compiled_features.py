@@ -13,9 +13,9 @@ from jaxis.engine.execution.sampler import sample
 from jaxis.engine.execution.sampling_batch import (
     SamplerFeatures,
     SamplingArrays,
-    build_sampling_arrays,
-    sampler_features,
+    build_sampling_batch,
 )
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 
@@ -61,14 +61,15 @@ def test_a_program_for_more_draws_the_same_tokens():
         )
     ]
     logits = np.random.default_rng(0).normal(size=(len(requests), VOCAB_SIZE)).astype(np.float32) * 3
-    exact = [sampler_features(build_sampling_arrays([r], 1, VOCAB_SIZE), [r], VOCAB_SIZE) for r in requests]
+    batches = [build_sampling_batch([request], 1, VOCAB_SIZE) for request in requests]
+    exact = [batch.features for batch in batches]
     most = functools.reduce(SamplerFeatures.join, exact, SamplerFeatures(mask_width=-(-VOCAB_SIZE // 32)))
     draw = jax.jit(sample, static_argnames="features")
-    for row, (request, features) in enumerate(zip(requests, exact, strict=True)):
+    for row, (batch, features) in enumerate(zip(batches, exact, strict=True)):
         results = []
         for used in (features, most):
-            arrays = build_sampling_arrays([request], 1, VOCAB_SIZE).widened(used, VOCAB_SIZE)
-            arrays = SamplingArrays.unpack(jnp.asarray(arrays.pack()), 1, used)
+            vector = SamplingPacker(VOCAB_SIZE).pack([batch], 1, used)
+            arrays = SamplingArrays.unpack(jnp.asarray(vector), 1, used)
             results.append(draw(jnp.asarray(logits[row : row + 1]), arrays, features=used))
         np.testing.assert_array_equal(results[0].token_ids, results[1].token_ids)
         if features.num_logprobs is not None:

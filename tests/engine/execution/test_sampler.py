@@ -8,7 +8,8 @@ from scipy.stats import chisquare
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID, adjust_logits, sample, token_logprobs
-from jaxis.engine.execution.sampling_batch import SamplingArrays, build_sampling_arrays, sampler_features
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, SamplingArrays, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.sampling_params import SamplingParams
 
@@ -23,20 +24,24 @@ def random_logits(rows, vocab_size, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32) * 3
 
 
+def packed(requests, num_rows, vocab_size) -> tuple[SamplingArrays, SamplerFeatures]:
+    """As a runner does it: one packed vector."""
+    batch = build_sampling_batch(requests, num_rows, vocab_size)
+    vector = SamplingPacker(vocab_size).pack([batch], num_rows, batch.features)
+    return SamplingArrays.unpack(jnp.asarray(vector), num_rows, batch.features), batch.features
+
+
 def sample_requests(logits, requests, num_rows=None):
-    """As a runner does it: one packed vector, padding rows full of rubbish."""
+    """Samples with padding rows full of rubbish."""
     num_rows = num_rows or len(requests)
-    arrays = build_sampling_arrays(requests, num_rows, logits.shape[1])
-    features = sampler_features(arrays, requests, logits.shape[1])
-    arrays = SamplingArrays.unpack(jnp.asarray(arrays.pack()), num_rows, features)
+    arrays, features = packed(requests, num_rows, logits.shape[1])
     padded = np.full((num_rows, logits.shape[1]), np.nan, np.float32)
     padded[: len(requests)] = logits
     return sample(jnp.asarray(padded), arrays, features=features)
 
 
 def adjusted(logits, requests):
-    arrays = build_sampling_arrays(requests, len(requests), logits.shape[1])
-    features = sampler_features(arrays, requests, logits.shape[1])
+    arrays, features = packed(requests, len(requests), logits.shape[1])
     return np.asarray(adjust_logits(jnp.asarray(logits), arrays, features))
 
 
@@ -123,8 +128,7 @@ def test_draws_follow_the_exact_distribution(name, vary):
     params = DISTRIBUTIONS[name]
     num_draws, vocab_size = 20000, 200
     logits = random_logits(1, vocab_size)[0] / 2
-    arrays = build_sampling_arrays([request(params, vocab_size)], 1, vocab_size)
-    features = sampler_features(arrays, [request(params, vocab_size)], vocab_size)
+    arrays, features = packed([request(params, vocab_size)], 1, vocab_size)
     arrays = SamplingArrays(*(np.repeat(field, num_draws, axis=0) for field in arrays))
     count = np.arange(num_draws)
     if vary == "seed":

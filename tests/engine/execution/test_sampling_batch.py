@@ -7,9 +7,9 @@ import pytest
 from jaxis.engine.execution.sampling_batch import (
     SamplerFeatures,
     SamplingArrays,
-    build_sampling_arrays,
-    sampler_features,
+    build_sampling_batch,
 )
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import (
     SequenceSampling,
     sequence_seed,
@@ -41,18 +41,18 @@ def banned(request):
 def test_greedy_requests_need_the_cheapest_program():
     # Filters cannot change an arg-max, so they must not cost a greedy batch anything.
     rows = [request(SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.1))] * 3
-    arrays = build_sampling_arrays(rows, 4, V)
-    features = sampler_features(arrays, rows, V)
-    assert features == SamplerFeatures()
-    assert arrays.pack().size == SamplingArrays.packed_size(4, features) == 4 * 10
+    batch = build_sampling_batch(rows, 4, V)
+    assert batch.features == SamplerFeatures()
+    assert (
+        SamplingPacker(V).pack([batch], 4, batch.features).size == SamplingArrays.packed_size(4, batch.features) == 40
+    )
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(1e-6, True), (MIN_TEMPERATURE, False)])
 def test_greedy_is_what_the_parameters_say(temperature, greedy):
     row = request(SamplingParams(temperature=temperature, top_k=5))
-    arrays = build_sampling_arrays([row], 1, V)
-    features = sampler_features(arrays, [row], V)
-    assert (features.greedy_only, arrays.temperature[0] == 0, row.takes_argmax) == (greedy, greedy, greedy)
+    batch = build_sampling_batch([row], 1, V)
+    assert (batch.features.greedy_only, batch.arrays.temperature[0] == 0, row.takes_argmax) == (greedy, greedy, greedy)
     assert row.params.greedy == greedy
 
 
@@ -61,10 +61,10 @@ def test_parameters_reach_their_rows_and_padding_is_neutral():
         request(SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1), seed=2**40 + 3, output=[4, 5]),
         request(SamplingParams(top_k=-1, frequency_penalty=0.1, presence_penalty=0.2, repetition_penalty=1.5)),
     ]
-    arrays = build_sampling_arrays(rows, 4, V)
-    features = sampler_features(arrays, rows, V)
-    assert features.has_filters
-    assert not features.greedy_only
+    batch = build_sampling_batch(rows, 4, V)
+    arrays = batch.arrays
+    assert batch.features.has_filters
+    assert not batch.features.greedy_only
     np.testing.assert_array_equal(arrays.temperature, np.float32([0.5, 1, 0, 0]))
     np.testing.assert_array_equal(arrays.top_k, [7, V, V, V])
     np.testing.assert_array_equal(arrays.top_p, np.float32([0.9, 1, 1, 1]))
@@ -83,14 +83,14 @@ def test_widths_grow_by_large_steps_so_that_programs_are_few(count, width):
         request(SamplingParams(allowed_token_ids=list(range(count)) or None)),
         request(SamplingParams(repetition_penalty=1.1), prompt=list(range(count))),
     ]
-    features = sampler_features(build_sampling_arrays(rows, 3, V), rows, V)
+    features = build_sampling_batch(rows, 3, V).features
     assert (features.bias_width, features.allowed_width, features.history_width) == (width, width, width)
 
 
 @pytest.mark.parametrize(("wanted", "returned"), [([None], None), ([None, 0], 20), ([0, 1], 20), ([20], 20)])
 def test_counts_of_logprobs_share_a_program(wanted, returned):
     rows = [request(SamplingParams(logprobs=n)) for n in wanted]
-    assert sampler_features(build_sampling_arrays(rows, 4, V), rows, V).num_logprobs == returned
+    assert build_sampling_batch(rows, 4, V).features.num_logprobs == returned
 
 
 def test_unpack_restores_every_field_bit_for_bit():
@@ -99,9 +99,13 @@ def test_unpack_restores_every_field_bit_for_bit():
         request(SamplingParams(logit_bias={3: -0.0}, min_tokens=1), eos_token_ids=[2]),
         request(SamplingParams(allowed_token_ids=[999, 0], repetition_penalty=1.1), prompt=list(range(40))),
     ]
-    arrays = build_sampling_arrays(rows, 8, V)
-    features = sampler_features(arrays, rows, V)
-    packed = arrays.pack()
+    batch = build_sampling_batch(rows, 8, V)
+    features = batch.features
+    packed = SamplingPacker(V).pack([batch], 8, features)
+    arrays = SamplingArrays.views(packed, 8, features)
+    for name, field, given in zip(arrays._fields, arrays, batch.arrays, strict=True):
+        if not name.startswith("history"):
+            assert field.tobytes() == given.tobytes(), name
     assert packed.dtype == np.int32
     assert packed.size == SamplingArrays.packed_size(8, features)
     unpacked = jax.jit(SamplingArrays.unpack, static_argnums=(1, 2))(packed, 8, features)
@@ -111,20 +115,22 @@ def test_unpack_restores_every_field_bit_for_bit():
         assert before.tobytes() == np.asarray(after).tobytes(), name
 
 
+def counts(row):
+    history = row.history()
+    return dict(zip(history.ids[: len(history)].tolist(), history.counts[: len(history)].tolist(), strict=True))
+
+
 def test_history_follows_the_live_output_and_grows():
     output = []
     row = request(SamplingParams(repetition_penalty=1.2), prompt=[7, 7, 8], output=output)
     rng = np.random.default_rng(0)
     for _ in range(50):
         output.extend(rng.integers(0, 60, size=3).tolist())
-        ids, counts = row.history()
-        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {i: output.count(i) for i in {7, 8, *output}}
+        assert counts(row) == {i: output.count(i) for i in {7, 8, *output}}
 
 
 def test_history_leaves_the_prompt_out_where_only_the_output_counts():
-    ids, counts = request(SamplingParams(presence_penalty=1.0), prompt=[1, 2, 3], output=[2]).history()
-    assert ids.tolist() == [2]
-    assert counts.tolist() == [1]
+    assert counts(request(SamplingParams(presence_penalty=1.0), prompt=[1, 2, 3], output=[2])) == {2: 1}
 
 
 def test_min_tokens_holds_back_end_and_stop_tokens_until_reached():
@@ -208,6 +214,6 @@ def test_seeds_are_the_requests_own_or_distinct_and_reproducible():
 
 def test_tokens_in_flight_count_for_the_step_and_for_min_tokens():
     rows = [request(SamplingParams(min_tokens=2), output=[5], eos_token_ids=[9]) for _ in range(2)]
-    arrays = build_sampling_arrays(rows, 2, V, num_inflight=[0, 1])
+    arrays = build_sampling_batch(rows, 2, V, num_inflight=[0, 1]).arrays
     np.testing.assert_array_equal(arrays.step, [1, 2])
     assert (arrays.bias_ids == 9).any(axis=1).tolist() == [True, False]

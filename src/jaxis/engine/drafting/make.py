@@ -27,10 +27,16 @@ def make_speculation(
     """
     if config is None:
         return None
+    num_ranks = runner.num_ranks
+
+    def of_a_rank(num_tokens: int) -> int:
+        """Of the tokens of a step of all data ranks, a rank's: sequences are spread over them."""
+        return -(-num_tokens // num_ranks)
+
     lengths = DraftLengths(
-        lambda num_tokens: runner.step_shape(num_tokens).num_tokens,
-        runner.can_draft,
-        runner.vllm_config.scheduler_config.max_num_batched_tokens,
+        lambda num_tokens: num_ranks * runner.step_shape(of_a_rank(num_tokens)).num_tokens,
+        lambda num_tokens: runner.can_draft(of_a_rank(num_tokens)),
+        num_ranks * runner.vllm_config.scheduler_config.max_num_batched_tokens,
     )
     return Speculation(_drafter(config, runner, extend_blocks), lengths, max_drafts=config.num_speculative_tokens)
 

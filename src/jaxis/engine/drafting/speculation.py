@@ -119,7 +119,7 @@ class Speculation:
     def observe_time(self, output: SchedulerOutput, seconds: float) -> None:
         """Learns how long a step took."""
         if all(entry.num_tokens == entry.num_rows for entry in output.scheduled):
-            self.lengths.record(output.num_tokens, seconds)
+            self.lengths.record(len(output.ranks) * output.num_tokens, seconds)
 
     def _observe(self, entry: ScheduledSequence, num_new_tokens: int) -> None:
         sequence = entry.sequence

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxis.engine.execution.compiler_options import compiler_options
 from jaxis.engine.execution.kv_cache import CacheStruct
+from jaxis.engine.execution.rank_programs import RankPrograms
 from jaxis.kernels.platform import target_platform
 
 BLOCKS_PER_CALL = (64, 16, 4, 1)
@@ -20,9 +20,10 @@ BLOCKS_PER_CALL = (64, 16, 4, 1)
 
 @dataclass(frozen=True)
 class SaveKey:
-    """Program: blocks of a group of layers.
+    """Program: n blocks of a group of layers.
 
-    (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...].
+    (caches of the group, block ids i32 [n]) -> for each array of the caches, [n, ...]. Each data rank copies n blocks
+    of its own; all ranks' lie one after the other.
     """
 
     group: int
@@ -31,9 +32,10 @@ class SaveKey:
 
 @dataclass(frozen=True)
 class LoadKey:
-    """Program: blocks of a group of layers are overwritten.
+    """Program: n blocks of a group of layers are overwritten; none for an id that no block has.
 
     (caches of the group, block ids i32 [n], for each array of the caches [n, ...]) -> caches. The caches are donated.
+    Of several data ranks, as for a SaveKey.
     """
 
     group: int
@@ -42,6 +44,9 @@ class LoadKey:
 
 class BlockPrograms:
     """Traces and compiles these programs for the caches of a model.
+
+    Attributes:
+      ranks: The data ranks of the mesh.
 
     Args:
       caches: The shapes and shardings of the layers' caches.
@@ -52,6 +57,7 @@ class BlockPrograms:
     def __init__(self, caches: Sequence[CacheStruct], layer_groups: Sequence[int], mesh: jax.sharding.Mesh) -> None:
         self._caches = list(caches)
         self._mesh = mesh
+        self.ranks = RankPrograms(mesh)
         self._layers: dict[int, list[int]] = {}
         for layer, group in enumerate(layer_groups):
             self._layers.setdefault(group, []).append(layer)
@@ -66,10 +72,11 @@ class BlockPrograms:
         return self._layers[group]
 
     def block_structs(self, group: int, num_blocks: int) -> list[Any]:
-        """What a program copies, [n, ...] for each array of the group's caches."""
+        """What a program copies, [n, ...] of each data rank for each array of the group's caches."""
+        num_rows = self.ranks.num_ranks * num_blocks
 
         def struct(cache: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_blocks, *cache.shape[1:]), cache.dtype, sharding=cache.sharding)
+            return jax.ShapeDtypeStruct((num_rows, *cache.shape[1:]), cache.dtype, sharding=cache.sharding)
 
         return jax.tree.map(struct, [self._caches[layer] for layer in self._layers[group]])
 
@@ -79,13 +86,13 @@ class BlockPrograms:
         caches = [self._caches[layer] for layer in self._layers[key.group]]
         shardings = jax.tree.map(lambda cache: cache.sharding, caches)
         blocks = self.block_structs(key.group, key.num_blocks)
-        ids = jax.ShapeDtypeStruct((key.num_blocks,), jnp.int32, sharding=NamedSharding(self._mesh, PartitionSpec()))
+        ids = self.ranks.struct((key.num_blocks,), jnp.int32)
+        operands = (caches, ids) if isinstance(key, SaveKey) else (caches, ids, blocks)
+        function = self.ranks.over_ranks(_save if isinstance(key, SaveKey) else _load, operands, shardings)
+        donated = () if isinstance(key, SaveKey) else 0
         with jax.set_mesh(self._mesh):
-            options = _options()
-            if isinstance(key, SaveKey):
-                return jax.jit(_save, out_shardings=shardings, compiler_options=options).lower(caches, ids).compile()
-            jitted = jax.jit(_load, donate_argnums=0, out_shardings=shardings, compiler_options=options)
-            return jitted.lower(caches, ids, blocks).compile()
+            jitted = jax.jit(function, donate_argnums=donated, out_shardings=shardings, compiler_options=_options())
+            return jitted.lower(*operands).compile()
 
 
 def _save(caches: list[Any], block_ids: jax.Array) -> list[Any]:
@@ -93,7 +100,9 @@ def _save(caches: list[Any], block_ids: jax.Array) -> list[Any]:
 
 
 def _load(caches: list[Any], block_ids: jax.Array, blocks: list[Any]) -> list[Any]:
-    return jax.tree.map(lambda cache, new: cache.at[block_ids].set(new, unique_indices=True), caches, blocks)
+    return jax.tree.map(
+        lambda cache, new: cache.at[block_ids].set(new, mode="drop", unique_indices=True), caches, blocks
+    )
 
 
 def _options() -> dict[str, Any] | None:

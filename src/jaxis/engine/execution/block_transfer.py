@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 from jaxis.engine.execution.block_programs import BLOCKS_PER_CALL, LoadKey, SaveKey
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.kv_store.store import KVStore
-from jaxis.engine.scheduling.block_moves import LoadedBlock, SavedBlock
+from jaxis.engine.scheduling.block_moves import BlockMoves, LoadedBlock, SavedBlock
 from jaxis.engine.scheduling.scheduler import SchedulerOutput
 
 _logger = logging.getLogger(__name__)
@@ -22,9 +21,9 @@ Block = TypeVar("Block", SavedBlock, LoadedBlock)
 
 
 class _Saved(NamedTuple):
-    """Blocks on their way to the store, and the store's epoch when they left."""
+    """Blocks of each data rank on their way to the store, and the store's epoch when they left."""
 
-    blocks: Sequence[SavedBlock]
+    of_ranks: Sequence[Sequence[SavedBlock]]
     arrays: list[Any]
     epoch: int
 
@@ -50,13 +49,16 @@ class BlockTransfer:
 
     def dispatch(self, output: SchedulerOutput) -> None:
         """Dispatches a step's moves; the step itself is to follow."""
-        saves, loads = output.moves or ((), ())
-        self._pending.append((output, self._dispatch_saves(saves)))
-        for blocks in _calls(loads):
-            self._load(blocks)
+        moves = [rank.moves or BlockMoves((), ()) for rank in output.ranks]
+        self._pending.append((output, self._dispatch_saves([each.saves for each in moves])))
+        for group, number, of_ranks in _calls([each.loads for each in moves]):
+            self._load(LoadKey(group, number), of_ranks)
 
-    def finish(self, saves: Sequence[SavedBlock]) -> None:
-        """Saves blocks with no step to follow, and puts in the store all that was saved; waits for the devices."""
+    def finish(self, saves: Sequence[Sequence[SavedBlock]]) -> None:
+        """Saves blocks of each rank with no step to follow, and puts in the store all that was saved.
+
+        Waits for the devices.
+        """
         self._pending.append((None, self._dispatch_saves(saves)))
         self._commit(None)
 
@@ -69,29 +71,32 @@ class BlockTransfer:
         """Drops all that is not in the store yet: of steps that were not read."""
         self._pending.clear()
 
-    def _dispatch_saves(self, saves: Sequence[SavedBlock]) -> list[_Saved]:
+    def _dispatch_saves(self, saves: Sequence[Sequence[SavedBlock]]) -> list[_Saved]:
         saved = []
-        for blocks in _calls(saves):
-            key = SaveKey(blocks[0].group, len(blocks))
+        for group, number, of_ranks in _calls(saves):
+            key = SaveKey(group, number)
+            block_ids = _ids(of_ranks, number, np.zeros(number, np.int32))
             try:
-                saved.append(_Saved(blocks, self._executor.save_blocks(key, _ids(blocks)), self.store.epoch))
+                saved.append(_Saved(of_ranks, self._executor.save_blocks(key, block_ids), self.store.epoch))
             except jax.errors.JaxRuntimeError:  # no memory for the copy
                 _logger.warning("blocks of the KV cache could not be copied", exc_info=True)
-                self.store.note_failed(len(blocks))
+                self.store.note_failed(sum(map(len, of_ranks)))
         return saved
 
-    def _load(self, blocks: Sequence[LoadedBlock]) -> None:
-        key = LoadKey(blocks[0].group, len(blocks))
+    def _load(self, key: LoadKey, of_ranks: Sequence[Sequence[LoadedBlock]]) -> None:
         structs, treedef = jax.tree.flatten(self._executor.block_programs.block_structs(key.group, key.num_blocks))
         arrays, start = [], 0
         for struct in structs:
             array = np.empty(struct.shape, struct.dtype)
-            rows = array.reshape(len(blocks), -1).view(np.uint8)
-            for row, block in zip(rows, blocks, strict=True):
-                row[:] = block.data[start : start + len(row)]
+            rows = array.reshape(len(array), -1).view(np.uint8)
+            for row, block in _rows(of_ranks, key.num_blocks):
+                rows[row] = block.data[start : start + rows.shape[1]]
             start += rows.shape[1]
             arrays.append(array)
-        self._executor.load_blocks(key, _ids(blocks), jax.tree.unflatten(treedef, arrays))
+        # Ids past all blocks, where a rank has fewer to load than others.
+        padding = np.iinfo(np.int32).max - np.arange(key.num_blocks, dtype=np.int32)
+        block_ids = _ids(of_ranks, key.num_blocks, padding)
+        self._executor.load_blocks(key, block_ids, jax.tree.unflatten(treedef, arrays))
 
     def _commit(self, output: SchedulerOutput | None) -> None:
         while self._pending:
@@ -101,27 +106,41 @@ class BlockTransfer:
             if step is output:
                 return
 
-    def _put(self, blocks: Sequence[SavedBlock], arrays: list[Any], epoch: int) -> None:
+    def _put(self, of_ranks: Sequence[Sequence[SavedBlock]], arrays: list[Any], epoch: int) -> None:
         try:
-            # [n, bytes] of each array; on CPU they are the arrays' own.
-            rows = [np.asarray(leaf).reshape(len(blocks), -1).view(np.uint8) for leaf in jax.tree.leaves(arrays)]
+            # [D * n, bytes] of each array; of a device that is the CPU they are the array's own.
+            rows = [np.asarray(leaf).reshape(len(leaf), -1).view(np.uint8) for leaf in jax.tree.leaves(arrays)]
         except jax.errors.JaxRuntimeError:
             _logger.warning("blocks of the KV cache could not be copied", exc_info=True)
-            self.store.note_failed(len(blocks))
+            self.store.note_failed(sum(map(len, of_ranks)))
             return
-        for index, block in enumerate(blocks):
+        for index, block in _rows(of_ranks, len(rows[0]) // len(of_ranks)):
             self.store.put((block.group, block.digest), np.concatenate([row[index] for row in rows]), epoch)
 
 
-def _ids(blocks: Sequence[SavedBlock] | Sequence[LoadedBlock]) -> np.ndarray:
-    return np.array([block.block_id for block in blocks], np.int32)
+def _ids(of_ranks: Sequence[Sequence[Block]], number: int, padding: np.ndarray) -> np.ndarray:
+    """The ids of `number` blocks of each rank, int32 [D * number]; where there are fewer, of the padding [number]."""
+    block_ids = np.tile(padding, len(of_ranks))
+    for row, block in _rows(of_ranks, number):
+        block_ids[row] = block.block_id
+    return block_ids
 
 
-def _calls(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
-    """The blocks by group, in as many at a time as there are programs for."""
-    for _, group in groupby(sorted(blocks, key=lambda block: block.group), key=lambda block: block.group):
-        left = list(group)
-        while left:
-            number = next(number for number in BLOCKS_PER_CALL if number <= len(left))
-            yield left[:number]
-            left = left[number:]
+def _rows(of_ranks: Sequence[Sequence[Block]], number: int) -> Iterator[tuple[int, Block]]:
+    """Each block and its row in arrays that have `number` rows of each rank."""
+    for rank, blocks in enumerate(of_ranks):
+        yield from enumerate(blocks, start=rank * number)
+
+
+def _calls(of_ranks: Sequence[Sequence[Block]]) -> Iterator[tuple[int, int, Sequence[Sequence[Block]]]]:
+    """Blocks by group, in as many of each rank at a time as there are programs for.
+
+    Yields:
+      The group, the number of the program, and at most as many blocks of each rank.
+    """
+    for group in sorted({block.group for blocks in of_ranks for block in blocks}):
+        left = [[block for block in blocks if block.group == group] for blocks in of_ranks]
+        while longest := max(map(len, left)):
+            number = next(number for number in BLOCKS_PER_CALL if number <= longest)
+            yield group, number, [blocks[:number] for blocks in left]
+            left = [blocks[number:] for blocks in left]

@@ -138,8 +138,7 @@ class Executor:
 
         Args:
           key: The program.
-          parameters: `SamplingArrays.pack`, of each data rank, one after the other; None if every sequence takes its
-            most likely token.
+          parameters: By `SamplingPacker`; None if every sequence takes its most likely token.
 
         Returns:
           What the sequences sampled, rank by rank.
@@ -206,10 +205,10 @@ class Executor:
 
         Args:
           key: The program.
-          block_ids: int32 [n].
+          block_ids: int32 [D * n], n of each data rank.
 
         Returns:
-          For each array of the group's caches, [n, ...].
+          For each array of the group's caches, [D * n, ...].
         """
         saved = self.programs.get(key)([self.caches[i] for i in self.block_programs.layers(key.group)], block_ids)
         if not self._is_on_host:
@@ -222,7 +221,7 @@ class Executor:
 
         Args:
           key: The program.
-          block_ids: int32 [n].
+          block_ids: int32 [D * n], n of each data rank; of no block where there is none to copy.
           blocks: As `save_blocks` returns them.
         """
         layers = self.block_programs.layers(key.group)

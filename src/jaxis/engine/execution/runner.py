@@ -21,7 +21,8 @@ from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.sampler import SamplerOutput
-from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_arrays, sampler_features
+from jaxis.engine.execution.sampling_batch import SamplerFeatures, build_sampling_batch
+from jaxis.engine.execution.sampling_packer import SamplingPacker
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.execution.step_inputs import StepShape, pack_step
 from jaxis.engine.execution.step_programs import (
@@ -323,6 +324,7 @@ class Runner:
         self._unsampled: SchedulerOutput | None = None
         self.undrafted: UndraftedStep | None = None
         self._last_rows: dict[SequenceId, int] = {}
+        self._sampling_packer = SamplingPacker(self.vocab_size)
         self._num_hidden = 0  # how often the executor's hidden states were replaced
 
     def _forward(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
@@ -355,12 +357,11 @@ class Runner:
                 # The scheduler counts the token that this step samples as in flight already.
                 num_inflight = [max(entry.sequence.num_inflight_tokens - 1, 0) for entry in rank.scheduled]
                 drafts = [entry.draft_token_ids for entry in rank.scheduled]
-                arrays = build_sampling_arrays(sequences, num_rows, self.vocab_size, num_inflight, drafts)
-                features = features.join(sampler_features(arrays, sequences, self.vocab_size))
-                of_ranks.append(arrays)
+                of_ranks.append(build_sampling_batch(sequences, num_rows, self.vocab_size, num_inflight, drafts))
+            features = functools.reduce(SamplerFeatures.join, (batch.features for batch in of_ranks))
             if features != SamplerFeatures():
                 features = self._compiled_features.choose(num_rows, features)
-                parameters = _joined([arrays.widened(features, self.vocab_size).pack() for arrays in of_ranks])
+                parameters = self._sampling_packer.pack(of_ranks, num_rows, features)
         sampled = self.executor.sample(SampleKey(num_rows, features), parameters)
         # How many of its drafts are right decides what follows a sequence: no step is dispatched ahead of that.
         self._last_rows = {}

@@ -1,8 +1,8 @@
-"""The sampling parameters of a step's sequences as arrays, and as the one integer vector that crosses to the device."""
+"""The sampling parameters of a step's rows as arrays, and their layout in the one vector that crosses to the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
+from jaxis.engine.execution.token_history import TokenHistory
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Widths grow in large steps: a wider list costs microseconds, another program a second of compilation.
@@ -122,25 +123,6 @@ class SamplingArrays(NamedTuple, Generic[Array]):
             token_mask=np.empty((num_rows, 0), np.int32),
         )
 
-    def widened(self: SamplingArrays[np.ndarray], features: SamplerFeatures, vocab_size: int) -> SamplingArrays:
-        """With lists as wide as those of features that cover the arrays' own; their meaning stays."""
-
-        def widen(field: np.ndarray, width: int, fill: float) -> np.ndarray:
-            return np.pad(field, ((0, 0), (0, width - field.shape[1])), constant_values=fill)
-
-        return self._replace(
-            history_ids=widen(self.history_ids, features.history_width, vocab_size),
-            history_counts=widen(self.history_counts, features.history_width, 0),
-            bias_ids=widen(self.bias_ids, features.bias_width, vocab_size),
-            bias=widen(self.bias, features.bias_width, 0.0),
-            allowed_ids=widen(self.allowed_ids, features.allowed_width, vocab_size),
-            token_mask=widen(self.token_mask, features.mask_width, -1),
-        )
-
-    def pack(self: SamplingArrays[np.ndarray]) -> np.ndarray:
-        """All arrays as one int32 vector, floats by their bits; `unpack` is the inverse."""
-        return np.concatenate([np.ascontiguousarray(field).view(np.int32).ravel() for field in self])
-
     @staticmethod
     def packed_size(num_rows: int, features: SamplerFeatures) -> int:
         """Length of the packed vector, in int32 words."""
@@ -155,15 +137,27 @@ class SamplingArrays(NamedTuple, Generic[Array]):
           num_rows: R, static.
           features: Those that the vector was packed for, static.
         """
-        fields = []
-        start = 0
-        for columns, dtype in _layout(features):
-            shape = (num_rows,) if columns is None else (num_rows, columns)
-            size = num_rows if columns is None else num_rows * columns
-            field = packed[start : start + size].reshape(shape)
-            fields.append(field if dtype == jnp.int32 else jax.lax.bitcast_convert_type(field, dtype))
-            start += size
-        return SamplingArrays(*fields)
+        return SamplingArrays(
+            *(
+                field if dtype == jnp.int32 else jax.lax.bitcast_convert_type(field, dtype)
+                for field, dtype in _fields(packed, num_rows, features)
+            )
+        )
+
+    @staticmethod
+    def views(packed: np.ndarray, num_rows: int, features: SamplerFeatures) -> SamplingArrays[np.ndarray]:
+        """As `unpack`, for the host: to write to these arrays is to write to the vector."""
+        return SamplingArrays(*(field.view(dtype) for field, dtype in _fields(packed, num_rows, features)))
+
+
+def _fields(packed: Array, num_rows: int, features: SamplerFeatures) -> Iterator[tuple[Array, type]]:
+    """Each field of the SamplingArrays in a packed vector, as int32 still, and its type."""
+    start = 0
+    for columns, dtype in _layout(features):
+        shape = (num_rows,) if columns is None else (num_rows, columns)
+        size = num_rows if columns is None else num_rows * columns
+        yield packed[start : start + size].reshape(shape), dtype
+        start += size
 
 
 def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
@@ -187,14 +181,30 @@ def _layout(features: SamplerFeatures) -> list[tuple[int | None, type]]:
     ]
 
 
-def build_sampling_arrays(
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The rows that a rank samples in a step.
+
+    Attributes:
+      arrays: Their parameters, R rows; the lists are as wide as the longest needs. Histories are not among them: they
+        are long, and only their differences are written to a step's vector.
+      histories: The history of each row that has a sequence, and the drafts that it is to count too.
+      features: What to compile the sampler for.
+    """
+
+    arrays: SamplingArrays[np.ndarray]
+    histories: Sequence[tuple[TokenHistory | None, Sequence[int]]]
+    features: SamplerFeatures
+
+
+def build_sampling_batch(
     sequences: Sequence[SequenceSampling],
     num_rows: int,
     vocab_size: int,
     num_inflight: Sequence[int] = (),
     drafts: Sequence[Sequence[int]] = (),
-) -> SamplingArrays[np.ndarray]:
-    """The arrays for sampling each sequence's next token, row by row in the given order.
+) -> SamplingBatch:
+    """What is sampled for each sequence's next token, row by row in the given order.
 
     A sequence with drafts has a row for its next token and one for the token after each draft. That one is sampled as
     if the drafts before it were part of the output: a row counts only if they turn out to be.
@@ -229,27 +239,29 @@ def build_sampling_arrays(
         arrays.min_p[row] = params.min_p
         arrays.seed[row] = sequence.seed & 0xFFFFFFFF, sequence.seed >> 32
     biases = [sequence.bias(inflight, ahead) for sequence, inflight, ahead in rows]
-    histories = [sequence.history(ahead) for sequence, _, ahead in rows]
-    return arrays._replace(
-        history_ids=_pad([ids for ids, _ in histories], num_rows, vocab_size, np.int32),
-        history_counts=_pad([counts for _, counts in histories], num_rows, 0, np.int32),
+    arrays = arrays._replace(
         bias_ids=_pad([ids for ids, _ in biases], num_rows, vocab_size, np.int32),
         bias=_pad([values for _, values in biases], num_rows, 0.0, np.float32),
         allowed_ids=_pad([sequence.allowed_ids for sequence, _, _ in rows], num_rows, vocab_size, np.int32),
         token_mask=_token_mask([(sequence, ahead) for sequence, _, ahead in rows], num_rows, vocab_size),
     )
+    histories = [(sequence.history(), ahead) for sequence, _, ahead in rows]
+    return SamplingBatch(arrays, histories, _features(arrays, histories, sequences, vocab_size))
 
 
-def sampler_features(
-    arrays: SamplingArrays[np.ndarray], sequences: Sequence[SequenceSampling], vocab_size: int
+def _features(
+    arrays: SamplingArrays[np.ndarray],
+    histories: Sequence[tuple[TokenHistory | None, Sequence[int]]],
+    sequences: Sequence[SequenceSampling],
+    vocab_size: int,
 ) -> SamplerFeatures:
-    """What to compile the sampler for, given the `arrays` that were built for these sequences."""
     wants_logprobs = any(sequence.params.logprobs is not None for sequence in sequences)
     has_filters = (arrays.top_k < vocab_size).any() or (arrays.top_p < 1).any() or (arrays.min_p > 0).any()
+    sizes = [history.num_with(ahead) for history, ahead in histories if history is not None]
     return SamplerFeatures(
         greedy_only=not arrays.temperature.any(),
         has_filters=bool(has_filters),
-        history_width=arrays.history_ids.shape[1],
+        history_width=_width(max(sizes, default=0)),
         bias_width=arrays.bias_ids.shape[1],
         allowed_width=arrays.allowed_ids.shape[1],
         mask_width=arrays.token_mask.shape[1],
@@ -269,12 +281,17 @@ def _token_mask(rows: Sequence[tuple[SequenceSampling, tuple[int, ...]]], num_ro
 
 
 def _pad(rows: Sequence[np.ndarray], num_rows: int, fill: float, dtype: type) -> np.ndarray:
-    """Rows of different lengths as one array, wide enough for the longest: 0, 64, 256, 1024, ..."""
-    longest = max(map(len, rows), default=0)
+    """Rows of different lengths as one array, wide enough for the longest."""
+    padded = np.full((num_rows, _width(max(map(len, rows), default=0))), fill, dtype)
+    if padded.size:
+        for row, values in zip(padded, rows, strict=False):
+            row[: len(values)] = values
+    return padded
+
+
+def _width(longest: int) -> int:
+    """What a list of this length is padded to: 0, 64, 256, 1024, ..."""
     width = MIN_WIDTH if longest else 0
     while width < longest:
         width *= WIDTH_GROWTH
-    padded = np.full((num_rows, width), fill, dtype)
-    for row, values in zip(padded, rows, strict=False):
-        row[: len(values)] = values
-    return padded
+    return width

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxis.engine.execution.token_history import TokenHistory
 from jaxis.engine.grammar.token_mask import is_allowed, pack_token_ids
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
@@ -74,21 +75,18 @@ class SequenceSampling:
 
         # Only the repetition penalty looks at the prompt.
         prompt = prompt_token_ids if params.repetition_penalty != 1.0 else []
-        self._history = _TokenCounts(prompt, vocab_size) if params.has_penalties else None
-        changes_logits = bool(self._bias or self._held_back or bad_words or self.allowed_ids.size or self._history)
+        self._history = TokenHistory(prompt, vocab_size) if params.has_penalties else None
+        changes_logits = bool(
+            self._bias or self._held_back or bad_words or self.allowed_ids.size or params.has_penalties
+        )
         changes_logits = changes_logits or grammar is not None
         self.takes_argmax = params.greedy and params.logprobs is None and not changes_logits
 
-    def history(self, drafts: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct tokens that penalties apply to, and how often each was generated; both int32 [W], or empty.
-
-        Args:
-          drafts: Taken to follow the output.
-        """
-        if self._history is None:
-            return _NO_IDS, _NO_IDS
-        self._history.follow(self.output_token_ids)
-        return self._history.with_tokens(drafts) if drafts else (self._history.ids, self._history.counts)
+    def history(self) -> TokenHistory | None:
+        """The tokens that penalties apply to, up to the newest one of the output; None without penalties."""
+        if self._history is not None:
+            self._history.follow(self.output_token_ids)
+        return self._history
 
     @property
     def needs_newest_token(self) -> bool:
@@ -189,50 +187,6 @@ class SequenceSampling:
                 f"min_tokens={self.params.min_tokens} and bad_words hold back every token of {where}: "
                 "allow a token that does not end the completion, or set min_tokens=0"
             )
-
-
-class _TokenCounts:
-    """Distinct tokens and how often each was generated, updated in place, so a step costs only its new tokens."""
-
-    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
-        distinct = np.unique(np.asarray(token_ids, np.int32))
-        distinct = distinct[(distinct >= 0) & (distinct < vocab_size)]
-        self._index = {token_id: i for i, token_id in enumerate(distinct.tolist())}
-        self._ids = distinct
-        self._counts = np.zeros_like(distinct)
-        self._num_followed = 0
-
-    @property
-    def ids(self) -> np.ndarray:
-        return self._ids[: len(self._index)]
-
-    @property
-    def counts(self) -> np.ndarray:
-        return self._counts[: len(self._index)]
-
-    def follow(self, output_token_ids: list[int]) -> None:
-        """Counts the tokens generated since the last call."""
-        for token_id in output_token_ids[self._num_followed :]:
-            i = self._index.setdefault(token_id, len(self._index))
-            if i >= len(self._ids):
-                more = np.zeros(max(16, i), np.int32)
-                self._ids = np.concatenate([self._ids, more])
-                self._counts = np.concatenate([self._counts, more])
-            self._ids[i] = token_id
-            self._counts[i] += 1
-        self._num_followed = len(output_token_ids)
-
-    def with_tokens(self, token_ids: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of ids and counts as they would be with these tokens too."""
-        ids, counts = self.ids.tolist(), self.counts.tolist()
-        index = dict(self._index)
-        for token_id in token_ids:
-            i = index.setdefault(token_id, len(index))
-            if i == len(ids):
-                ids.append(token_id)
-                counts.append(0)
-            counts[i] += 1
-        return np.asarray(ids, np.int32), np.asarray(counts, np.int32)
 
 
 class _MasksAhead:

@@ -7,6 +7,7 @@ and (-1, nothing) after the last.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -37,13 +38,14 @@ class EventPublisher:
       config: Where, and how much is kept.
       spans: How the layers of each group attend.
       block_size: Tokens of a block.
+      rank: The data rank whose blocks they are.
 
     Raises:
       ConfigError: An address cannot be used.
     """
 
-    def __init__(self, config: KVEventsConfig, spans: Sequence[AttentionSpan], block_size: int) -> None:
-        self._encoder = EventEncoder(spans, block_size)
+    def __init__(self, config: KVEventsConfig, spans: Sequence[AttentionSpan], block_size: int, rank: int = 0) -> None:
+        self._encoder = EventEncoder(spans, block_size, rank)
         self._context = zmq.Context()
         self._topic = config.topic.encode()
         self._numbers = itertools.count()
@@ -110,3 +112,17 @@ class EventPublisher:
         for number, batch in wanted:
             socket.send_multipart((reader, b"", number, batch))
         socket.send_multipart((reader, b"", NO_MORE, b""))
+
+
+def open_publishers(
+    config: KVEventsConfig, spans: Sequence[AttentionSpan], block_size: int, num_ranks: int
+) -> list[EventPublisher]:
+    """A publisher for each data rank, at its own addresses; see `EventPublisher`."""
+    publishers: list[EventPublisher] = []
+    with contextlib.ExitStack() as opened:
+        for rank in range(num_ranks):
+            publisher = EventPublisher(config.of_rank(rank), spans, block_size, rank)
+            opened.callback(publisher.close)
+            publishers.append(publisher)
+        opened.pop_all()
+    return publishers

@@ -78,16 +78,17 @@ class EventEncoder:
     Args:
       spans: How the layers of each group attend.
       block_size: Tokens of a block.
+      rank: The data rank whose events they are.
     """
 
-    def __init__(self, spans: Sequence[AttentionSpan], block_size: int) -> None:
+    def __init__(self, spans: Sequence[AttentionSpan], block_size: int, rank: int = 0) -> None:
         self._spans = tuple(spans)
-        self._block_size = block_size
+        self._block_size, self._rank = block_size, rank
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, events: Iterable[CacheEvent]) -> bytes:
         """A batch that happens now."""
-        return self._encoder.encode(EventBatch(time.time(), [self._event(event) for event in events]))
+        return self._encoder.encode(EventBatch(time.time(), [self._event(event) for event in events], self._rank))
 
     def _event(self, event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
         if isinstance(event, BlocksStored):

@@ -20,6 +20,8 @@ from jaxis.errors import RequestError
 # What one more sequence on a rank weighs against tokens of a prompt that are computed again on another rank. Every rank
 # waits for the one with most sequences; without a weight, all would follow a prefix that all share.
 TOKENS_OF_A_SEQUENCE = 64
+# So many tokens that are copied from the store weigh as much as one that is computed.
+LOADED_TOKENS_OF_A_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,10 @@ class DataRanksScheduler:
         outputs = [rank.schedule(drafts) for rank in self.ranks]
         if all(output is None for output in outputs):
             return None
-        return DataRanksOutput.of(output or IDLE for output in outputs)
+        return DataRanksOutput.of(
+            output or SchedulerOutput((), 0, (), rank.block_manager.take_moves())
+            for rank, output in zip(self.ranks, outputs, strict=True)
+        )
 
     def update(self, output: SchedulerOutput, new_token_ids: Many[Many[int]]) -> Iterator[tuple[Sequence, int, int]]:
         """Takes in a step's tokens, for each entry of `output.scheduled`; see `Scheduler.update`."""
@@ -187,20 +192,24 @@ class _Room:
 
     def cost(self, sequence: Sequence) -> tuple[bool, int]:
         """Orders ranks for a sequence: whether it would have to wait for blocks, and what is to be computed."""
-        num_uncached = self._num_uncached(sequence)
-        lacks_blocks = not self.rank.block_manager.has_room_for(num_uncached)
-        return lacks_blocks, num_uncached + self._num_tokens + TOKENS_OF_A_SEQUENCE * self._num_sequences
+        num_uncached, num_loaded = self._missing(sequence)
+        lacks_blocks = not self.rank.block_manager.has_room_for(num_uncached + num_loaded)
+        num_tokens = num_uncached + num_loaded // LOADED_TOKENS_OF_A_TOKEN + self._num_tokens
+        return lacks_blocks, num_tokens + TOKENS_OF_A_SEQUENCE * self._num_sequences
 
     def take(self, sequence: Sequence) -> None:
         """Gives the rank a sequence."""
-        self._num_tokens += self._num_uncached(sequence)
+        self._num_tokens += self._missing(sequence)[0]
         self._num_places -= 1
         self._num_sequences += 1
         self.rank.add_sequence(sequence)
 
-    def _num_uncached(self, sequence: Sequence) -> int:
+    def _missing(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens that the rank would have to compute, and those that it would have to load."""
         blocks = self.rank.block_manager
-        return sequence.num_tokens - blocks.get_cached_prefix(sequence).num_blocks * blocks.block_size
+        prefix = blocks.get_cached_prefix(sequence)
+        num_loaded_blocks = len({index for _, index in prefix.stored})
+        return sequence.num_tokens - prefix.num_blocks * blocks.block_size, num_loaded_blocks * blocks.block_size
 
 
 class DataRanksBlocks:
@@ -209,11 +218,12 @@ class DataRanksBlocks:
     Attributes:
       ranks: Each rank's own.
       block_size: B.
+      search: Finds how long a prefix is known.
     """
 
     def __init__(self, ranks: Many[BlockManager]) -> None:
         self.ranks = ranks
-        self.block_size = ranks[0].block_size
+        self.block_size, self.search = ranks[0].block_size, ranks[0].search
 
     @property
     def num_blocks(self) -> int:
@@ -239,6 +249,10 @@ class DataRanksBlocks:
     def prefix_cache_hits(self) -> int:
         """How many of those were found."""
         return sum(rank.prefix_cache_hits for rank in self.ranks)
+
+    def is_known(self, group: int, digest: bytes) -> bool:
+        """Whether a block, or a state, is known on every rank. Other threads may ask."""
+        return all(rank.is_known(group, digest) for rank in self.ranks)
 
     def forget_prefix(self, sequence: Sequence) -> None:
         """See `BlockManager.forget_prefix`."""

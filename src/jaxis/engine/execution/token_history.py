@@ -1,0 +1,128 @@
+"""The tokens that penalties apply to: of one sequence as its output grows, and of a step's rows in arrays that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class TokenHistory:
+    """Distinct tokens of a sequence and how often each was generated. A token keeps its place once it has one.
+
+    Attributes:
+      ids: int32, at least `len(self)` elements; the first ones are the tokens.
+      counts: int32, as many: how often each was generated; 0 if it stands in the prompt only.
+      places: The place of each generated token, in their order.
+
+    Args:
+      prompt_token_ids: Tokens that count as seen, though not as generated.
+      vocab_size: V; other tokens are left out.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
+        distinct = np.unique(np.asarray(prompt_token_ids, np.int32))
+        self.ids = distinct[(distinct >= 0) & (distinct < vocab_size)]
+        self.counts = np.zeros_like(self.ids)
+        self.places: list[int] = []
+        self._place_of = {token_id: place for place, token_id in enumerate(self.ids.tolist())}
+
+    def __len__(self) -> int:
+        return len(self._place_of)
+
+    def find(self, token_id: int) -> int | None:
+        """The token's place; None if it has none."""
+        return self._place_of.get(token_id)
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Counts the tokens generated since the last call; all of them are given."""
+        for token_id in output_token_ids[len(self.places) :]:
+            place = self._place_of.setdefault(token_id, len(self._place_of))
+            if place >= len(self.ids):
+                more = np.zeros(max(16, place), np.int32)
+                self.ids = np.concatenate([self.ids, more])
+                self.counts = np.concatenate([self.counts, more])
+            self.ids[place] = token_id
+            self.counts[place] += 1
+            self.places.append(place)
+
+    def num_with(self, drafts: Sequence[int]) -> int:
+        """Distinct tokens, those of drafts included."""
+        return len(self) + len({token_id for token_id in drafts if token_id not in self._place_of})
+
+
+class _Held(NamedTuple):
+    """What a row holds.
+
+    Attributes:
+      history: Of the sequence; None: nothing.
+      num_generated: Its generated tokens when it was written.
+      drafted: Places that count drafts too.
+    """
+
+    history: TokenHistory | None
+    num_generated: int
+    drafted: tuple[int, ...]
+
+
+_NOTHING = _Held(None, 0, ())
+
+
+class HistoryRows:
+    """The histories of R rows, of which a step writes only what is new.
+
+    Args:
+      ids: int32 [R, W], to be written to: the tokens of each row, padded with V.
+      counts: int32 [R, W], the same for how often each was generated, padded with 0.
+      vocab_size: V.
+    """
+
+    def __init__(self, ids: np.ndarray, counts: np.ndarray, vocab_size: int) -> None:
+        self._ids, self._counts, self._vocab_size = ids, counts, vocab_size
+        ids[:] = vocab_size
+        counts[:] = 0
+        self._held = [_NOTHING] * len(ids)
+
+    def write(self, row: int, history: TokenHistory | None, drafts: Sequence[int] = ()) -> None:
+        """Makes a row that of a sequence, as if these drafts were part of its output; of none, if it has no history."""
+        held = self._held[row]
+        if history is None:
+            if held is not _NOTHING:
+                self._ids[row], self._counts[row] = self._vocab_size, 0
+                self._held[row] = _NOTHING
+            return
+        ids, counts = self._ids[row], self._counts[row]
+        if held.history is not history:
+            size = len(history)
+            ids[:size], counts[:size] = history.ids[:size], history.counts[:size]
+            ids[size:], counts[size:] = self._vocab_size, 0
+        else:
+            for place in held.drafted:
+                if place >= len(history):
+                    ids[place], counts[place] = self._vocab_size, 0
+                else:
+                    ids[place], counts[place] = history.ids[place], history.counts[place]
+            for place in history.places[held.num_generated :]:
+                ids[place], counts[place] = history.ids[place], history.counts[place]
+        drafted = _add(history, drafts, ids, counts) if drafts else ()
+        self._held[row] = _Held(history, len(history.places), drafted)
+
+    def clear_from(self, row: int) -> None:
+        """Empties the row and those after it."""
+        for i in range(row, len(self._held)):
+            self.write(i, None)
+
+
+def _add(history: TokenHistory, drafts: Sequence[int], ids: np.ndarray, counts: np.ndarray) -> tuple[int, ...]:
+    """Counts drafts in the row of a history; returns their places."""
+    new: dict[int, int] = {}
+    places = []
+    for token_id in drafts:
+        place = history.find(token_id)
+        if place is None:
+            place = new.setdefault(token_id, len(history) + len(new))
+        ids[place] = token_id
+        counts[place] += 1
+        places.append(place)
+    return tuple(places)
