@@ -30,6 +30,7 @@ class StubAnswer:
       tokens_per_event: Tokens that each event brings; `max_tokens` of the request says how many there are.
       usage: Whether the tokens are counted at the end.
       fault: What goes wrong with the request of a number, counted from 0.
+      metrics: The server's metrics after so many requests.
     """
 
     first_seconds: float = 0.0
@@ -37,6 +38,7 @@ class StubAnswer:
     tokens_per_event: int = 1
     usage: bool = True
     fault: Callable[[int], Fault] = lambda _: None
+    metrics: Callable[[int], str] = lambda _: ""
 
 
 class StubServer:
@@ -67,6 +69,8 @@ class StubServer:
                 path = head.split(" ", 2)[1]
                 if path == "/v1/models":
                     _write_json(writer, 200, {"data": [{"id": MODEL}]})
+                elif path == "/metrics":
+                    _write_body(writer, 200, self._answer.metrics(self.num_requests), "text/plain")
                 elif not await self._complete(path, json.loads(body), writer):
                     break
                 await writer.drain()
@@ -140,8 +144,12 @@ def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def _write_json(writer: asyncio.StreamWriter, status: int, value: dict[str, Any]) -> None:
-    body = json.dumps(value).encode()
-    head = f"HTTP/1.1 {status} Stub\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    _write_body(writer, status, json.dumps(value), "application/json")
+
+
+def _write_body(writer: asyncio.StreamWriter, status: int, text: str, content_type: str) -> None:
+    body = text.encode()
+    head = f"HTTP/1.1 {status} Stub\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 

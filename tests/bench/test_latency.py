@@ -9,6 +9,7 @@ from jaxis.bench.cost import DecodeCost, PrefillCost
 from jaxis.bench.latency import measure_latency, summarize
 from jaxis.bench.limits import Limits
 from jaxis.bench.run import BatchRun, Load
+from jaxis.engine.drafting.draft_counts import DraftCounts
 
 LIMITS = Limits(4, read_bytes_per_second=10_000.0, copy_bytes_per_second=15_000.0, flops_per_second=1e6)
 DECODE = DecodeCost(weight_bytes=1000, kv_bytes_per_token=10)
@@ -18,9 +19,9 @@ PREFILL = PrefillCost(layer_params=1000, head_params=0, attention_flops_per_key=
 def test_figures_are_medians_and_shares_count_the_context():
     load = Load(batch_size=2, input_len=50, output_len=3)
     runs = [
-        BatchRun([0.5, 1.0], [0.2, 0.5], context_len=50.0),
-        BatchRun([1.5, 2.5], [0.4, 0.4], context_len=50.0),
-        BatchRun([1.0, 2.0], [0.3, 0.4], context_len=50.0),
+        BatchRun([0.5, 1.0], [0.2, 0.5], context_len=50.0, num_step_tokens=4),
+        BatchRun([1.5, 2.5], [0.4, 0.4], context_len=50.0, num_step_tokens=4),
+        BatchRun([1.0, 2.0], [0.3, 0.4], context_len=50.0, num_step_tokens=4),
     ]
     result = summarize(load, runs, DECODE, PREFILL, LIMITS)
     assert result.prefill_seconds == 2.0
@@ -34,11 +35,23 @@ def test_figures_are_medians_and_shares_count_the_context():
     assert result.decode_share_of_limit == pytest.approx((1000 + 1000) / 10_000 / 0.4)
 
 
+def test_with_drafts_a_step_gives_more_tokens_than_requests():
+    runs = [BatchRun([1.0], [0.2, 0.5], context_len=50.0, num_step_tokens=tokens) for tokens in (9, 5)]
+    drafts = DraftCounts(10, 40, 10, [6, 3, 1, 0])
+    result = summarize(Load(2, 50, 3), runs, DECODE, PREFILL, LIMITS, drafts)
+    assert result.decode_tokens_per_second == pytest.approx(14 / 1.4)
+    figures = result.to_json()
+    assert figures["spec_decode_acceptance_length"] == 2.0
+    assert figures["spec_decode_acceptance_rate"] == 25.0
+    assert figures["spec_decode_per_position_acceptance_rates"] == [0.6, 0.3, 0.1, 0.0]
+    assert "drafts" not in figures
+
+
 def test_without_decode_steps_their_figures_are_none():
-    result = summarize(Load(1, 50, 1), [BatchRun([1.0], [], 0.0)], DECODE, PREFILL, LIMITS)
+    result = summarize(Load(1, 50, 1), [BatchRun([1.0], [], 0.0, 0)], DECODE, PREFILL, LIMITS)
     assert result.prefill_tokens_per_second == 50
     values = dataclasses.asdict(result)
-    decode = {name for name in values if name.startswith("decode")} | {"context_len"}
+    decode = {name for name in values if name.startswith("decode")} | {"context_len", "drafts"}
     assert all((values[name] is None) == (name in decode) for name in values)
 
 

@@ -1,10 +1,11 @@
 """`jaxis bench serve` against a server whose delays and counts are known."""
 
+import collections
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from typer.testing import CliRunner
 
 from jaxis.bench.serving.dataset import NUM_TOKEN_IDS, arrival_times, random_requests
@@ -49,6 +50,31 @@ def test_latencies_are_the_servers_delays_and_tokens_are_those_it_counts(serve_s
         assert line in text
 
 
+def test_drafts_are_those_that_the_server_counted_meanwhile(serve_stub, measure):
+    """After the warm-up of two requests, and by two engines."""
+
+    def metrics(num_requests):
+        registry = CollectorRegistry()
+        for name, value in (("drafts", 10), ("draft_tokens", 30), ("accepted_tokens", 12)):
+            counter = Counter(f"vllm:spec_decode_num_{name}", "", ["engine"], registry=registry)
+            for engine in "01":
+                counter.labels(engine).inc(value * num_requests)
+        places = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "", ["engine", "position"], registry=registry)
+        for position, value in enumerate((7, 4, 1)):
+            for engine in "01":
+                places.labels(engine, str(position)).inc(value * num_requests)
+        return generate_latest(registry).decode()
+
+    url, _ = serve_stub(metrics=metrics)
+    text, report = measure(url, "--num-prompts", 4, "--num-warmups", 2, "--random-output-len", 2)
+    assert (report["spec_decode_num_drafts"], report["spec_decode_draft_tokens"]) == (80, 240)
+    assert report["spec_decode_acceptance_length"] == pytest.approx(1 + 12 / 10)
+    assert report["spec_decode_acceptance_rate"] == pytest.approx(40.0)
+    assert report["spec_decode_per_position_acceptance_rates"] == pytest.approx([0.7, 0.4, 0.1])
+    assert "80 of 3.0 tokens, 40% of them right; mean acceptance length 2.20" in text
+    assert "position 1, 2, ...: 0.70 0.40 0.10" in text
+
+
 def test_requests_held_back_count_from_when_they_were_due(serve_stub, measure):
     """One place, 20 ms of service, and arrivals every 5 ms: each request's wait is that of the queue before it."""
     url, _ = serve_stub(first_seconds=0.02)
@@ -78,7 +104,7 @@ def test_failures_are_counted_by_their_reason_and_are_in_no_figure(serve_stub, m
     assert report["errors"]["status 429: the stub is busy"] == 2
     assert report["errors"]["the stub failed"] == 1
     assert sum(report["errors"].values()) == 4
-    assert Counter(error is None for error in report["request_errors"]) == {True: 6, False: 4}
+    assert collections.Counter(error is None for error in report["request_errors"]) == {True: 6, False: 4}
     assert "2 x status 429: the stub is busy" in text
 
 

@@ -62,6 +62,17 @@ def test_throughput(invoke, tokens_model, tmp_path):
     assert "requests/s:" in result.stdout
 
 
+def test_latency_with_drafts(invoke, tmp_path):
+    file = tmp_path / "latency.json"
+    loads = ("--input-len", 6, "--batch-size", 2, "--output-len", 24, "--repeats", 3)
+    result = invoke("bench", "latency", *loads, "--speculative-config", '{"method": "suffix"}', "--json", file)
+    assert result.exit_code == 0, result.output
+    [measured] = json.loads(file.read_text())["results"]
+    assert measured["decode_tokens_per_second"] > 0
+    assert len(measured["spec_decode_per_position_acceptance_rates"]) <= 15
+    assert "drafts of 2 x 6 + 24: " in result.stdout
+
+
 @pytest.mark.parametrize("value", ["", "0", "1,x", "-4", "1.5"])
 def test_a_list_that_is_none_is_wrong_usage(invoke, value):
     result = invoke("bench", "latency", f"--batch-size={value}")

@@ -16,6 +16,26 @@ def test_defaults_and_names() -> None:
     assert parse_speculative_config(given) == SpeculativeConfig("suffix", 4, suffix_decoding_max_cached_requests=0)
 
 
+def test_most_drafts_by_the_number_of_sequences() -> None:
+    """Ranges as vLLM reads them: ends included, gaps and what is beyond the last as before."""
+    given = {"method": "ngram", "num_speculative_tokens_per_batch_size": [[9, 16, 3], [1, 4, 7], [32, 64, 0]]}
+    config = parse_speculative_config(given)
+    assert config.num_speculative_tokens == 7
+    sizes = {1: 7, 4: 7, 5: 7, 8: 7, 9: 3, 16: 3, 31: 3, 32: 0, 64: 0, 1000: 0}
+    assert {size: config.most_drafts(size) for size in sizes} == sizes
+    assert parse_speculative_config({**given, "num_speculative_tokens": 5}).most_drafts(1) == 5
+    assert SpeculativeConfig("ngram", 4).most_drafts(64) == 4
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [[], {}, "[[1, 2, 3]]", [[2, 4, 1]], [[1, 4]], [[1, 4, 2], [4, 8, 1]], [[1, 4, -1]], [[4, 1, 2]], [[1, 2.5, 3]]],
+)
+def test_ranges_of_numbers_of_sequences_are_checked(entries: object) -> None:
+    with pytest.raises(ConfigError, match=r"per_batch_size=.* must be a list such as \[\[1, 4, 7\], \[5, 16, 3\]\]"):
+        parse_speculative_config({"method": "ngram", "num_speculative_tokens_per_batch_size": entries})
+
+
 def test_one_end_of_the_lookup_range_moves_the_other() -> None:
     config = parse_speculative_config({"method": "ngram", "prompt_lookup_max": 2})
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 2)

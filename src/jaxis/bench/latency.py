@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxis.bench.cost import DecodeCost, PrefillCost, decode_cost, prefill_cost
+from jaxis.bench.drafts import draft_counts, draft_figures
 from jaxis.bench.run import BatchRun, Load, run_batch
 
 if TYPE_CHECKING:
     from jaxis.bench.limits import Limits
+    from jaxis.engine.drafting.draft_counts import DraftCounts
     from jaxis.engine.engine import LLMEngine
 
 
@@ -29,11 +31,12 @@ class LatencyResult:
       prefill_tokens_per_second: Prompt tokens of the batch over that time.
       prefill_share_of_limit: Time for the prefill's operations at the measured FLOPS, over `prefill_seconds`.
       decode_step_seconds: Duration of a step in which every request decodes.
-      decode_steps_per_second: Also the tokens per second of one request.
-      decode_tokens_per_second: Tokens per second of all requests together.
+      decode_steps_per_second: Without drafts, also the tokens per second of one request.
+      decode_tokens_per_second: Tokens per second of all requests together; with drafts, over all steps.
       context_len: Tokens that a request attended to in those steps, on average.
       decode_weight_bytes, decode_kv_bytes: Bytes that a step reads.
       decode_share_of_limit: Time for those bytes at the measured memory bandwidth, over `decode_step_seconds`.
+      drafts: What became of drafts; None if none are made.
 
     The decode figures are None if `output_len` is 1.
     """
@@ -52,10 +55,13 @@ class LatencyResult:
     decode_weight_bytes: int | None = None
     decode_kv_bytes: float | None = None
     decode_share_of_limit: float | None = None
+    drafts: DraftCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return dataclasses.asdict(self)
+        figures = dataclasses.asdict(self)
+        del figures["drafts"]
+        return figures | draft_figures(self.drafts)
 
 
 def measure_latency(
@@ -67,12 +73,19 @@ def measure_latency(
       RequestError, EngineError: See `run_batch`.
     """
     run_batch(engine, load, rng)
+    before = draft_counts(engine)
     runs = [run_batch(engine, load, rng) for _ in range(repeats)]
-    return summarize(load, runs, decode_cost(engine), prefill_cost(engine.vllm_config), limits)
+    drafts = draft_counts(engine, since=before)
+    return summarize(load, runs, decode_cost(engine), prefill_cost(engine.vllm_config), limits, drafts)
 
 
 def summarize(
-    load: Load, runs: Sequence[BatchRun], decode: DecodeCost, prefill: PrefillCost, limits: Limits
+    load: Load,
+    runs: Sequence[BatchRun],
+    decode: DecodeCost,
+    prefill: PrefillCost,
+    limits: Limits,
+    drafts: DraftCounts | None = None,
 ) -> LatencyResult:
     """The figures of one or more runs of a load."""
     prefill_seconds = statistics.median(run.prefill_seconds for run in runs)
@@ -97,9 +110,12 @@ def summarize(
         result,
         decode_step_seconds=step,
         decode_steps_per_second=1 / step,
-        decode_tokens_per_second=load.batch_size / step,
+        decode_tokens_per_second=(
+            load.batch_size / step if drafts is None else sum(run.num_step_tokens for run in runs) / sum(steps)
+        ),
         context_len=context_len,
         decode_weight_bytes=weight_bytes,
         decode_kv_bytes=num_bytes - weight_bytes,
         decode_share_of_limit=num_bytes / limits.memory_bytes_per_second / step,
+        drafts=drafts,
     )

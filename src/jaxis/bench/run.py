@@ -14,6 +14,7 @@ from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
+    from jaxis.engine.output_processor import Request
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class BatchRun:
       first_token_seconds: For each request, the time from when all were queued to its first token.
       step_seconds: Duration of each step in which every request decoded.
       context_len: Tokens that a request attended to in those steps, on average.
+      num_step_tokens: Tokens that all requests got in those steps: with drafts, more than one a request and step.
     """
 
     first_token_seconds: list[float]
     step_seconds: list[float]
     context_len: float
+    num_step_tokens: int
 
     @property
     def prefill_seconds(self) -> float:
@@ -65,11 +68,6 @@ def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[
 
 def check_load(engine: LLMEngine, load: Load) -> None:
     """Raises RequestError unless the engine can run all of the load's requests concurrently."""
-    if engine.speculation is not None:
-        raise RequestError(
-            "steps of one token a request are timed, on random prompts: leave speculative_config out; "
-            "`jaxis bench throughput` and `jaxis bench serve` measure with it"
-        )
     limits = engine.vllm_config.scheduler_config
     if load.batch_size > limits.max_num_seqs:
         raise RequestError(
@@ -92,7 +90,7 @@ def check_load(engine: LLMEngine, load: Load) -> None:
 
 
 def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchRun:
-    """Runs random prompts concurrently until all have their output, then drops them.
+    """Runs random prompts concurrently until all have their output, or with drafts the first one has; then drops them.
 
     Args:
       engine: Idle.
@@ -113,7 +111,8 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
     first_tokens: dict[str, float] = {}
     step_seconds: list[float] = []
     num_context_tokens = 0
-    while len(first_tokens) < len(prompts) or len(step_seconds) < load.output_len - 1:
+    num_tokens: list[int] = []  # of each request's output, when all had their first token
+    while len(first_tokens) < len(prompts) or max(_new_tokens(states, num_tokens)) < load.output_len - 1:
         all_decode = len(first_tokens) == len(prompts)
         stepped = engine.step()
         now = time.perf_counter()
@@ -124,7 +123,10 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
         if all_decode:
             step_seconds.append(now - previous)
             num_context_tokens += sum(state.completions[0].sequence.num_tokens - 1 for state in states)
+        elif len(first_tokens) == len(prompts):
+            num_tokens = [len(state.completions[0].sequence.output_token_ids) for state in states]
         previous = now
+    num_step_tokens = sum(_new_tokens(states, num_tokens))
     for state in states:
         engine.abort_request(state.request_id)
     engine.step()  # waits for the step dispatched ahead, so that the next run does not have to
@@ -132,4 +134,11 @@ def run_batch(engine: LLMEngine, load: Load, rng: np.random.Generator) -> BatchR
         first_token_seconds=list(first_tokens.values()),
         step_seconds=step_seconds,
         context_len=num_context_tokens / load.batch_size / max(1, len(step_seconds)),
+        num_step_tokens=num_step_tokens,
     )
+
+
+def _new_tokens(states: Sequence[Request], num_tokens: Sequence[int]) -> list[int]:
+    """How many tokens more each request has now."""
+    now = [len(state.completions[0].sequence.output_token_ids) for state in states]
+    return [after - before for before, after in zip(num_tokens, now, strict=True)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxis.bench.drafts import format_drafts
+
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lines with aligned columns: the first left-aligned, the others right-aligned."""
@@ -68,7 +70,11 @@ def format_latency(report: dict[str, Any]) -> str:
                 format_share(result["decode_share_of_limit"]),
             )
         )
-    return f"{_format_facts(report)}\n\n{format_table(header, rows)}"
+    drafts = [
+        (row[0], line) for row, result in zip(rows, report["results"], strict=True) if (line := format_drafts(result))
+    ]
+    lines = "".join(f"\ndrafts of {load}: {line}" for load, line in drafts)
+    return f"{_format_facts(report)}\n\n{format_table(header, rows)}{lines}"
 
 
 def format_throughput(report: dict[str, Any]) -> str:
@@ -84,6 +90,8 @@ def format_throughput(report: dict[str, Any]) -> str:
         ("time per output token", _median_and_p99(*token)),
         ("preemptions", str(result["num_preemptions"])),
     ]
+    if line := format_drafts(result):
+        rows.append(("drafts", line))
     return f"{_format_facts(report)}\n\n" + "\n".join(f"{name + ':':<24}{text}" for name, text in rows)
 
 

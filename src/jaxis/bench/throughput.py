@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxis.bench.drafts import draft_counts, draft_figures
 from jaxis.bench.run import random_prompts
 from jaxis.errors import RequestError
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxis.engine.drafting.draft_counts import DraftCounts
     from jaxis.engine.engine import LLMEngine
 
 
@@ -38,6 +40,7 @@ class ThroughputResult:
       token_seconds_median, token_seconds_p99: A request's mean time per token after its first; None if no request has
         two tokens.
       num_preemptions: Times that a request had to give up its KV cache blocks.
+      drafts: What became of drafts; None if none are made.
     """
 
     num_requests: int
@@ -52,10 +55,13 @@ class ThroughputResult:
     token_seconds_median: float | None
     token_seconds_p99: float | None
     num_preemptions: int
+    drafts: DraftCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return dataclasses.asdict(self)
+        figures = dataclasses.asdict(self)
+        del figures["drafts"]
+        return figures | draft_figures(self.drafts)
 
 
 def request_mix(
@@ -88,6 +94,7 @@ def _run(engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Gen
                 f"max_model_len={engine.max_model_len}: raise it, or shorten input or output"
             )
     prompts = random_prompts(rng, engine.runner.vocab_size, [request.input_len for request in requests])
+    drafts_before = draft_counts(engine)
     start = time.perf_counter()
     states = []
     for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
@@ -124,4 +131,5 @@ def _run(engine: LLMEngine, requests: Sequence[RequestShape], rng: np.random.Gen
         token_seconds_median=float(np.median(token_seconds)) if token_seconds else None,
         token_seconds_p99=float(np.percentile(token_seconds, 99)) if token_seconds else None,
         num_preemptions=sum(state.completions[0].sequence.num_preemptions for state in states),
+        drafts=draft_counts(engine, since=drafts_before),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ class SpeculativeConfig:
         "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
         "draft_model": with another model of the same vocabulary.
       num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured.
+      num_speculative_tokens_per_batch_size: The same by the number of sequences that run: (first number, last number,
+        tokens), in ascending order. Numbers between two entries, and beyond the last, are as those before. Empty: the
+        number makes no difference.
       model: Folder or hub id of the head for "eagle3", and of the other model for "draft_model".
       revision: Branch, tag or commit of that hub id; None is the main branch.
       quantization: How its weights are quantized while loading; None: as the model's.
@@ -44,6 +48,7 @@ class SpeculativeConfig:
 
     method: str
     num_speculative_tokens: int = DEFAULT_MAX_DRAFTS
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     model: str | None = None
     revision: str | None = None
     quantization: str | None = None
@@ -54,7 +59,16 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
 
+    def most_drafts(self, num_running: int) -> int:
+        """Most tokens to guess ahead for a sequence where so many run."""
+        most = self.num_speculative_tokens
+        for first, _, num_tokens in self.num_speculative_tokens_per_batch_size:
+            if first <= num_running:
+                most = min(num_tokens, self.num_speculative_tokens)
+        return most
 
+
+_BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"
 # The least value of each number, and the greatest.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "num_speculative_tokens": (1, 255),
@@ -88,21 +102,25 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
         )
     for name, (low, high) in _BOUNDS.items():
         _check(name, values, low, high)
-    if method in LAYER_METHODS:
+    if _BY_BATCH_SIZE in values:
+        values[_BY_BATCH_SIZE] = by_size = _by_batch_size(values[_BY_BATCH_SIZE])
+        values.setdefault("num_speculative_tokens", max(1, *(most for _, _, most in by_size)))
+    elif method in LAYER_METHODS:
         values.setdefault("num_speculative_tokens", DEFAULT_LAYER_DRAFTS)
     _check_model(method, values)
+    _complete_lookup_range(values)
+    return SpeculativeConfig(**values)
+
+
+def _complete_lookup_range(values: dict[str, Any]) -> None:
+    """Where one end of the range is given, the other one is moved if it must be."""
     low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     if low is None and high is not None:
         values["prompt_lookup_min"] = min(DEFAULT_LOOKUP_MIN, high)
     if high is None and low is not None:
         values["prompt_lookup_max"] = max(DEFAULT_LOOKUP_MAX, low)
-    config = SpeculativeConfig(**values)
-    if config.prompt_lookup_min > config.prompt_lookup_max:
-        raise ConfigError(
-            f"speculative_config: prompt_lookup_min={config.prompt_lookup_min} must not exceed "
-            f"prompt_lookup_max={config.prompt_lookup_max}"
-        )
-    return config
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"speculative_config: prompt_lookup_min={low} must not exceed prompt_lookup_max={high}")
 
 
 def _check_model(method: str, values: Mapping[str, Any]) -> None:
@@ -117,6 +135,31 @@ def _check_model(method: str, values: Mapping[str, Any]) -> None:
             )
         if name in values and not isinstance(values[name], str):
             raise ConfigError(f"speculative_config: {name}={values[name]!r} must be a string")
+
+
+def _by_batch_size(given: Any) -> tuple[tuple[int, int, int], ...]:
+    """The checked value of `num_speculative_tokens_per_batch_size`, by vLLM's rules."""
+    entries = [tuple(entry) for entry in given] if _is_list_of_lists(given) else []
+    _, most = _BOUNDS["num_speculative_tokens"]
+    is_valid = bool(entries) and all(
+        len(entry) == 3
+        and all(isinstance(value, int) and not isinstance(value, bool) for value in entry)
+        and 1 <= entry[0] <= entry[1]
+        and 0 <= entry[2] <= most
+        for entry in entries
+    )
+    entries.sort()
+    follows = all(before[1] < after[0] for before, after in itertools.pairwise(entries)) if is_valid else False
+    if not follows or entries[0][0] != 1:
+        raise ConfigError(
+            f"speculative_config: {_BY_BATCH_SIZE}={given!r} must be a list such as [[1, 4, 7], [5, 16, 3]]: from "
+            f"so many sequences to so many, at most so many tokens (0 to {most}); the first from 1, and none twice"
+        )
+    return tuple(entries)
+
+
+def _is_list_of_lists(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(entry, list | tuple) for entry in given)
 
 
 def _check(name: str, values: Mapping[str, Any], low: float, high: float) -> None:

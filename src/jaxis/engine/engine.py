@@ -396,7 +396,7 @@ class LLMEngine:
         self._inflight = None
         if current is None:
             return []
-        if self.speculation is not None and self.speculation.wants_newest_tokens:
+        if self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running):
             requests = self._process(current)
         elif any(self._needs_newest_token(entry.sequence.seq_id) for entry in current.output.scheduled):
             output = self._schedule()

@@ -19,7 +19,8 @@ def lengths(seconds_of_a_row: float, *, is_compiled=lambda num_tokens: True, max
     """Where a step of T rows takes 1 + (T - 1) * seconds_of_a_row."""
     chosen = DraftLengths(padded, is_compiled, max_tokens)
     for size in SIZES:
-        chosen.record(size, 1 + (size - 1) * seconds_of_a_row)
+        for setting_up in (10.0, 0.0):
+            chosen.record(size, setting_up + 1 + (size - 1) * seconds_of_a_row)
     return chosen
 
 
@@ -62,6 +63,12 @@ def test_no_more_rows_than_a_step_may_have() -> None:
     assert lengths(0.01, max_tokens=4).choose(places, 4) == [0] * 4
 
 
+def test_no_more_drafts_than_are_allowed_beside_so_many() -> None:
+    chosen = DraftLengths(padded, lambda num_tokens: True, 64, {1: 7, 2: 3, 3: 0}.__getitem__)
+    sure = [place(15, (15, 15)) for _ in range(3)]
+    assert [max(chosen.choose(sure[:number], number)) for number in (1, 2, 3)] == [7, 3, 0]
+
+
 def test_chances_follow_what_happens() -> None:
     assert place(4, *[(4, 4)] * 30).chance > 0.95
     assert place(4, *[(4, 0)] * 30).chance < 0.2
@@ -81,3 +88,15 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
     for _ in range(1010):
         chosen.record(1, 1.0)
     assert chosen.choose(sure, 1) == [7]
+
+
+def test_sizes_that_were_never_measured_are_tried_beside_many_others_too() -> None:
+    """A row costs a twentieth of a step of one row, not of a step of 16."""
+    chosen = DraftLengths(padded, lambda num_tokens: True, 64)
+    for _ in range(3):
+        chosen.record(16, 0.08)
+    counts = chosen.choose([place(15, (1, 1)) for _ in range(16)], 16)
+    assert sum(counts) >= 16
+    chosen.record(64, 0.2)
+    chosen.record(64, 1.0)
+    assert sum(chosen.choose([place(15, (1, 1)) for _ in range(16)], 16)) < 48, "measured, it does not pay"

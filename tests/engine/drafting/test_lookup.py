@@ -41,33 +41,69 @@ def by_brute_force(text: list[int], least: int, most: int, limit: int) -> list[i
     for length in range(min(most, len(text) - 1), least - 1, -1):
         for stop in range(len(text) - 1, length - 1, -1):
             if text[stop - length : stop] == text[-length:]:
-                going_on = list(text)
-                while len(going_on) < len(text) + limit:
-                    going_on.append(going_on[stop + len(going_on) - len(text)])
-                return going_on[len(text) :]
+                return gone_on(text, stop, limit)
     return []
+
+
+def gone_on(text: list[int], start: int, limit: int) -> list[int]:
+    """What follows a text that goes on as it did from a place."""
+    going_on = list(text)
+    while len(going_on) < len(text) + limit:
+        going_on.append(going_on[start + len(going_on) - len(text)])
+    return going_on[len(text) :]
+
+
+def returned(texts: list[list[int]], least: int, most: int) -> int | None:
+    """Where the last of these texts, each of which is the one before and more, goes on after an edit, if it does."""
+    text, copied_from, copied_to = texts[-1], None, 0
+    for known in texts[:-1]:
+        stops = [
+            (length, stop)
+            for length in range(least, min(most, len(known) - 1) + 1)
+            for stop in range(length, len(known))
+            if known[stop - length : stop] == known[-length:]
+        ]
+        if stops:
+            copied_from, copied_to = max(stops)[1], len(known)
+    if copied_from is None:
+        return None
+    while copied_to < len(text) and text[copied_from] == text[copied_to]:
+        copied_from, copied_to = copied_from + 1, copied_to + 1
+    num_edited = len(text) - copied_to
+    for length in range(least - 1, 0, -1):
+        stops = [stop for stop in range(length, len(text)) if text[stop - length : stop] == text[-length:]]
+        if stops:
+            nearest = min(stops, key=lambda stop: abs(stop - copied_from - num_edited))
+            return nearest if num_edited <= 16 and abs(nearest - copied_from - num_edited) <= 8 else None
+    return None
 
 
 @pytest.mark.parametrize("alphabet", [2, 5, 40])
 def test_lookup_finds_the_latest_of_the_longest_matches(alphabet: int) -> None:
     rng = random.Random(alphabet)
-    found_any = 0
+    found_any = num_returns = 0
     for _ in range(150):
         least = rng.randint(1, 4)
         most = rng.randint(least, 9)
         text = [rng.randrange(alphabet) for _ in range(rng.randint(1, 60))]
         num_prompt = rng.randint(1, len(text))
         drafter = LookupDrafter(least, most)
-        growing = sequence(text[:num_prompt])
+        growing, asked = sequence(text[:num_prompt]), []
         for token in [*text[num_prompt:], None]:
-            limit = rng.randint(1, 9)
             known = growing.prompt_token_ids + growing.output_token_ids
-            expected = by_brute_force(known, least, most, limit)
-            assert draft(drafter, growing, limit) == expected
-            found_any += bool(expected)
+            if rng.random() < 0.8:
+                limit = rng.randint(1, 9)
+                asked.append(known)
+                expected = by_brute_force(known, least, most, limit)
+                if not expected and (start := returned(asked, least, most)) is not None:
+                    expected = gone_on(known, start, limit)
+                    num_returns += 1
+                assert draft(drafter, growing, limit) == expected
+                found_any += bool(expected)
             if token is not None:
                 growing.output_token_ids.append(token)
     assert found_any > 50
+    assert num_returns > 10
 
 
 def test_where_rules_agree_lookup_drafts_what_transformers_does() -> None:
@@ -92,7 +128,9 @@ def test_a_prediction_is_the_draft_from_the_first_token_on_and_where_the_output_
     assert (edited.num_accepted_predictions, edited.num_rejected_predictions) == (4, 2)
     edited.output_token_ids += [7, 7, *prediction[20:23]]
     assert draft(drafter, edited, 6) == prediction[23:29]
-    edited.output_token_ids += prediction[23:]
+    edited.output_token_ids += [*prediction[23:30], 8, prediction[31]]
+    assert draft(drafter, edited, 6) == prediction[32:38], "another token, and one that is where the copy would be"
+    edited.output_token_ids += prediction[32:]
     assert draft(drafter, edited, 6) == [], "nothing follows the prediction's end"
 
 

@@ -10,13 +10,16 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from jaxis.bench.serving.dataset import ServingRequest
+from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.errors import RequestError
 
 CONNECT_SECONDS = 30.0
@@ -93,6 +96,14 @@ class ServingClient:
         except (ValueError, LookupError, TypeError):
             raise RequestError(f"{self._root}/v1/models lists no model: give --model") from None
 
+    async def draft_counts(self) -> DraftCounts | None:
+        """What became of the server's drafts since its start, by its metrics; None if it has none."""
+        try:
+            async with self._session.get(f"{self._root}/metrics") as response:
+                return _draft_counts(await response.text()) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
     def encode(self, request: ServingRequest, parameters: Mapping[str, Any]) -> bytes:
         """A request's body."""
         body = {
@@ -121,6 +132,26 @@ class ServingClient:
             result.error = "the stream holds something else than OpenAI's events"
         result.end_time = time.perf_counter()
         return result
+
+
+def _draft_counts(metrics: str) -> DraftCounts | None:
+    """The counts in a server's metrics, of all its engines; None if they are not there.
+
+    Raises:
+      ValueError: The text has another format than Prometheus's.
+    """
+    counts, by_position = Counter[str](), Counter[int]()
+    for family in text_string_to_metric_families(metrics):
+        _, is_of_drafts, name = family.name.partition(":spec_decode_num_")
+        for sample in family.samples if is_of_drafts else ():
+            if not sample.name.endswith("_created"):
+                counts[name] += int(sample.value)
+                if "position" in sample.labels:
+                    by_position[int(sample.labels["position"])] += int(sample.value)
+    if "drafts" not in counts:
+        return None
+    positions = [by_position[position] for position in range(max(by_position, default=-1) + 1)]
+    return DraftCounts(counts["drafts"], counts["draft_tokens"], counts["accepted_tokens"], positions)
 
 
 def _reason(error: Exception) -> str:

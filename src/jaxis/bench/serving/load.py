@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxis.bench.serving.client import RequestResult, ServingClient
+from jaxis.engine.drafting.draft_counts import DraftCounts
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class LoadResult:
       results: One for each request, in the order in which they were due.
       duration_seconds: From when the first request was due to the last byte.
       cpu_seconds: CPU time of this process meanwhile.
+      drafts: What became of the server's drafts meanwhile; None if it does not count any.
     """
 
     results: list[RequestResult]
     duration_seconds: float
     cpu_seconds: float
+    drafts: DraftCounts | None = None
 
 
 async def run_load(
@@ -50,6 +53,7 @@ async def run_load(
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     closed_loop = max_concurrency is not None and not any(arrivals)
     num_ended = num_tokens = 0
+    drafts_before = await client.draft_counts()
     start_cpu, start = time.process_time(), time.perf_counter()
 
     async def run_one(body: bytes, due: float) -> RequestResult:
@@ -70,7 +74,11 @@ async def run_load(
             tasks.append(group.create_task(run_one(body, due)))
     results = [task.result() for task in tasks]
     end = max((result.end_time for result in results), default=start)
-    return LoadResult(results, end - start, time.process_time() - start_cpu)
+    cpu_seconds = time.process_time() - start_cpu
+    drafts = await client.draft_counts()
+    if drafts is not None and drafts_before is not None:
+        drafts = drafts.since(drafts_before)
+    return LoadResult(results, end - start, cpu_seconds, drafts)
 
 
 def allow_many_connections() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxis.bench.drafts import draft_figures, format_drafts
 from jaxis.bench.serving.client import RequestResult
 from jaxis.bench.serving.load import LoadResult
 from jaxis.bench.text import format_number, format_table
@@ -73,6 +74,7 @@ def summarize(
     }
     for name, values in _latencies(completed).items():
         report |= _statistics(name, values, percentiles)
+    report |= draft_figures(load.drafts)
     if goodput:
         num_good = sum(_is_good(result, goodput) for result in completed)
         report["request_goodput"] = num_good / duration
@@ -112,6 +114,8 @@ def format_report(report: Mapping[str, Any], metrics: Sequence[str], percentiles
         facts.append(("good requests/s", format_number(report["request_goodput"])))
     if per_event is not None and per_event > 1.05:
         facts.append(("tokens per event", format_number(per_event)))
+    if line := format_drafts(report):
+        facts.append(("drafts", line))
     facts.append(
         (
             "this client",

@@ -21,6 +21,16 @@ class DraftCounts:
     num_accepted_tokens: int = 0
     num_accepted_by_position: list[int] = field(default_factory=list)
 
+    def since(self, earlier: DraftCounts) -> DraftCounts:
+        """What was counted after `earlier` was a copy of these counts."""
+        before = earlier.num_accepted_by_position
+        return DraftCounts(
+            self.num_drafts - earlier.num_drafts,
+            self.num_draft_tokens - earlier.num_draft_tokens,
+            self.num_accepted_tokens - earlier.num_accepted_tokens,
+            [number - (before[i] if i < len(before) else 0) for i, number in enumerate(self.num_accepted_by_position)],
+        )
+
     def add(self, num_drafts: int, num_right: int) -> None:
         """Counts a sequence's drafts of one step."""
         self.num_drafts += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 DECAY = 0.8
 # What a sequence's first drafts are taken for: so many guesses, with this chance of being right.
 PRIOR_GUESSES, PRIOR_CHANCE = 1.0, 0.75
-# Of a step's time, what a further row is taken to cost until a step of its shape was measured. Low, so that it is.
+# What each row after the first is taken to add to a step, as a part of the time of a step of one row, until steps of
+# the size were measured. Low, so that they are.
 ROW_COST = 0.05
 # Steps of a size whose median time counts, and after how many steps without one it is taken to be unknown again: it may
 # have been measured while the machine was busy.
@@ -54,10 +56,18 @@ class DraftLengths:
       padded: The number of rows that a step of so many rows is padded to, and takes the time of.
       is_compiled: Whether a step of so many rows can run at once; if not, it is going to be compiled.
       max_tokens: Most rows of a step.
+      most_drafts: Most drafts of a sequence where so many run; None: as many as each may have.
     """
 
-    def __init__(self, padded: Callable[[int], int], is_compiled: Callable[[int], bool], max_tokens: int) -> None:
+    def __init__(
+        self,
+        padded: Callable[[int], int],
+        is_compiled: Callable[[int], bool],
+        max_tokens: int,
+        most_drafts: Callable[[int], int] | None = None,
+    ) -> None:
         self._padded, self._is_compiled, self._max_tokens = padded, is_compiled, max_tokens
+        self._most_drafts = most_drafts
         self._seconds: dict[int, deque[float]] = {}
         self._num_steps = 0
         self._newest_step: dict[int, int] = {}
@@ -67,7 +77,11 @@ class DraftLengths:
         padded = self._padded(num_tokens)
         self._num_steps += 1
         self._newest_step[padded] = self._num_steps
-        self._seconds.setdefault(padded, deque(maxlen=NUM_TIMES)).append(seconds)
+        if padded in self._seconds:
+            self._seconds[padded].append(seconds)
+        else:
+            # The first run of a program also sets it up.
+            self._seconds[padded] = deque(maxlen=NUM_TIMES)
         oldest = min(self._newest_step, key=self._newest_step.__getitem__)
         if self._newest_step[oldest] < self._num_steps - MAX_AGE:
             del self._newest_step[oldest], self._seconds[oldest]
@@ -82,39 +96,37 @@ class DraftLengths:
         Returns:
           For each place; all 0 if drafts do not pay. None if they would, once more is compiled.
         """
+        most = [place.max_drafts for place in places]
+        if self._most_drafts is not None:
+            most = [min(of_place, self._most_drafts(num_running)) for of_place in most]
         # A sequence's j-th draft counts if all before it are right, so its chances fall: sorting keeps their order.
         gains = sorted(
-            ((place.chance**j, i) for i, place in enumerate(places) for j in range(1, place.max_drafts + 1)),
+            ((place.chance**j, i) for i, place in enumerate(places) for j in range(1, most[i] + 1)),
             key=lambda gain: -gain[0],
         )[: max(self._max_tokens - num_running, 0)]
-        rates = [(num_running / self._estimate(num_running), 0)]
-        expected = float(num_running)
-        for count, (gain, _) in enumerate(gains, start=1):
-            expected += gain
-            num_tokens = num_running + count
-            if count < len(gains) and self._padded(num_tokens) != num_tokens:
-                continue  # another draft costs nothing
-            rates.append((expected / self._estimate(num_tokens), count))
-        rates.sort(key=lambda rate: -rate[0])
-        plain = next(i for i, (_, count) in enumerate(rates) if count == 0)
-        best_count = 0
-        if plain > 0:
-            compiled = (count for _, count in rates[:plain] if self._is_compiled(num_running + count))
-            best_count = next(compiled, 0)
-            if best_count == 0:
-                return None
+        expected = list(itertools.accumulate((gain for gain, _ in gains), initial=float(num_running)))
+        counts, num_tokens = [0], num_running
+        while counts[-1] < len(gains):
+            # Up to the next padded size, another draft costs nothing.
+            num_tokens = self._padded(num_tokens + 1)
+            counts.append(min(num_tokens - num_running, len(gains)))
+        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count))
         lengths = [0] * len(places)
-        for _, i in gains[:best_count]:
-            lengths[i] += 1
-        return lengths
+        for count in counts:
+            if count == 0:
+                return lengths if counts[0] == 0 else None
+            if self._is_compiled(num_running + count):
+                for _, i in gains[:count]:
+                    lengths[i] += 1
+                return lengths
+        return None
 
     def _estimate(self, num_tokens: int) -> float:
-        """The seconds of a step; in proportion to each other only if none was measured."""
+        """The seconds of a step; of sizes not measured, by the one before; in proportion to each other if none was."""
         padded = self._padded(num_tokens)
-        if padded in self._seconds:
+        if self._seconds.get(padded):
             return statistics.median(self._seconds[padded])
-        known = [size for size in self._seconds if size < padded]
-        if not known:
-            return 1.0 + ROW_COST * padded if not self._seconds else min(map(statistics.median, self._seconds.values()))
-        nearest = max(known)
-        return statistics.median(self._seconds[nearest]) * (1.0 + ROW_COST * (padded - nearest))
+        known = [size for size, seconds in self._seconds.items() if seconds]
+        nearest = max((size for size in known if size < padded), default=min(known, default=1))
+        seconds = statistics.median(self._seconds[nearest]) if known else 1.0
+        return seconds * (1.0 + ROW_COST * (padded - 1)) / (1.0 + ROW_COST * (nearest - 1))

@@ -2,6 +2,7 @@
 
 The longest end of the text that occurred before is found, and the tokens that followed it there are the draft. Of
 equally long occurrences, the latest counts. The method is that of transformers' prompt lookup and vLLM's "ngram".
+Beyond it, a text that leaves what it copies, as an edit does, is expected to return close to where it left.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import numpy as np
 
 from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+
+# A copy that was left goes on after an edit: for so many tokens, a shorter match counts if it is where the copy would
+# be, give or take so many places.
+MAX_EDIT_TOKENS = 16
+MAX_EDIT_SHIFT = 8
 
 
 class LookupDrafter:
@@ -77,6 +83,8 @@ class LookupText:
         self._tokens = np.zeros(len(tokens) + sequence.max_total_tokens - len(prompt), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._num_fixed = self._num_tokens = len(tokens)
+        # The text was a copy of what is at the first of these places up to the second one; before there was any, 0.
+        self._copied_from = self._copied_to = 0
 
     def follow(self, output_token_ids: AbstractSequence[int]) -> None:
         """Takes in the output's new tokens."""
@@ -97,9 +105,13 @@ class LookupText:
             if not len(longer):
                 break
             places, length = longer, length + 1
-        if not len(places) or length < min_match:
+        if len(places) and length >= min_match:
+            start = int(places[-1]) + 1
+            self._copied_from, self._copied_to = start, self._num_tokens
+        else:
+            start = self._return(places)
+        if start is None:
             return []
-        start = int(places[-1]) + 1
         self.is_from_prediction = self._prediction_start <= start < self._prediction_stop
         if start == self._prediction_stop > self._prediction_start:
             return []  # nothing is known to follow the prediction
@@ -110,3 +122,21 @@ class LookupText:
             while len(found) < limit:
                 found += found[: limit - len(found)]
         return found
+
+    def _return(self, places: np.ndarray) -> int | None:
+        """Where the text goes on if it has just returned, after an edit, to what it copied; None if it has not.
+
+        Args:
+          places: Where its last tokens, though too few, occurred before.
+        """
+        if self._copied_to == 0 or not len(places):
+            return None
+        copy = self._tokens[self._copied_to : self._num_tokens]
+        is_same = self._tokens[self._copied_from : self._copied_from + len(copy)] == copy
+        num_copied = len(copy) if is_same.all() else int(is_same.argmin())
+        self._copied_from, self._copied_to = self._copied_from + num_copied, self._copied_to + num_copied
+        num_edited = self._num_tokens - self._copied_to
+        distances = np.abs(places + 1 - (self._copied_from + num_edited))
+        nearest = int(distances.argmin())
+        is_return = num_edited <= MAX_EDIT_TOKENS and distances[nearest] <= MAX_EDIT_SHIFT
+        return int(places[nearest]) + 1 if is_return else None

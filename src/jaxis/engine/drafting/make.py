@@ -37,6 +37,7 @@ def make_speculation(
         lambda num_tokens: num_ranks * runner.step_shape(of_a_rank(num_tokens)).num_tokens,
         lambda num_tokens: runner.can_draft(of_a_rank(num_tokens)),
         num_ranks * runner.vllm_config.scheduler_config.max_num_batched_tokens,
+        config.most_drafts,
     )
     return Speculation(_drafter(config, runner, extend_blocks), lengths, max_drafts=config.num_speculative_tokens)
 

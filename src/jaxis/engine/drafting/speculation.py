@@ -2,7 +2,9 @@
 
 A draft costs a row of a step, and a step with drafts cannot be dispatched before the one ahead of it was read. So a
 sequence gets none until a guess at its next token, which costs nothing, has come true, and none any more once a step's
-guesses were all wrong. Answers never depend on any of this.
+guesses were all wrong. Guesses at the next token are compared all the while, which tells the chance that drafts are
+right before any is computed: beside many others, few sequences' drafts do not pay, but those of enough of them do.
+Answers never depend on any of this.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 
-# A sequence for which drafts do not pay is left alone for so many tokens.
+# A sequence whose drafts cost their making, and do not pay, is left alone for so many tokens.
 PAUSE_TOKENS = 64
+# After so many tokens without a guess, the next one must come true before there are drafts.
+MAX_UNGUESSED_TOKENS = 8
 
 
 @dataclass
@@ -29,16 +33,23 @@ class _Drafting:
     Attributes:
       sequence: The sequence.
       place: Its chances.
-      is_drafting: Whether it gets drafts; otherwise guesses are only compared.
+      is_trusted: Whether it may get drafts; otherwise guesses are only compared.
       expected: The guess at its next token.
-      paused_until: No guesses are made before its output has so many tokens.
+      num_unguessed: Newest tokens in a row that there was no guess at.
+      paused_until: It gets no drafts before its output has so many tokens.
     """
 
     sequence: Sequence
     place: DraftPlace
-    is_drafting: bool
+    is_trusted: bool
     expected: int | None = None
+    num_unguessed: int = 0
     paused_until: int = 0
+
+    def observe(self, num_guesses: int, num_right: int) -> None:
+        """Learns what became of guesses, computed or only compared."""
+        self.place.observe(num_guesses, num_right)
+        self.is_trusted = num_right > 0
 
 
 class Speculation:
@@ -62,13 +73,16 @@ class Speculation:
         self._follows_steps = isinstance(drafter, FollowsSteps)
         self._sequences: dict[SequenceId, _Drafting] = {}
 
-    @property
-    def wants_newest_tokens(self) -> bool:
-        """Whether the next step may have drafts, for which the newest tokens must be known."""
-        return self._follows_steps or any(
-            drafting.is_drafting and drafting.sequence.status is SequenceStatus.RUNNING
-            for drafting in self._sequences.values()
-        )
+    def wants_newest_tokens(self, num_running: int) -> bool:
+        """Whether the next step is to have drafts, for which the newest tokens must be known.
+
+        Args:
+          num_running: Sequences that run.
+        """
+        if self._follows_steps:
+            return True
+        ready = [each.place for each in self._ready() if each.sequence.status is SequenceStatus.RUNNING]
+        return bool(ready) and any(self.lengths.choose(ready, num_running) or ())
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
@@ -79,30 +93,22 @@ class Speculation:
           sampling: Each unfinished sequence's sampling state.
           num_running: Sequences that run.
         """
-        drafting = [each for each in self._sequences.values() if each.is_drafting and _is_known(each.sequence)]
-        if not drafting:
-            if self._follows_steps:
-                self.drafter.propose(())
-            return {}
-        lengths = self.lengths.choose([each.place for each in drafting], num_running)
-        if lengths is None:
-            return {}
+        drafting = [each for each in self._ready() if _is_known(each.sequence)]
+        lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else None
         requests = []
-        for each, length in zip(drafting, lengths, strict=True):
+        for each, length in zip(drafting, lengths or [], strict=lengths is not None):
             room = each.sequence.max_total_tokens - each.sequence.num_tokens - 1
-            if length == 0:
-                self._pause(each)
-            elif room > 0:
+            if length > 0 and room > 0:
                 requests.append(DraftRequest(each.sequence, min(length, room)))
+            elif length == 0 and not self.drafter.needs_match:
+                each.paused_until = len(each.sequence.output_token_ids) + PAUSE_TOKENS
+                each.place.reset()
         proposed: dict[SequenceId, AbstractSequence[int]] = {}
         guesses = self.drafter.propose(requests) if requests or self._follows_steps else ()
         for request, token_ids in zip(requests, guesses, strict=True):
             seq_id = request.sequence.seq_id
-            token_ids = sampling[seq_id].allowed_drafts(token_ids[: request.limit])
-            if token_ids:
+            if token_ids := sampling[seq_id].allowed_drafts(token_ids[: request.limit]):
                 proposed[seq_id] = token_ids
-            elif self.drafter.needs_match:
-                self._sequences[seq_id].is_drafting = False
         return proposed
 
     def observe(self, output: SchedulerOutput, new_token_ids: AbstractSequence[AbstractSequence[int]]) -> None:
@@ -134,13 +140,13 @@ class Speculation:
             num_seen = entry.num_drafts if not sequence.status.finished else num_right
             self.counts.add(entry.num_drafts, num_right)
             self.drafter.observe(sequence, entry.num_drafts, num_right)
-            drafting.place.observe(num_seen, num_right)
-            if num_right == 0 and self.drafter.needs_match:
-                drafting.is_drafting = False
+            drafting.observe(num_seen, num_right)
+        elif drafting.expected is not None:
+            drafting.observe(1, int(drafting.expected == sequence.output_token_ids[-1]))
         if sequence.status.finished:
             self.forget(sequence)
-        elif not drafting.is_drafting:
-            self._compare(drafting)
+        elif self.drafter.needs_match:
+            self._guess(drafting)
 
     def forget(self, sequence: Sequence) -> None:
         """Drops what is kept about a sequence, which has ended."""
@@ -157,25 +163,23 @@ class Speculation:
         max_drafts = self._max_drafts if wanted is None else min(wanted, self._max_drafts)
         if max_drafts == 0 or sequence.status.finished:
             return None
-        drafting = _Drafting(sequence, DraftPlace(max_drafts), not self.drafter.needs_match)
+        drafting = _Drafting(sequence, DraftPlace(max_drafts), is_trusted=False)
         self._sequences[sequence.seq_id] = drafting
         return drafting
 
-    def _compare(self, drafting: _Drafting) -> None:
-        """Begins to draft for a sequence if the guess at its newest token was right; else makes another guess."""
-        sequence = drafting.sequence
-        if len(sequence.output_token_ids) < drafting.paused_until:
-            return
-        if not self.drafter.needs_match or drafting.expected == sequence.output_token_ids[-1]:
-            drafting.is_drafting, drafting.expected = True, None
-            return
-        [guess] = self.drafter.propose([DraftRequest(sequence, 1)])
+    def _guess(self, drafting: _Drafting) -> None:
+        """Guesses a sequence's next token."""
+        [guess] = self.drafter.propose([DraftRequest(drafting.sequence, 1)])
         drafting.expected = guess[0] if guess else None
+        drafting.num_unguessed = 0 if guess else drafting.num_unguessed + 1
+        if drafting.num_unguessed > MAX_UNGUESSED_TOKENS:
+            drafting.is_trusted = False
 
-    def _pause(self, drafting: _Drafting) -> None:
-        drafting.is_drafting, drafting.expected = False, None
-        drafting.paused_until = len(drafting.sequence.output_token_ids) + PAUSE_TOKENS
-        drafting.place.reset()
+    def _ready(self) -> list[_Drafting]:
+        """The sequences that may get drafts in the next step."""
+        if not self.drafter.needs_match:
+            return [d for d in self._sequences.values() if len(d.sequence.output_token_ids) >= d.paused_until]
+        return [d for d in self._sequences.values() if d.is_trusted and d.expected is not None]
 
 
 def _is_known(sequence: Sequence) -> bool:
