@@ -88,6 +88,7 @@ class SimulatedEngine:
         self.run_ahead = run_ahead
         self.max_drafts = max_drafts
         self.num_drafted = self.num_accepted = 0
+        self._num_registered: dict[Sequence, int] = {}  # before the step
         self._rng = random.Random(0)
         self.memory: dict[tuple[int, int, int], tuple[str | None, tuple[int, ...]]] = {}
         self.states: dict[int, tuple[str | None, tuple[int, ...]]] = {}
@@ -123,6 +124,7 @@ class SimulatedEngine:
     def schedule(self) -> SchedulerOutput | None:
         waiting = [sequence for sequence in self.unfinished if sequence.status is not SequenceStatus.RUNNING]
         running = [sequence for sequence in self.unfinished if sequence.status is SequenceStatus.RUNNING]
+        self._num_registered = {sequence: sequence.num_registered_blocks for sequence in running}
         output = self.scheduler.schedule(self._drafts())
         if output is None:
             assert self.in_flight or not self.unfinished, "nothing runs and nothing ever will"
@@ -211,21 +213,24 @@ class SimulatedEngine:
             assert entry.start + num_known <= len(history)
             assert entry.samples == (entry.start + num_known == len(history))
             is_decode = entry.start == len(history) - 1 and entry.start >= entry.sequence.num_prompt_tokens
-            assert is_decode == (index < output.num_decodes or entry.num_drafts > 0)
             if entry.num_drafts:
                 assert output.num_decodes <= index
+                assert entry.samples
                 assert entry.start + entry.num_tokens < entry.sequence.max_total_tokens
                 assert known_tokens(entry.sequence) == history, "drafts follow what is known"
-                assert is_decode, "drafts beside a prefill"
+                # With states, right drafts may be computed again.
+                assert is_decode or entry.state is not None or entry.sequence.num_preemptions
                 # What the device computes, until it is known which drafts are right.
                 history.extend(entry.draft_token_ids)
+            else:
+                assert is_decode == (index < output.num_decodes)
         assert not output.has_drafts or all(e.start >= e.sequence.num_prompt_tokens for e in output.scheduled)
         self._move_blocks(output)
+        self._check_writes(output)
         for entry in output.scheduled:
             for position in range(entry.start, entry.start + entry.num_tokens):
-                for group, pool in enumerate(self.block_manager.pools):
+                for group in range(len(self.block_manager.pools)):
                     slot = self._slot(entry.sequence, group, position)
-                    assert pool._ref_counts[slot[1]] == 1, "a shared block is written to"
                     self.memory[slot] = self._content(entry.sequence, position)
                 self.computed[entry.sequence].add(position)
         self._compute_states(output)
@@ -243,6 +248,16 @@ class SimulatedEngine:
                 self.num_accepted += len(accepted) - 1
                 assert len(history) <= entry.sequence.max_total_tokens
         self.in_flight.append((output, tokens))
+
+    def _check_writes(self, output: SchedulerOutput) -> None:
+        """Nobody writes to a block that others hold, or could have found before the step."""
+        for entry in output.scheduled:
+            num_registered = self._num_registered.get(entry.sequence, 0)
+            assert entry.start >= num_registered * self.block_manager.block_size, "a registered block is written to"
+            for group, pool in enumerate(self.block_manager.pools):
+                for position in range(entry.start, entry.start + entry.num_tokens):
+                    _, block_id, _ = self._slot(entry.sequence, group, position)
+                    assert pool._ref_counts[block_id] == 1, "a shared block is written to"
 
     def _move_blocks(self, output: SchedulerOutput) -> None:
         """Copies blocks to and from the store, before anything is computed."""
@@ -299,7 +314,8 @@ class SimulatedEngine:
                 assert 1 <= state.keep_after <= entry.num_tokens
                 assert state.keep != state.write
                 targets[state.keep] = entry.start + state.keep_after
-                assert targets[state.keep] % self.block_manager.block_size == 0
+                is_for_rollback = entry.num_drafts and targets[state.keep] == entry.known_stop
+                assert targets[state.keep] % self.block_manager.block_size == 0 or is_for_rollback
             for slot, length in targets.items():
                 assert 0 <= slot < self.block_manager.states.pool.num_blocks
                 assert slot not in written, "two sequences write to a slot"
@@ -409,9 +425,11 @@ class SimulatedEngine:
             state = sequence.state
             if state is None:
                 continue
-            if sequence.num_computed_tokens:
-                assert self.states[state.read] == self._content(sequence, sequence.num_computed_tokens - 1)
-            held.update({state.read, state.write} - {NO_SLOT})
+            drafted = state.drafted
+            assert (drafted is not None) == (sequence.num_inflight_drafts > 0)
+            if num_read := sequence.num_computed_tokens if drafted is None else drafted.start:
+                assert self.states[state.read] == self._content(sequence, num_read - 1)
+            held.update({state.read, state.write, NO_SLOT if drafted is None else drafted.keep} - {NO_SLOT})
             held.update(slot for _, slot in state.unregistered)
         for slot in range(states.pool.num_blocks):
             assert states.pool._ref_counts[slot] == held[slot]

@@ -67,12 +67,11 @@ def main(families: list[str], options: dict[str, object]) -> None:
                 for i, output in enumerate(scored)
             ]
             runner = llm.engine.runner
-            has_states = runner.num_state_slots is not None
             # The caches of native attention have one axis for all of a block and a head.
             num_blocks = set(runner.num_blocks.values())
             caches = [cache for cache in jax.tree.leaves(runner.executor.caches) if cache.shape[0] in num_blocks]
             is_native = all(cache.ndim == 3 for cache in caches)
-        found[family.name] = {"runs": runs, "num_right": num_right, "has_states": has_states, "is_native": is_native}
+        found[family.name] = {"runs": runs, "num_right": num_right, "is_native": is_native}
     print(json.dumps(found))
 
 
@@ -121,7 +120,7 @@ def check(families: list[str], options: dict[str, object]) -> None:
         same = operator.eq if result["is_native"] else equal_up_to_rounding
         differing = [name for name, answers in result["runs"].items() if not same(answers, plain)]
         assert not differing, f"{family}: {differing}"
-        assert (result["num_right"]["right"] > 40) == (not result["has_states"]), family
+        assert result["num_right"]["right"] > 40, family
         assert result["num_right"]["random"] < 10, family
 
 

@@ -195,6 +195,8 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
                 status = rng.choice([SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_STOPPED])
                 engine.finish(rng.choice(engine.unfinished), status)
             engine.step()
+            if max_drafts and engine.in_flight and rng.random() < 0.2:
+                engine.update()  # drafts follow known tokens only
         engine.drain()
         num_sequences += engine.num_sequences
         num_preemptions += sum(sequence.num_preemptions for sequence in engine.histories)
@@ -205,4 +207,4 @@ def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
     assert num_preemptions > 50 or not spans
     assert num_hits > 80
     assert num_loaded > 80 or not has_store
-    assert (0.2 * num_drafted < num_accepted < num_drafted) == (max_drafts > 0 and not has_states)
+    assert (0.2 * num_drafted < num_accepted < num_drafted) == (max_drafts > 0)

@@ -70,18 +70,18 @@ def num_draft_caches(model: JaxModule) -> int:
     """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
 
     Raises:
-      ConfigError: There are layers with a recurrent state, from which wrong drafts cannot be taken back.
+      ConfigError: Some of them have a recurrent state, which nobody rolls back when their drafts are wrong.
     """
     layers = getattr(model, "draft", None)
     if layers is None:
         return 0
-    modules = [module for _, module in named_modules(layers) if isinstance(module, HasCache | HasState)]
-    if any(isinstance(module, HasState) for _, module in named_modules(model)):
+    modules = [module for _, module in named_modules(layers)]
+    if any(isinstance(module, HasState) for module in modules):
         raise ConfigError(
-            "speculative_config: wrong drafts cannot be taken back from the states of recurrent layers, which the "
-            "model or what drafts for it has: leave it out, or draft with another model"
+            "speculative_config: what is to draft has recurrent layers, whose states are not rolled back when its "
+            "drafts are wrong: draft with another model, or with method ngram"
         )
-    return len(modules)
+    return sum(isinstance(module, HasCache) for module in modules)
 
 
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
-from jaxis.engine.scheduling.state_slots import MIN_SLOTS
+from jaxis.engine.scheduling.state_slots import DRAFT_SLOTS, MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.layers.state_cache_spec import StateCacheSpec
@@ -38,9 +38,10 @@ def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | A
 def useful_slots(vllm_config: VllmConfig) -> int:
     """More slots would not be used."""
     num_seqs = vllm_config.scheduler_config.max_num_seqs
+    of_drafts = 0 if vllm_config.speculative_config is None else DRAFT_SLOTS * num_seqs
     if not vllm_config.cache_config.enable_prefix_caching:
-        return max(num_seqs, MIN_SLOTS)
-    return 2 * num_seqs + KEPT_SLOTS
+        return max(num_seqs + of_drafts, MIN_SLOTS)
+    return 2 * num_seqs + of_drafts + KEPT_SLOTS
 
 
 def num_state_slots(vllm_config: VllmConfig, bytes_per_slot: int, memory: int, *, attends: bool) -> int:

@@ -169,6 +169,37 @@ class BlockManager:
         """Where the step that computes these tokens of a sequence finds and leaves its states; None if it has none."""
         return None if self.states is None else self.states.step(sequence, start, stop)
 
+    def add_drafts(
+        self, sequence: Sequence, state: StateStep | None, start: int, known_stop: int, stop: int
+    ) -> tuple[bool, StateStep | None]:
+        """Makes room for drafts behind a step's known tokens, from `known_stop` up to `stop`.
+
+        Args:
+          sequence: The sequence.
+          state: What `state_step` returned for the step without drafts.
+          start: Position of the step's first token.
+          known_stop: The position after its last known token.
+          stop: The position after its last draft.
+
+        Returns:
+          Whether there was enough room, and where the step then finds and leaves the sequence's states.
+        """
+        if not self.extend(sequence, start, stop):
+            return False, state
+        if self.states is None or state is None:
+            return True, None
+        with_drafts = self.states.add_drafts(sequence, state, start, known_stop, stop)
+        return with_drafts is not None, with_drafts or state
+
+    def settle(self, sequence: Sequence, stop: int) -> int:
+        """Takes in how many drafts of a step are right: those before the position `stop`.
+
+        Returns:
+          How many of the sequence's tokens count as computed; with recurrent states, the last of those up to `stop` may
+          have to be computed again (see `StateManager.settle`).
+        """
+        return stop if self.states is None else self.states.settle(sequence, stop)
+
     def get_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """The longest known prefix of the sequence's tokens.
 

@@ -58,6 +58,11 @@ class ScheduledSequence(NamedTuple):
         return len(self.draft_token_ids)
 
     @property
+    def known_stop(self) -> int:
+        """The position after the last token that is no draft."""
+        return self.start + self.num_tokens - len(self.draft_token_ids)
+
+    @property
     def num_rows(self) -> int:
         """Tokens that the step samples for the sequence; one that is ignored where it does not sample."""
         return 1 + len(self.draft_token_ids)
@@ -83,7 +88,7 @@ class SchedulerOutput:
     """One step.
 
     Attributes:
-      scheduled: The sequences in the step: decodes first, then decodes with drafts, then prefill chunks.
+      scheduled: The sequences in the step: decodes first, then those with drafts, then chunks of several tokens.
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
       preempted: Ids of the sequences that lost their blocks since the output before.
       moves: What is to be copied before the step runs; None: nothing.
@@ -255,6 +260,7 @@ class Scheduler:
         """
         self.block_manager.begin_step()
         decodes: list[ScheduledSequence] = []
+        replays: list[ScheduledSequence] = []
         prefills: list[ScheduledSequence] = []
         num_preempted_before = len(self._preempted_ids)
         prefilling = self._schedule_decodes(decodes)
@@ -265,15 +271,17 @@ class Scheduler:
                 break
             # Where layers keep a window, a prefill gets blocks chunk by chunk. It may have to wait for decodes to end.
             if self.block_manager.allocate(sequence, _chunk_end(sequence, budget)):
-                budget -= self._schedule_tokens(sequence, budget, prefills)
+                is_replay = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+                budget -= self._schedule_tokens(sequence, budget, replays if is_replay else prefills)
             else:
                 all_have_blocks = False
         # A step that preempts is short of blocks: those that it freed are for the running sequences.
         if all_have_blocks and len(self._preempted_ids) == num_preempted_before:
             self._admit_waiting(budget, decodes, prefills)
-        if not decodes and not prefills:
+        if not decodes and not replays and not prefills:
             return None
-        drafted = self._add_drafts(decodes, drafts) if drafts and not prefills else []
+        drafted = self._add_drafts(decodes, replays, drafts) if drafts and not prefills else []
+        prefills[:0] = replays
         moves = self.block_manager.take_moves()
         # Registered before the step has run: whoever finds, or saves, these blocks does so in a later step.
         for entry in prefills:
@@ -306,12 +314,13 @@ class Scheduler:
             sequence = entry.sequence
             sequence.num_inflight_tokens -= 1
             sequence.num_inflight_drafts = 0
+            if entry.num_drafts and sequence.status is SequenceStatus.RUNNING:
+                # Tokens but the first follow a draft that was right: its keys and values are the sequence's.
+                num_right = max(len(token_ids) - 1, 0)
+                sequence.num_computed_tokens = self.block_manager.settle(sequence, entry.known_stop + num_right)
             for index, token_id in enumerate(token_ids):
                 if sequence.status.finished:
                     break
-                # Tokens but the first follow a draft that was right: its keys and values are the sequence's.
-                if index > 0 and sequence.status is SequenceStatus.RUNNING:
-                    sequence.num_computed_tokens += 1
                 sequence.output_token_ids.append(token_id)
                 self.block_manager.cache_full_blocks(sequence)
                 ending = sequence.ending()
@@ -340,36 +349,46 @@ class Scheduler:
         return prefilling
 
     def _add_drafts(
-        self, decodes: list[ScheduledSequence], drafts: Mapping[SequenceId, AbstractSequence[int]]
+        self,
+        decodes: list[ScheduledSequence],
+        replays: list[ScheduledSequence],
+        drafts: Mapping[SequenceId, AbstractSequence[int]],
     ) -> list[ScheduledSequence]:
-        """Takes the decodes that get drafts out of the list; returns them with their drafts."""
-        budget = self.max_num_batched_tokens - len(decodes)
-        plain: list[ScheduledSequence] = []
+        """Takes the entries that get drafts out of the lists; returns them with their drafts."""
+        budget = self.max_num_batched_tokens - sum(entry.num_tokens for entry in (*decodes, *replays))
         drafted: list[ScheduledSequence] = []
-        for entry in decodes:
-            num_drafts = self._allocate_drafts(entry, min(len(drafts.get(entry.sequence.seq_id, ())), budget))
-            if num_drafts == 0:
-                plain.append(entry)
-                continue
-            budget -= num_drafts
-            sequence = entry.sequence
-            sequence.num_inflight_drafts = num_drafts
-            draft_token_ids = tuple(drafts[sequence.seq_id][:num_drafts])
-            drafted.append(entry._replace(num_tokens=1 + num_drafts, draft_token_ids=draft_token_ids))
-        decodes[:] = plain
+        for entries in (decodes, replays):
+            plain: list[ScheduledSequence] = []
+            for entry in entries:
+                draft_token_ids = drafts.get(entry.sequence.seq_id, ())[:budget]
+                with_drafts = self._with_drafts(entry, draft_token_ids) if draft_token_ids else None
+                if with_drafts is None:
+                    plain.append(entry)
+                else:
+                    drafted.append(with_drafts)
+                    budget -= with_drafts.num_drafts
+            entries[:] = plain
         return drafted
 
-    def _allocate_drafts(self, entry: ScheduledSequence, num_drafts: int) -> int:
-        """Gets blocks for drafts behind a decode, without preempting anybody; returns for how many."""
-        sequence, num_tokens = entry.sequence, entry.start + 1
-        # Drafts follow the last known token. In a recurrent state, those that are wrong could not be undone.
-        if num_drafts == 0 or sequence.num_tokens != num_tokens or entry.state is not None:
-            return 0
+    def _with_drafts(
+        self, entry: ScheduledSequence, draft_token_ids: AbstractSequence[int]
+    ) -> ScheduledSequence | None:
+        """An entry with as many drafts as there is room for, without preempting anybody; None if there is none."""
+        sequence, known_stop = entry.sequence, entry.known_stop
+        if sequence.num_tokens != known_stop:  # drafts follow the last known token
+            return None
         # The step samples a token behind the last draft, for which there must be room as well.
-        num_drafts = min(num_drafts, sequence.max_total_tokens - num_tokens - 1)
-        while num_drafts > 0 and not self.block_manager.extend(sequence, entry.start, num_tokens + num_drafts):
+        num_drafts = min(len(draft_token_ids), sequence.max_total_tokens - known_stop - 1)
+        while num_drafts > 0:
+            stop = known_stop + num_drafts
+            has_room, state = self.block_manager.add_drafts(sequence, entry.state, entry.start, known_stop, stop)
+            if has_room:
+                sequence.num_inflight_drafts = num_drafts
+                return entry._replace(
+                    num_tokens=stop - entry.start, state=state, draft_token_ids=tuple(draft_token_ids[:num_drafts])
+                )
             num_drafts -= 1
-        return max(num_drafts, 0)
+        return None
 
     def _allocate_or_preempt(self, sequence: Sequence) -> bool:
         """Gets the running sequence room for one more token; returns False if it was preempted itself."""

@@ -63,6 +63,22 @@ class BlockTable:
 NO_SLOT = -1
 
 
+class DraftedStates(NamedTuple):
+    """What states a step with drafts leaves of a sequence.
+
+    Attributes:
+      start: Position of the step's first token, before which the states that it reads end.
+      stop: The position after its last draft.
+      keep: A slot with the states after its last known token; NO_SLOT: none, or kept for others too.
+      keep_stop: The position after that token.
+    """
+
+    start: int
+    stop: int
+    keep: int
+    keep_stop: int
+
+
 @dataclass(slots=True)
 class SequenceState:
     """The slots in which a running sequence's recurrent states lie (see `StateManager`).
@@ -74,6 +90,8 @@ class SequenceState:
         there; 0: none.
       unregistered: Kept states that cannot be found yet: (blocks before it, slot), oldest first.
       newest_kept: Blocks before the newest kept state that can be found; 0: none.
+      drafted: The step in flight that computes drafts, of which it is not known how many are right; None: there is
+        none. Meanwhile `read` has the states before that step, and `write` those after it.
     """
 
     read: int
@@ -81,6 +99,7 @@ class SequenceState:
     cut: int = 0
     unregistered: list[tuple[int, int]] = field(default_factory=list)
     newest_kept: int = 0
+    drafted: DraftedStates | None = None
 
 
 @dataclass(slots=True, eq=False)

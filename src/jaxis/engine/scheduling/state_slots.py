@@ -6,6 +6,12 @@ however long it is. A slot is room for the states of all these layers after one 
 A state is overwritten by every step, so a prefix is only found again where its state was kept: a step may copy the
 state after a full block into a second slot, which nobody writes to after that. Whoever finds it reads it there and
 writes to a slot of its own, so sharing needs no copy.
+
+Nor can a token be taken out of a state again. A step with drafts therefore writes to another slot than it reads, and
+keeps the states after the last known token in a third one. Once it is known which drafts are right, the sequence goes
+on from the last of these states that has seen no wrong draft, and computes the right drafts after it once more, with
+its next tokens. That is nothing if all drafts were right or none was. The alternative, a slot for each draft, takes
+that much more memory and writing, of states that are each as large as hundreds of tokens' keys and values.
 """
 
 from __future__ import annotations
@@ -14,13 +20,15 @@ from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
 from jaxis.engine.scheduling.block_pool import BlockPool
-from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceState
+from jaxis.engine.scheduling.sequence import NO_SLOT, DraftedStates, Sequence, SequenceState
 from jaxis.errors import ConfigError
 
 # One for a running sequence, and one for the prefix that it continues.
 MIN_SLOTS = 2
 # Of the states kept while a sequence is computed, one in so many tokens stays; in between, only the newest does.
 KEPT_STATE_INTERVAL = 1024
+# Beyond its own, what a sequence needs while a step computes drafts for it.
+DRAFT_SLOTS = 2
 
 
 class StateStep(NamedTuple):
@@ -113,6 +121,73 @@ class StateManager:
         state.read = state.write
         return StateStep(read, state.write, keep, keep_after)
 
+    def add_drafts(self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int) -> StateStep | None:
+        """As `step`, which this step of the sequence returned before drafts were added to it.
+
+        Args:
+          sequence: The sequence.
+          step: What was returned.
+          start: Position of the step's first token.
+          known_stop: The position after its last known token.
+          stop: The position after its last draft.
+
+        Returns:
+          Where the step finds and leaves its states; None if there is no slot for it, and there can be no drafts.
+        """
+        state = _state_of(sequence)
+        if step.read == step.write:
+            if not self.pool.num_free_blocks:
+                return None
+            state.write = self.pool.take()
+        else:
+            # It may be needed again, so it is not given back yet.
+            self._to_give_back.remove(step.read)
+        state.read = step.read
+        keep, keep_after, own_keep = step.keep, step.keep_after, NO_SLOT
+        if keep == NO_SLOT and self.pool.num_free_blocks:
+            keep = self.pool.take()
+            num_blocks = stop // self._block_size
+            boundary = num_blocks * self._block_size
+            if self._keeps_states and boundary > known_stop:
+                keep_after = boundary - start
+                state.unregistered.append((num_blocks, keep))
+            else:
+                keep_after, own_keep = known_stop - start, keep
+        state.drafted = DraftedStates(start, stop, own_keep, known_stop)
+        return StateStep(state.read, state.write, keep, keep_after)
+
+    def settle(self, sequence: Sequence, stop: int) -> int:
+        """Goes back to the last states of a step with drafts that have seen no wrong one.
+
+        Args:
+          sequence: The sequence.
+          stop: The position after the last draft that is right, or after the last known token if none is.
+
+        Returns:
+          The position after the last token that those states have seen, from where the sequence is to be computed on.
+        """
+        state = _state_of(sequence)
+        drafted, state.drafted = state.drafted, None
+        assert drafted is not None, "the step had no drafts"
+        slots = {drafted.start: state.read}
+        if drafted.keep != NO_SLOT:
+            slots[drafted.keep_stop] = drafted.keep
+        kept, state.unregistered = state.unregistered, []
+        for num_blocks, slot in kept:
+            if num_blocks * self._block_size <= stop:
+                state.unregistered.append((num_blocks, slot))
+                slots[num_blocks * self._block_size] = slot
+            else:
+                self.pool.give_back([slot])
+        if drafted.stop == stop:
+            slots[stop] = state.write
+        settled = max(slots)
+        # Once more, since those that are kept for others are given back when they can be found.
+        self.pool.hold({slots[settled]} - {state.write})
+        self.pool.give_back({state.read, drafted.keep} - {NO_SLOT})
+        state.read = slots[settled]
+        return settled
+
     def register(self, sequence: Sequence, digests: AbstractSequence[bytes]) -> None:
         """Makes the kept states after these blocks, all full of known tokens, findable.
 
@@ -133,7 +208,8 @@ class StateManager:
         state, sequence.state = sequence.state, None
         if state is None:
             return
-        self.pool.give_back({state.read, state.write} - {NO_SLOT})
+        keep = NO_SLOT if state.drafted is None else state.drafted.keep
+        self.pool.give_back({state.read, state.write, keep} - {NO_SLOT})
         self.pool.give_back(slot for _, slot in state.unregistered)
 
     def _stays(self, sequence: Sequence, num_blocks: int, next_kept: int) -> bool:
