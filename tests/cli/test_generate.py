@@ -99,6 +99,7 @@ def test_options_become_engine_arguments(invoke):
         "revision": "v1",
         "load_format": "dummy",
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "enable_expert_parallel": False,
         "decode_context_parallel_size": 1,

@@ -85,7 +85,6 @@ def test_other_spellings():
         ({"tokenizer_revision": "v2"}, "tokenizer_revision='v2' is not supported"),
         ({"skip_tokenizer_init": True}, "skip_tokenizer_init=True is not supported"),
         ({"enable_lora": True}, "enable_lora=True is not supported, only False: merge the adapter"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not supported"),
         ({"data_parallel_rank": 1}, "data_parallel_rank=1 is not supported, only None: one LLM has all ranks"),
         ({"data_parallel_external_lb": True}, "data_parallel_external_lb=True is not supported"),
         ({"all2all_backend": "pplx"}, "all2all_backend='pplx' is not supported, only None: experts are found by"),

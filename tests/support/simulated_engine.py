@@ -72,6 +72,7 @@ class SimulatedEngine:
         enable_prefix_caching: bool = True,
         num_state_slots: int | None = None,
         run_ahead: int = 0,
+        num_stages: int = 1,
         store: SimulatedStore | None = None,
         max_drafts: int = 0,
     ) -> None:
@@ -84,8 +85,10 @@ class SimulatedEngine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
+            num_stages=num_stages,
         )
-        self.run_ahead = run_ahead
+        self.run_ahead = max(run_ahead, num_stages - 1)
+        self.num_stages = num_stages
         self.max_drafts = max_drafts
         self.num_drafted = self.num_accepted = 0
         self._num_registered: dict[Sequence, int] = {}  # before the step
@@ -206,6 +209,9 @@ class SimulatedEngine:
         """Runs the step as the device would. Steps run in order, so running it at once changes nothing."""
         assert 0 < output.num_tokens <= self.scheduler.max_num_batched_tokens
         assert len({entry.sequence for entry in output.scheduled}) == len(output.scheduled)
+        if self.num_stages > 1:
+            for entry in output.scheduled:
+                assert entry.sequence.num_inflight_tokens == entry.samples, "a token in flight is needed"
         for index, entry in enumerate(output.scheduled):
             history = self.histories[entry.sequence]
             num_known = entry.num_tokens - entry.num_drafts

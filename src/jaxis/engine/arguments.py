@@ -74,6 +74,8 @@ class EngineArgs:
       kv_offloading_dir: A folder where those blocks are kept too, over restarts; None is none.
       kv_offloading_disk_size: Bytes of all files there, or a size such as "100GiB".
       tensor_parallel_size: Devices to spread the model over, those of all hosts together.
+      pipeline_parallel_size: Stages that the layers are divided among, each on `tensor_parallel_size` devices of its
+        own. See docs/pipeline-stages.md.
       data_parallel_size: For mixtures of experts: ranks of `tensor_parallel_size` devices, each with requests and a KV
         cache of its own, which share the experts.
       enable_expert_parallel: Place the experts of each layer on these devices whole, as many on each, instead of a part
@@ -176,6 +178,16 @@ class EngineArgs:
             minimum=1, metavar="N", help="Devices to spread the model over.", panel="Devices", speed_only=True
         ),
     )
+    pipeline_parallel_size: int = field(
+        default=1,
+        metadata=_info(
+            minimum=1,
+            metavar="N",
+            help="Stages that share the layers, each with so many devices of its own.",
+            panel="Devices",
+            speed_only=True,
+        ),
+    )
     data_parallel_size: int = field(
         default=1,
         metadata=_info(
@@ -274,6 +286,7 @@ class EngineArgs:
         self._check_kv_events()
         self._check_speculation()
         self._check_ranks()
+        self._check_stages()
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     def _check_devices(self) -> None:
@@ -315,10 +328,26 @@ class EngineArgs:
                 f"data_parallel_size={self.data_parallel_size}: give ngram or suffix"
             )
 
+    def _check_stages(self) -> None:
+        if self.pipeline_parallel_size == 1:
+            return
+        for name, is_given in (
+            ("nnodes", self.nnodes > 1),
+            ("data_parallel_size", self.data_parallel_size > 1),
+            ("decode_context_parallel_size", self.decode_context_parallel_size > 1),
+            ("kv_offloading_size", self.kv_offloading_bytes is not None),
+            ("speculative_config", self.parsed_speculative_config is not None),
+        ):
+            if is_given:
+                raise ConfigError(
+                    f"{name} is not implemented with pipeline_parallel_size={self.pipeline_parallel_size}: leave one "
+                    "of them out"
+                )
+
     @property
     def num_devices(self) -> int:
-        """Devices of all data ranks."""
-        return self.data_parallel_size * self.tensor_parallel_size
+        """Devices of all data ranks and pipeline stages."""
+        return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
 
     @functools.cached_property
     def kv_cache_memory_bytes(self) -> int | None:
@@ -388,6 +417,7 @@ class EngineKwargs(TypedDict, total=False):
     kv_offloading_dir: str | os.PathLike[str] | None
     kv_offloading_disk_size: int | str
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
     decode_context_parallel_size: int

@@ -3,7 +3,8 @@
 A step is schedule -> dispatch -> update. The next step is dispatched before this one's tokens are read, so that the
 devices never wait for the host. Where a sequence needs its newest token to sample the next one (penalties, structured
 output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. Where a
-sequence gets drafts (speculative decoding), nothing runs ahead.
+sequence gets drafts (speculative decoding), nothing runs ahead. With pipeline stages, as many steps are in flight as
+there are stages, each with other sequences, whose newest tokens the host knows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import abc
+from collections import abc, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -263,7 +264,7 @@ class LLMEngine:
             requests.
         """
         try:
-            requests = self._step()
+            requests = self._step() if self.runner.num_stages == 1 else self._step_of_stages()
             self._publish_events()
             return requests
         except BaseException as error:
@@ -367,7 +368,7 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}
         self._completions: dict[SequenceId, CompletionState] = {}
         self._sampling: dict[SequenceId, SequenceSampling] = {}
-        self._inflight: DispatchedStep | None = None
+        self._inflight: deque[DispatchedStep] = deque()
         self._last_step_ended = 0.0
         if self.speculation is not None:
             self.speculation.reset()
@@ -387,13 +388,13 @@ class LLMEngine:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            num_stages=self.runner.num_stages,
         )
 
     def _step(self) -> list[Request]:
         # A step that was dispatched ahead began when the one before it was taken in.
-        started = time.monotonic() if self._inflight is None else self._last_step_ended
-        current = self._inflight or self._dispatch()
-        self._inflight = None
+        started = self._last_step_ended if self._inflight else time.monotonic()
+        current = self._inflight.popleft() if self._inflight else self._dispatch()
         if current is None:
             return []
         if self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running):
@@ -403,9 +404,10 @@ class LLMEngine:
             step = None if output is None else self.runner.forward(output)
             requests = self._process(current)
             if step is not None:
-                self._inflight = step.sample(self._sampling)
+                self._inflight.append(step.sample(self._sampling))
         else:
-            self._inflight = self._dispatch()
+            if (following := self._dispatch()) is not None:
+                self._inflight.append(following)
             requests = self._process(current)
         self._last_step_ended = time.monotonic()
         if self.speculation is not None:
@@ -415,6 +417,23 @@ class LLMEngine:
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
         return requests
+
+    def _step_of_stages(self) -> list[Request]:
+        """Takes in the oldest of the steps in flight."""
+        self._fill_stages()
+        if not self._inflight:
+            return []
+        requests = self._process(self._inflight.popleft())
+        if self.scheduler.has_unfinished:
+            self._fill_stages()
+        else:
+            self._discard_inflight()
+        return requests
+
+    def _fill_stages(self) -> None:
+        """Dispatches steps until there is one for each pipeline stage, as far as sequences have no token in flight."""
+        while len(self._inflight) < self.runner.num_stages and (step := self._dispatch()) is not None:
+            self._inflight.append(step)
 
     def _dispatch(self) -> DispatchedStep | None:
         output = self._schedule()
@@ -502,12 +521,11 @@ class LLMEngine:
         return request
 
     def _discard_inflight(self) -> None:
-        """Accounts for a step whose sequences have all ended, without waiting for it."""
-        if self._inflight is not None:
-            output = self._inflight.output
+        """Accounts for steps whose sequences have all ended, without waiting for them."""
+        while self._inflight:
+            output = self._inflight.popleft().output
             for _ in self.scheduler.update(output, [()] * len(output.scheduled)):
                 pass
-            self._inflight = None
 
     def _extend_blocks(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
         """See `BlockManager.extend`."""

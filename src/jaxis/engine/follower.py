@@ -135,7 +135,7 @@ def _build(
     opened = open_model(args)
     channel.send(messages.Found(facts_of_model(opened.path, args)))
     mesh = opened.make_mesh(args)
-    loaded = opened.load(args, mesh, progress)
+    loaded = opened.load(args, [mesh], progress)
     signs_of_life.start()
     channel.send(messages.Loaded(available_bytes(mesh)))
     allocate = orders.next()

@@ -109,7 +109,8 @@ def make_quant_config(
         config = quantization_of_checkpoint(hf_config, choice, TensorListing(path))
     else:  # random weights are not quantized
         config = None if isinstance(choice, Dequantize) else choice
-    return PackingConfig(config) if native.usable() and args.num_devices == 1 else config
+    shares_layers = args.num_devices > args.pipeline_parallel_size
+    return PackingConfig(config) if native.usable() and not shares_layers else config
 
 
 def _dtype(name: str, hf_config: HFConfig, platform: str) -> DTypeLike:

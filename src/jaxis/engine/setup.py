@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from jaxis.engine.execution.block_programs import LoadKey, SaveKey
 from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
+from jaxis.engine.execution.pipeline_executor import PipelineExecutor, StageParts
 from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.execution.stage_caches import plan_stage_caches
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
@@ -50,7 +52,8 @@ from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, l
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import make_mesh
+from jaxis.parallel.mesh import make_mesh, make_stage_meshes
+from jaxis.parallel.stages import Stage
 from jaxis.quantization.arguments import requested_config
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
@@ -106,17 +109,36 @@ class OpenedModel:
             distributed.meet(mesh)
         return mesh
 
-    def load(self, args: EngineArgs, mesh: jax.sharding.Mesh, progress: ProgressDisplay) -> LoadedModel:
+    def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
+        """The mesh of each pipeline stage.
+
+        Raises:
+          ConfigError, EngineError: See `make_mesh`.
+        """
+        if args.pipeline_parallel_size == 1:
+            return [self.make_mesh(args)]
+        _check_heads(self.hf_config, args.tensor_parallel_size)
+        return make_stage_meshes(args.pipeline_parallel_size, args.tensor_parallel_size)
+
+    def load(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh], progress: ProgressDisplay) -> LoadedModel:
         """Loads the weights, of several hosts' those that this one's devices need.
+
+        Args:
+          args: The engine's arguments.
+          meshes: Of the pipeline stages.
+          progress: Shows what is going on.
 
         Raises:
           ConfigError, CheckpointError, EngineError: See `LLM`.
         """
-        vllm_config = make_vllm_config(args, self.path, self.hf_config, mesh.devices.flat[0].platform)
-        with progress.loading(str(args.model or "the embedded model")) as on_progress:
-            model = load_model(vllm_config, mesh, on_progress)
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, meshes[0].devices.flat[0].platform)
+        name, models = str(args.model or "the embedded model"), []
+        for index, mesh in enumerate(meshes):
+            of_stages = f", stage {index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
+            with progress.loading(name + of_stages) as on_progress:
+                models.append(load_model(vllm_config, mesh, on_progress, stage=Stage(index, len(meshes))))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
-            _load_draft(args, speculative, vllm_config, model, mesh, progress)
+            _load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
 
         def on_compile(key: Hashable) -> AbstractContextManager[None]:
             if isinstance(key, ForwardKey | GreedyStepKey):
@@ -125,7 +147,7 @@ class OpenedModel:
                 return progress.compiling("a copy of blocks")
             return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
 
-        return LoadedModel(vllm_config, model, on_compile)
+        return LoadedModel(vllm_config, models, on_compile)
 
 
 @dataclass(frozen=True)
@@ -134,13 +156,19 @@ class LoadedModel:
 
     Attributes:
       vllm_config: The engine's configuration.
-      model: Its weights are loaded.
+      models: That of each pipeline stage; their weights are loaded.
       on_compile: Shows that a step waits for a program; see `Executor`.
     """
 
     vllm_config: VllmConfig
-    model: JaxModule
+    models: Sequence[JaxModule]
     on_compile: Callable[[Hashable], AbstractContextManager[None]]
+
+    @property
+    def model(self) -> JaxModule:
+        """The model where it is in one stage."""
+        [model] = self.models
+        return model
 
 
 def open_model(args: EngineArgs) -> OpenedModel:
@@ -221,20 +249,21 @@ def _build_engine(
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
     default_sampling_params = sampling_defaults(generation, path)
-    if args.fit_memory and (followers is not None or args.data_parallel_size > 1):
-        # What fits into this host's memory says nothing of the others', and data ranks repeat weights.
+    if args.fit_memory and (followers is not None or args.data_parallel_size > 1 or args.pipeline_parallel_size > 1):
+        # What fits into this host's memory says nothing of the others', data ranks repeat weights, and stages divide
+        # them.
         args = dataclasses.replace(args, fit_memory=False)
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
-    mesh = opened.make_mesh(args)
+    meshes = opened.make_meshes(args)
     if args.fit_memory:
-        plan = _plan_memory(args, path, opened.config, mesh)
+        plan = _plan_memory(args, path, opened.config, meshes[0])
         if plan is not None:
             progress.note(plan.line)
             args = plan.apply(args)
-    loaded = opened.load(args, mesh, progress)
+    loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
-    executor = _executor(args, loaded, mesh, followers)
+    executor = _executor(args, loaded, meshes, followers)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     engine = LLMEngine(
         loaded.vllm_config,
@@ -248,8 +277,15 @@ def _build_engine(
     return BuiltEngine(engine, default_sampling_params, fingerprint)
 
 
-def _executor(args: EngineArgs, loaded: LoadedModel, mesh: jax.sharding.Mesh, followers: Followers | None) -> Executor:
-    config, model, on_compile = loaded.vllm_config, loaded.model, loaded.on_compile
+def _executor(
+    args: EngineArgs, loaded: LoadedModel, meshes: Sequence[jax.sharding.Mesh], followers: Followers | None
+) -> Executor:
+    config, on_compile = loaded.vllm_config, loaded.on_compile
+    if len(meshes) > 1:
+        plans = plan_stage_caches(loaded.models, config, meshes)
+        stages = map(StageParts, loaded.models, meshes, plans)
+        return PipelineExecutor(config, list(stages), on_compile=on_compile)
+    model, [mesh] = loaded.model, meshes
     if followers is None:
         return Executor(config, model, mesh, plan_kv_caches(model, config, mesh), on_compile=on_compile)
     from jaxis.engine.hosts import messages

@@ -43,7 +43,6 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pooler_config": ((None,), "models generate text only"),
     "logits_processors": ((None, []), "SamplingParams has what is implemented"),
     "enable_lora": ((False,), "merge the adapter into the checkpoint"),
-    "pipeline_parallel_size": ((1,), "tensor_parallel_size spreads a model over devices"),
     **dict.fromkeys(
         (
             "data_parallel_rank",

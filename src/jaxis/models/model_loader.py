@@ -22,8 +22,10 @@ from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
+from jaxis.models.common.stage_model import cut_to_stage
 from jaxis.models.registry import model_class_of
 from jaxis.parallel.experts import check_experts
+from jaxis.parallel.stages import WHOLE, Stage
 
 MAX_NAMES_SHOWN = 5
 
@@ -34,6 +36,7 @@ def load_model(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     model_class: type[Any] | None = None,
+    stage: Stage = WHOLE,
 ) -> JaxModule:
     """The checkpoint's model, its weights loaded (or made, with `load_format="dummy"`).
 
@@ -42,22 +45,29 @@ def load_model(
       mesh: Where the weights go.
       on_progress: Called with (bytes read, total bytes) as tensors are consumed.
       model_class: None means that of config.json's `architectures`.
+      stage: What of the model is loaded.
 
     Raises:
-      ConfigError: An architecture or config key that is not supported.
+      ConfigError: An architecture or config key that is not supported, or a model that cannot be divided into stages.
       CheckpointError: The tensors do not match the model's parameters.
     """
     hf_config = vllm_config.model_config.hf_config
     model_class = model_class or model_class_of(hf_config)
+
+    def construct() -> JaxModule:
+        model = construct_model(model_class, vllm_config, mesh)
+        cut_to_stage(model, stage)
+        return model
+
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
-            model = construct_model(model_class, vllm_config, mesh)
+            model = construct()
             _check_config(vllm_config, model_class)
             _check_experts(model, vllm_config, mesh)
             _place_initial_values(model)
         else:
             with initializers_skipped():
-                model = _construct_abstractly(lambda: construct_model(model_class, vllm_config, mesh))
+                model = _construct_abstractly(construct)
             _check_config(vllm_config, model_class)
             _check_experts(model, vllm_config, mesh)
             _load(model, vllm_config, on_progress)

@@ -69,6 +69,26 @@ def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_paralle
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
+def make_stage_meshes(num_stages: int, tensor_parallel_size: int = 1) -> list[Mesh]:
+    """A mesh for each pipeline stage, over neighbouring devices of this host.
+
+    Args:
+      num_stages: Meshes.
+      tensor_parallel_size: Devices of each.
+
+    Raises:
+      ConfigError: There are fewer devices.
+    """
+    devices = jax.local_devices()
+    if len(devices) < num_stages * tensor_parallel_size:
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} with tensor_parallel_size={tensor_parallel_size} needs "
+            f"{num_stages * tensor_parallel_size} {devices[0].platform} devices; {len(devices)} found"
+        )
+    grids = np.asarray(devices[: num_stages * tensor_parallel_size]).reshape(num_stages, 1, tensor_parallel_size)
+    return [Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2) for grid in grids]
+
+
 def put(value: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
     """Places a value, which every process of the mesh has, on the devices.
 

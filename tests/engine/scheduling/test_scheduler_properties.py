@@ -63,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_state_slots=st.one_of(st.none(), st.integers(2, 12)),
         attends=st.sampled_from([True, True, True, False]),
         run_ahead=st.integers(0, 2),
+        num_stages=st.sampled_from([1, 1, 2, 4]),
         store=st.one_of(st.none(), st.builds(SimulatedStore, st.integers(1, 40), saves_registered=st.booleans())),
         max_drafts=st.sampled_from([0, 1, 5]),
     )

@@ -33,6 +33,7 @@ from jaxis.engine.execution.step_programs import (
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.errors import EngineError
 from jaxis.kernels import native
+from jaxis.parallel.stages import WHOLE, Stage
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -52,6 +53,7 @@ class Executor:
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
       num_draft_caches: Caches of the layers that draft tokens; 0 without.
+      num_stages: Pipeline stages.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Executor:
         plan: CachePlan,
         *,
         on_compile: Callable[[Hashable], AbstractContextManager[None]],
+        stage: Stage = WHOLE,
     ) -> None:
         """Allocates the caches.
 
@@ -71,11 +74,13 @@ class Executor:
           mesh: Where it was loaded to.
           plan: Of its caches.
           on_compile: `on_compile(key)` is a context manager entered while a step waits for a program.
+          stage: What of the model it is.
 
         Raises:
           EngineError: No memory for the caches.
         """
         self.mesh, self.plan = mesh, plan
+        self.num_stages = stage.num_stages
         self._vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         # On CPU, the host reads the device's memory.
@@ -83,7 +88,7 @@ class Executor:
         self.num_draft_caches = num_draft_caches(model)
         self.caches = make_kv_caches(plan.structs)
         with jax.set_mesh(mesh):
-            self.arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh))
+            self.arrays = ModelArrays(model, hidden_state_struct(vllm_config, mesh), has_head=stage.is_last)
             # Such kernels are compiled ahead of time, so that programs, which only call them, compile fast.
             self.is_native = native.usable()
         # Programs are traced on other threads, at times when there may be no caches: from their structs.
@@ -94,6 +99,7 @@ class Executor:
             num_draft_caches=self.num_draft_caches,
             max_num_seqs=self._max_num_seqs,
             vocab_size=self._vocab_size,
+            stage=stage,
         )
         self.ranks = RankPrograms(mesh)
         self.block_programs = BlockPrograms(plan.structs, plan.layer_groups, mesh)
@@ -118,6 +124,11 @@ class Executor:
 
     def end_other_hosts(self) -> None:
         """Ends those, when no more calls will come."""
+
+    @property
+    def stages(self) -> Sequence[Executor]:
+        """Those of the pipeline stages, in their order."""
+        return [self]
 
     def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
         """Dispatches the model over a step; keeps its hidden states.

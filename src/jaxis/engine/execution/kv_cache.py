@@ -48,13 +48,7 @@ CacheStruct = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
 def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
     """One spec per layer that caches: from its module, or from config.json if the model uses none of jaxis's."""
-    specs: list[CacheSpec | StateCacheSpec] = []
-    for _, module in named_modules(model):
-        if isinstance(module, HasCache):
-            specs.append(module.kv_cache_spec)
-        elif isinstance(module, HasState):
-            specs.append(module.state_cache_spec)
-    if specs:
+    if specs := own_cache_specs(model):
         return specs
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads = config["num_attention_heads"]
@@ -64,6 +58,17 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
         num_heads=num_heads,
     )
     return [spec] * config["num_hidden_layers"]
+
+
+def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
+    """One spec for each of jaxis's modules that cache, in their order."""
+    specs: list[CacheSpec | StateCacheSpec] = []
+    for _, module in named_modules(model):
+        if isinstance(module, HasCache):
+            specs.append(module.kv_cache_spec)
+        elif isinstance(module, HasState):
+            specs.append(module.state_cache_spec)
+    return specs
 
 
 def num_draft_caches(model: JaxModule) -> int:
@@ -269,17 +274,17 @@ def plan_kv_caches(
       ConfigError: The model's heads cannot be spread over the mesh.
       EngineError: See `num_cache_blocks`.
     """
-    cache_config, num_devices = vllm_config.cache_config, mesh.shape["model"]
-    specs = [
-        spec if isinstance(spec, StateCacheSpec) else spec.on_devices(num_devices)
-        for spec in cache_specs(model, vllm_config)
-    ]
-    activations = vllm_config.model_config.dtype
+    return plan_caches(cache_specs(model, vllm_config), vllm_config, mesh, memory)
+
+
+def plan_caches(
+    specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: jax.sharding.Mesh, memory: int | None
+) -> CachePlan:
+    """`plan_kv_caches` for layers with these specs."""
+    cache_config, activations = vllm_config.cache_config, vllm_config.model_config.dtype
     dtype = cache_config.cache_dtype or activations
-    with jax.set_mesh(mesh):
-        paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
-        per_block = block_bytes(paged, cache_config.block_size, dtype, num_devices)
-    per_slot = slot_bytes([spec for spec in specs if isinstance(spec, StateCacheSpec)], activations, mesh)
+    specs = on_devices(specs, mesh)
+    per_block, per_slot = unit_bytes(specs, vllm_config, mesh)
     of_rank = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
     num_slots = num_state_slots(vllm_config, per_slot, of_rank, attends=bool(per_block))
     state_bytes = per_slot * num_slots
@@ -293,6 +298,32 @@ def plan_kv_caches(
         else:
             structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
     return CachePlan(structs, layer_groups, per_block, num_blocks, num_slots or None, per_slot, max_model_len)
+
+
+def on_devices(
+    specs: Sequence[CacheSpec | StateCacheSpec], mesh: jax.sharding.Mesh
+) -> list[CacheSpec | StateCacheSpec]:
+    """The specs of the same layers, spread over the devices of a mesh."""
+    size = mesh.shape["model"]
+    return [spec if isinstance(spec, StateCacheSpec) else spec.on_devices(size) for spec in specs]
+
+
+def unit_bytes(
+    specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: jax.sharding.Mesh
+) -> tuple[dict[AttentionSpan, int], int]:
+    """Bytes of one block in all layers of each span, and of one slot in all layers with a state.
+
+    Args:
+      specs: Of the layers, on the devices of the mesh.
+      vllm_config: The engine's configuration.
+      mesh: The devices, of which the bytes are the sum.
+    """
+    dtype = vllm_config.cache_config.cache_dtype or vllm_config.model_config.dtype
+    with jax.set_mesh(mesh):
+        paged = [spec for spec in specs if not isinstance(spec, StateCacheSpec)]
+        per_block = block_bytes(paged, vllm_config.cache_config.block_size, dtype, mesh.shape["model"])
+    states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
+    return per_block, slot_bytes(states, vllm_config.model_config.dtype, mesh)
 
 
 def _kv_cache_struct(

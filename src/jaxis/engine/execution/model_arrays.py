@@ -24,7 +24,7 @@ class GenerativeModel(Protocol):
     """The methods that the engine calls on a model."""
 
     def __call__(
-        self, kv_caches: list[Any] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata
+        self, kv_caches: list[Any] | None, input_ids: jax.Array, attention_metadata: AttentionMetadata, **others: Any
     ) -> tuple[list[Any], jax.Array, Any]:
         """Returns the updated caches, hidden states [T, E], and any further outputs of the model."""
         ...
@@ -46,21 +46,24 @@ class ModelArrays:
         it, so the sampler's gets only these.
     """
 
-    def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct) -> None:
+    def __init__(self, model: JaxModule, hidden_states: jax.ShapeDtypeStruct, *, has_head: bool = True) -> None:
         """Splits a model, in the context of its mesh; on TPU its arrays are moved to the layout that programs read.
 
         Args:
           model: The model, its weights loaded.
           hidden_states: One row of `compute_logits`'s input, [1, E].
+          has_head: Whether the model can `compute_logits`: of pipeline stages, the last can.
         """
         self.hidden_states = hidden_states
         self._graphdef, state = nnx.split(model)
         self.arrays: list[jax.Array]
         self.arrays, self._treedef = jax.tree.flatten(laid_out(state) if target_platform() == "tpu" else state)
         self.arrays = [_shared(array, hidden_states.sharding) for array in self.arrays]
-        self._head_indices = indices_read(
-            lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
-        )
+        self._head_indices: list[int] = []
+        if has_head:
+            self._head_indices = indices_read(
+                lambda arrays, hidden: self.merge(arrays).compute_logits(hidden), self.arrays, hidden_states
+            )
         self.head_arrays = [self.arrays[i] for i in self._head_indices]
 
     @property
@@ -97,9 +100,11 @@ class ModelArrays:
 
 
 def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:
-    """The array; where several processes share the mesh, a constant that each of them has made, on all devices."""
-    is_own = isinstance(array, jax.Array) and array.is_fully_addressable and not whole.is_fully_addressable
-    return put(array, whole) if is_own else array
+    """The array; of a constant that this process has made elsewhere than on the devices of the mesh, one on those."""
+    if not isinstance(array, jax.Array) or not array.is_fully_addressable:
+        return array
+    is_there = whole.is_fully_addressable and array.sharding.device_set <= whole.device_set
+    return array if is_there else put(array, whole)
 
 
 def hidden_state_struct(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> jax.ShapeDtypeStruct:

@@ -15,13 +15,19 @@ from jaxis.kernels.quantized_matmul.reordered import ReorderedWeight
 from jaxis.layers.module import named_parameters
 
 
-def model_size(model: nnx.Module) -> tuple[int, str]:
+def model_size(*models: nnx.Module) -> tuple[int, str]:
     """(number of parameters, how most of them are stored) of a loaded model; shared parameters count once.
+
+    Of a model in several pipeline stages, `models` are theirs.
 
     The second is a type such as "bfloat16" or "int8", or "4-bit" for codes that are no integers; "" for a model without
     parameters.
     """
-    weights = [param.get_value() for param in {id(param): param for _, param in named_parameters(model)}.values()]
+    by_name: dict[str, nnx.Param] = {}
+    for model in models:
+        names = {id(param): name for name, param in reversed(list(named_parameters(model)))}
+        by_name |= {name: param for name, param in named_parameters(model) if names[id(param)] == name}
+    weights = [param.get_value() for param in by_name.values()]
     elements: Counter[str] = Counter()
     for weight in weights:
         elements[_storage(weight)] += math.prod(_shape(weight))

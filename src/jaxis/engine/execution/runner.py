@@ -137,6 +137,7 @@ class Runner:
       executor: Calls them.
       transfer: Copies blocks to and from the store, if there is one.
       num_ranks: Data ranks.
+      num_stages: Pipeline stages.
       num_blocks: Blocks of a rank's KV cache for the layers of each span, the span that keeps most first.
       kv_bytes_per_block: Bytes of one such block in all its layers, by span.
       num_state_slots: Slots of a rank's recurrent states; None if no layer has any.
@@ -160,6 +161,7 @@ class Runner:
         self.vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self.on_step_logits: Callable[[SchedulerOutput, np.ndarray], None] | None = None
         plan, self.num_ranks = executor.plan, executor.ranks.num_ranks
+        self.num_stages = executor.num_stages
         self.num_blocks, self.max_model_len = plan.num_blocks, plan.max_model_len
         self.kv_bytes_per_block = plan.bytes_per_block
         self.num_state_slots, self.bytes_per_state_slot = plan.num_state_slots, plan.bytes_per_slot
@@ -182,17 +184,23 @@ class Runner:
 
     @property
     def model(self) -> JaxModule:
-        """The model, with the weights that the runner has."""
+        """The model, with the weights that the runner has; of several pipeline stages, the last one's part."""
         return self.executor.arrays.model
+
+    @property
+    def models(self) -> list[JaxModule]:
+        """The model of each pipeline stage."""
+        return [stage.arrays.model for stage in self.executor.stages]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's arrays on all devices together."""
-        return self.executor.arrays.num_bytes
+        return sum(stage.arrays.num_bytes for stage in self.executor.stages)
 
     def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""
-        return self.executor.arrays.bytes_by_name()
+        stages = self.executor.stages
+        return {name: size for stage in stages for name, size in stage.arrays.bytes_by_name().items()}
 
     @property
     def last_compile_wait(self) -> CompileWait | None:
@@ -238,8 +246,10 @@ class Runner:
         return self.forward(output).sample(sampling)
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
-        # Layers that draft tokens take the model's hidden states, which that program keeps to itself.
-        return self.executor.is_native and num_tokens == 1 and not self.executor.num_draft_caches
+        # Layers that draft tokens take the model's hidden states, which that program keeps to itself; and the whole
+        # model is one program where it is on the same devices.
+        is_whole = self.executor.num_stages == 1 and not self.executor.num_draft_caches
+        return self.executor.is_native and num_tokens == 1 and is_whole
 
     def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
         self._check_is_sampled()

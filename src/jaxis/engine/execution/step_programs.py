@@ -24,7 +24,9 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
+from jaxis.models.common.interfaces import JaxIntermediateTensors
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
+from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.sampling_params import MAX_LOGPROBS
 
 # Rows whose logits are in memory at once when the logits of many rows are wanted.
@@ -38,6 +40,9 @@ class ForwardKey:
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
     [S, E], auxiliary hidden states). The caches are donated. Of several data ranks, all but the arrays lie one after
     the other.
+
+    Of pipeline stages, those after the first take hidden states in the place of the last tokens, and those before the
+    last return the hidden states that they hand on, without rows to sample from.
     """
 
     shape: StepShape
@@ -82,7 +87,8 @@ class LogitsKey:
 class WholeKey:
     """Program: hidden states of one whole sequence, without a cache.
 
-    (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E]. All data ranks compute the same.
+    (arrays, token ids i32 [T], number of tokens) -> hidden states [T, E]. All data ranks compute the same. Pipeline
+    stages after the first take hidden states [T, E] in the place of token ids.
     """
 
     num_tokens: int
@@ -98,6 +104,7 @@ class StepPrograms:
       num_draft_caches: How many of the caches, the last ones, are those of the layers that draft tokens.
       max_num_seqs: Most sequences in a step (max R).
       vocab_size: V.
+      stage: What of the model it is.
     """
 
     def __init__(
@@ -109,8 +116,10 @@ class StepPrograms:
         num_draft_caches: int = 0,
         max_num_seqs: int,
         vocab_size: int,
+        stage: Stage = WHOLE,
     ) -> None:
         self._model = model
+        self._stage = stage
         self._mesh = mesh
         self._caches = list(caches)
         self._cache_shardings = jax.tree.map(lambda struct: struct.sharding, self._caches)
@@ -143,18 +152,24 @@ class StepPrograms:
 
     def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
         def forward(
-            arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array, list[jax.Array]]:
+            arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
+        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array]]:
+            # All but the first stage take no tokens, in flight or not.
+            last_tokens = given if self._stage.is_first else jnp.zeros(self._max_num_seqs, jnp.int32)
             step = unpack_step(packed, key.shape, last_tokens)
             own, others = caches[: self._first_draft_cache], caches[self._first_draft_cache :]
-            own, hidden, aux = self._model.merge(arrays)(own, step.input_ids, step.attention_metadata)
-            return [*own, *others], hidden, hidden[step.logits_rows], aux if others else []
+            model = self._model.merge(arrays)
+            own, hidden, aux = model(own, step.input_ids, step.attention_metadata, **self._handed_on(given))
+            rows = hidden[step.logits_rows] if self._stage.is_last else None
+            return [*own, *others], hidden, rows, aux if others else []
 
         ranks = self._ranks
         operands = (
             self._model.arrays,
             self._caches,
-            ranks.struct((self._max_num_seqs,), jnp.int32),
+            ranks.struct((self._max_num_seqs,), jnp.int32)
+            if self._stage.is_first
+            else self._hidden(key.shape.num_tokens),
             ranks.struct((key.shape.packed_size,), jnp.int32),
         )
         results = (self._cache_shardings, ranks.sharding, ranks.sharding, ranks.sharding)
@@ -256,7 +271,8 @@ class StepPrograms:
         return _jit(run, out_shardings=self._replicated).lower(*operands)
 
     def _lower_whole(self, key: WholeKey) -> jax.stages.Lowered:
-        def whole(arrays: list[jax.Array], input_ids: jax.Array, num_tokens: jax.Array) -> jax.Array:
+        def whole(arrays: list[jax.Array], given: jax.Array, num_tokens: jax.Array) -> jax.Array:
+            input_ids = given if self._stage.is_first else jnp.zeros(key.num_tokens, jnp.int32)
             metadata = AttentionMetadata(
                 input_positions=jnp.arange(key.num_tokens, dtype=jnp.int32),
                 block_tables=None,
@@ -264,12 +280,17 @@ class StepPrograms:
                 query_start_loc=jnp.stack([jnp.zeros_like(num_tokens), num_tokens]),
                 request_distribution=jnp.asarray([0, 1, 1], jnp.int32),
             )
-            _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata)
+            _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata, **self._handed_on(given))
             return hidden
 
-        operands = (self._model.arrays, self._int32(key.num_tokens), self._int32())
+        given = self._int32(key.num_tokens) if self._stage.is_first else self._hidden(key.num_tokens)
+        operands = (self._model.arrays, given, self._int32())
         run = self._ranks.over_ranks(whole, operands, self._ranks.sharding)
         return _jit(run, out_shardings=self._ranks.sharding).lower(*operands)
+
+    def _handed_on(self, hidden: jax.Array) -> dict[str, JaxIntermediateTensors]:
+        """The model's argument for what the stage before it hands on, if there is one."""
+        return {} if self._stage.is_first else {"intermediate_tensors": JaxIntermediateTensors(hidden_states=hidden)}
 
     def _replicate(self, logits: jax.Array) -> jax.Array:
         """Whole rows of logits on every device, so that all devices sample the same tokens.

@@ -62,7 +62,7 @@ class EngineInfo:
 
         engine = built.engine
         config, blocks = engine.vllm_config, engine.scheduler.block_manager
-        num_parameters, weight_type = model_size(engine.runner.model)
+        num_parameters, weight_type = model_size(*engine.runner.models)
         trained_len = config.model_config.hf_config.get("max_position_embeddings")
         return cls(
             model_folder=str(config.model_config.model),

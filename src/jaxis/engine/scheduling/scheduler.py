@@ -136,6 +136,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        num_stages: int = 1,
     ) -> None:
         """Raises ConfigError if the sizes do not go together.
 
@@ -144,6 +145,8 @@ class Scheduler:
           max_num_seqs: Most sequences running at a time (R).
           max_num_batched_tokens: The token budget of a step (T).
           max_model_len: Most tokens of a sequence, prompt and output together.
+          num_stages: Steps that are to be in flight at once, if more than one: they have different sequences then, of
+            whose decodes each step takes its share. No sequence is scheduled while it has a token in flight.
         """
         if max_num_seqs < 1 or max_model_len < 1:
             raise ConfigError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len} must be at least 1")
@@ -156,6 +159,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
+        self._num_stages = num_stages
         self._unfinished: dict[SequenceId, Sequence] = {}
         self._waiting = WaitingQueue()
         # In service order. Victims are taken from the end while decodes are scheduled from the front, and prefills
@@ -331,15 +335,18 @@ class Scheduler:
     def _schedule_decodes(self, decodes: list[ScheduledSequence]) -> list[Sequence]:
         """Schedules the running sequences' decodes; returns the running sequences that are still in their prefill."""
         prefilling: list[Sequence] = []
+        most_decodes = -(-len(self._running) // self._num_stages)
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
             index += 1
-            if sequence.num_inflight_drafts:
+            if sequence.num_inflight_drafts or (self._num_stages > 1 and sequence.num_inflight_tokens):
                 continue
             start, stop = sequence.num_computed_tokens, sequence.num_tokens_with_inflight
             if start + 1 != stop or start < sequence.num_prompt_tokens:
                 prefilling.append(sequence)
+            elif len(decodes) == most_decodes:
+                continue
             # Where no other token may be sampled, the sequence ends with the token in flight.
             elif stop < sequence.max_total_tokens and self._allocate_or_preempt(sequence):
                 state = self.block_manager.state_step(sequence, start, stop)

@@ -102,6 +102,7 @@ class DecoderModel(JaxModule):
         cache have that layer's; of the others, each has its own, in their order: one, several or none. Layers that
         share the selection of an indexer have that as one more, past all of `kv_caches`: it lasts for one step.
       has_shared_selection: Whether layers do.
+      hands_on: Whether another pipeline stage follows, which takes what leaves the last layer; see `cut_to_stage`.
       aux_hidden_state_layers: The model also returns the hidden states [T, E] that enter these layers (for speculative
         decoding and for comparing with a reference); none by default. The number of layers means the states
         that leave the last one, before the final norm.
@@ -116,6 +117,7 @@ class DecoderModel(JaxModule):
         self.norm = options.norm or rms_norm(scope / "norm")
         self.has_shared_selection = any(map(_hands_on_selection, self.layers))
         self.cache_entries = _cache_entries(self.layers)
+        self.hands_on = False
         self.aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __call__(
@@ -128,10 +130,10 @@ class DecoderModel(JaxModule):
         intermediate_tensors: JaxIntermediateTensors | None = None,
     ) -> tuple[Caches, jax.Array, list[jax.Array]]:
         """See `CausalLM.__call__`."""
-        embeddings = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if intermediate_tensors is not None:
-            x = intermediate_tensors["hidden_states"]
+            embeddings = x = intermediate_tensors["hidden_states"]
         else:
+            embeddings = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
             x = self.first_input(scaled(embeddings, self.embedding_multiplier))
         layer_inputs = self.layer_inputs(input_ids, embeddings)
         caches = self.step_caches(kv_caches)
@@ -145,7 +147,7 @@ class DecoderModel(JaxModule):
             self.keep_cache_of_layer(caches, i, cache)
         if len(self.layers) in self.aux_hidden_state_layers:
             aux_hidden_states.append(x)
-        outputs = self.norm(self.last_output(x))
+        outputs = x if self.hands_on else self.norm(self.last_output(x))
         return None if kv_caches is None else caches[: len(kv_caches)], outputs, aux_hidden_states
 
     def embed(self, input_ids: jax.Array) -> jax.Array:
@@ -161,12 +163,17 @@ class DecoderModel(JaxModule):
         """What leaves the last layer -> [T, E], not normed; the counterpart of `first_input`."""
         return x
 
+    @property
+    def has_layer_inputs(self) -> bool:
+        """Whether layers take `layer_inputs`."""
+        return False
+
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
         """What each layer takes besides its cache, x and the metadata; families override this, which is nothing.
 
         Args:
           input_ids: i32 [T].
-          embeddings: [T, E], of these tokens.
+          embeddings: [T, E], of these tokens; where there are `intermediate_tensors`, those, which are not embeddings.
         """
         del input_ids, embeddings
         return [()] * len(self.layers)
@@ -273,6 +280,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
       decoder: The decoder below the head.
       lm_head: The head; None if it is tied to the embeddings.
       draft: Drafts tokens for the model; None unless asked for.
+      elsewhere: Beginnings of the names of parameters that other pipeline stages have; see `cut_to_stage`.
 
     Raises:
       ConfigError: config.json asks for something that the family does not support.
@@ -286,6 +294,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
     decoder = NamedByCheckpoint[DecoderModel]("decoder_name")
     lm_head = NamedByCheckpoint[JaxLmHead | None]("head_name")
     draft: JaxModule | None = None
+    elsewhere: tuple[str, ...] = ()
 
     def __init__(self, vllm_config: VllmConfig, rng: nnx.Rngs, quant_config: QuantizationConfig | None = None) -> None:
         scope = LayerScope(vllm_config, rng, quant_config)
@@ -353,6 +362,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
         Returns:
           The updated caches, the hidden states [T, E] after the final norm, and the auxiliary hidden states asked for.
+          A pipeline stage that others follow returns the hidden states that leave its last layer.
         """
         return self.decoder(
             kv_caches,
@@ -375,7 +385,8 @@ class CausalLM(JaxModule, LoadableWithIterator):
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
         renamed = ((self.parameter_name(name), tensor) for name, tensor in weights)
-        return super().load_weights(self.without_redundant_tensors(renamed))
+        kept = self.without_redundant_tensors(renamed)
+        return super().load_weights((name, tensor) for name, tensor in kept if not name.startswith(self.elsewhere))
 
     def parameter_name(self, name_in_file: str) -> str:
         """See `RenamesTensors`."""

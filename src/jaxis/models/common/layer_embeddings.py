@@ -55,6 +55,11 @@ class LayerEmbeddingsModel(DecoderModel):
             )
             self.per_layer_projection_norm = rms_norm(scope, layer_size)
 
+    @property
+    def has_layer_inputs(self) -> bool:
+        """Whether there is such a table."""
+        return self.embed_tokens_per_layer is not None
+
     def layer_inputs(self, input_ids: jax.Array, embeddings: jax.Array) -> Sequence[tuple[jax.Array, ...]]:
         """Each layer's own embeddings of the tokens, [T, P], mixed with a projection of their common ones."""
         if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:

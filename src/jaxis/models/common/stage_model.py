@@ -1,0 +1,91 @@
+"""Cuts a model down to one pipeline stage: its own layers, with embeddings in the first and the head in the last."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxis.errors import ConfigError
+from jaxis.layers.decoder_layer import LayerCache, LayerOutput
+from jaxis.layers.kv_cache_spec import SharesCache
+from jaxis.layers.module import JaxModule, named_modules, set_child
+from jaxis.models.common.decoder import CausalLM, DecoderModel
+from jaxis.parallel.stages import Stage
+
+
+class ElsewhereLayer(JaxModule):
+    """In the place of a layer that another stage has: hands on what it gets. So layers keep their numbers."""
+
+    def __call__(self, kv_cache: LayerCache, x: jax.Array, *others: object) -> LayerOutput:
+        """Returns both as they are."""
+        del others
+        return kv_cache, x
+
+
+class Elsewhere(JaxModule):
+    """In the place of another module that another stage has; it is never called."""
+
+
+def cut_to_stage(model: JaxModule, stage: Stage) -> None:
+    """Takes everything out of a model that other stages have.
+
+    Its caches are then those of its own layers, and it loads only what it has. It takes what the stage before hands on
+    as `intermediate_tensors`, and returns what it hands on in the place of normed hidden states.
+
+    Args:
+      model: Constructed, but not loaded.
+      stage: What it becomes.
+
+    Raises:
+      ConfigError: It cannot be divided like this.
+    """
+    if stage.num_stages == 1:
+        return
+    if not isinstance(model, CausalLM):
+        raise _refusal(stage, f"{type(model).__name__} does not say what its layers are")
+    decoder = model.decoder
+    own = stage.layers(len(decoder.layers))
+    _check_layers(decoder, own, stage)
+    base = f"{model.decoder_name}."
+    elsewhere: list[str] = []
+    first_entry = min((entry for i in own for entry in decoder.cache_entries[i]), default=0)
+    decoder.cache_entries = tuple(
+        tuple(entry - first_entry for entry in entries) if i in own else ()
+        for i, entries in enumerate(decoder.cache_entries)
+    )
+    for i in range(len(decoder.layers)):
+        if i not in own:
+            decoder.layers[i] = ElsewhereLayer()
+            elsewhere.append(f"{base}layers.{i}.")
+    is_tied = model.lm_head is None
+    if not (stage.is_first or (stage.is_last and is_tied)):
+        decoder.embed_tokens = Elsewhere()
+        elsewhere.append(f"{base}embed_tokens.")
+    if not stage.is_first:
+        decoder.embed_norm = None
+        elsewhere.append(f"{base}embed_norm.")
+    if not stage.is_last:
+        decoder.norm, decoder.hands_on = Elsewhere(), True
+        elsewhere.append(f"{base}norm.")
+        if not is_tied:
+            set_child(model, model.head_name, Elsewhere())
+            elsewhere.append(f"{model.head_name}.")
+    model.elsewhere = tuple(elsewhere)
+
+
+def _check_layers(decoder: DecoderModel, own: range, stage: Stage) -> None:
+    """Raises an error for layers that take more from others than hidden states."""
+    if decoder.has_layer_inputs:
+        raise _refusal(stage, "its layers have embeddings of their own")
+    if decoder.has_shared_selection:
+        raise _refusal(stage, "layers attend to the tokens that an earlier one has selected")
+    for i in own:
+        for _, module in named_modules(decoder.layers[i]):
+            if isinstance(module, SharesCache) and module.shares_cache_of not in own:
+                raise _refusal(stage, f"layer {i} attends to the cache of layer {module.shares_cache_of}")
+
+
+def _refusal(stage: Stage, reason: str) -> ConfigError:
+    return ConfigError(
+        f"pipeline_parallel_size={stage.num_stages}: this model cannot be divided into stages, since {reason}: use "
+        "tensor_parallel_size"
+    )
