@@ -372,8 +372,7 @@ class LLM:
         self._num_calls += 1
         with interrupt_deferred():
             for i, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
-                if prompt_params.prompt_logprobs is None:
-                    self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt)
+                self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, prompt_params)
                 try:
                     request = self._engine.add_request(
                         f"{self._num_calls}-{i}",

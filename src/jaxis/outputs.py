@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class RequestOutput:
       outputs: One CompletionOutput for each of `n`.
       finished: Whether every completion has ended.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+      kv_transfer_params: With these, another engine finds the prompt's blocks here, if that was asked for.
       first_scheduled_time: When the request's first step began, in seconds of `time.monotonic`; set by AsyncLLMEngine.
       first_token_time: When its first token was there, on the same clock; set by AsyncLLMEngine.
     """
@@ -75,5 +77,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

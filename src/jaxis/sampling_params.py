@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
+from jaxis.config.kv_transfer import KVTransferParams
 from jaxis.errors import RequestError
 from jaxis.structured_outputs import StructuredOutputs
 
@@ -97,6 +99,8 @@ class SamplingParams:
         engine's. Changes no answer.
       prediction: What the completion is expected to contain, as a string or token ids; guesses are taken from it, where
         the engine speculates by lookup. Changes no answer.
+      extra_args: vLLM's; only {"kv_transfer_params": {...}}, where the engine has a `kv_transfer_config`. Changes no
+        answer.
     """
 
     n: int = 1
@@ -124,6 +128,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: int | None = None
     prediction: str | list[int] | None = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -146,11 +151,18 @@ class SamplingParams:
             self._check_token_ids("allowed_token_ids", self.allowed_token_ids)
         self._check_logit_bias()
         self._check_prediction()
+        self._check_extra_args()
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < MIN_TEMPERATURE
+
+    @property
+    def kv_transfer(self) -> KVTransferParams | None:
+        """Where the prompt is computed, if not here, or for whom; None: here, and for nobody else."""
+        given = (self.extra_args or {}).get("kv_transfer_params")
+        return KVTransferParams.of(given) if given else None
 
     @property
     def has_penalties(self) -> bool:
@@ -203,6 +215,16 @@ class SamplingParams:
         if not isinstance(self.prediction, list):
             raise RequestError(f"prediction={self.prediction!r} must be a string or a list of token ids")
         self._check_token_ids("prediction", self.prediction)
+
+    def _check_extra_args(self) -> None:
+        if self.extra_args is None:
+            return
+        if not isinstance(self.extra_args, dict) or self.extra_args.keys() - {"kv_transfer_params"}:
+            raise RequestError(f"extra_args={self.extra_args!r} must be a dict with no key but kv_transfer_params")
+        given = self.extra_args.get("kv_transfer_params")
+        if given is not None and not isinstance(given, dict):
+            raise RequestError(f"kv_transfer_params={given!r} must be a dict")
+        _ = self.kv_transfer
 
     def _check_token_ids(self, name: str, token_ids: list[int]) -> None:
         for token_id in token_ids:

@@ -111,7 +111,7 @@ class EngineOptions:
         given = dataclasses.asdict(self)
         names = {info.option or name: name for name, info in argument_infos().items()}
         arguments = {names[option]: value for option, value in given.items() if value is not None}
-        for name in ("hf_overrides", "speculative_config", "kv_events_config"):
+        for name in ("hf_overrides", "speculative_config", "kv_events_config", "kv_transfer_config"):
             if name in arguments:
                 arguments[name] = parse_json_object(arguments[name], f"--{name.replace('_', '-')}")
         if "additional_config" in arguments:

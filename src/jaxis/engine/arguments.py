@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from jaxis.config.kv_events import KVEventsConfig
+from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig, parse_speculative_config
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
@@ -105,6 +106,8 @@ class EngineArgs:
         unless they are given, and say so. `jaxis serve` does.
       kv_events_config: Publishes what the prefix cache holds, for gateways that route by it: a dict of vLLM's keys; see
         docs/monitoring.md.
+      kv_transfer_config: Hands the blocks of prompts to other engines, or takes them from there: a dict of vLLM's keys;
+        see docs/prefill-decode.md.
       additional_config: Rules in the format of vLLM's TPU backend: {"quantization": {"qwix": {"rules": [...]}}}.
 
     Raises:
@@ -255,6 +258,14 @@ class EngineArgs:
             speed_only=True,
         ),
     )
+    kv_transfer_config: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_info(
+            metavar="JSON",
+            help='Compute prompts for other servers, or take them from there: \'{"kv_role": "kv_both"}\'.',
+            speed_only=True,
+        ),
+    )
     additional_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(
@@ -284,6 +295,7 @@ class EngineArgs:
         self._check_devices()
         self._check_kv_offloading()
         self._check_kv_events()
+        self._check_kv_transfer()
         self._check_speculation()
         self._check_ranks()
         self._check_stages()
@@ -312,6 +324,14 @@ class EngineArgs:
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config publishes what the prefix cache holds: leave enable_prefix_caching on")
 
+    def _check_kv_transfer(self) -> None:
+        if self.kv_transfer is None:
+            return
+        if not self.enable_prefix_caching:
+            raise ConfigError("kv_transfer_config needs prefix caching, which finds the blocks: leave one of them out")
+        if self.nnodes > 1:
+            raise ConfigError(f"kv_transfer_config is for one host, not for nnodes={self.nnodes}: leave it out")
+
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config
         if speculative is not None and speculative.method in LAYER_METHODS and self.nnodes > 1:
@@ -327,6 +347,11 @@ class EngineArgs:
                 f"speculative_config: method={speculative.method!r} is for one data rank, not for "
                 f"data_parallel_size={self.data_parallel_size}: give ngram or suffix"
             )
+        if self.data_parallel_size > 1 and self.kv_transfer is not None:
+            raise ConfigError(
+                f"kv_transfer_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
+                "it out"
+            )
 
     def _check_stages(self) -> None:
         if self.pipeline_parallel_size == 1:
@@ -337,6 +362,7 @@ class EngineArgs:
             ("decode_context_parallel_size", self.decode_context_parallel_size > 1),
             ("kv_offloading_size", self.kv_offloading_bytes is not None),
             ("speculative_config", self.parsed_speculative_config is not None),
+            ("kv_transfer_config", self.kv_transfer is not None),
         ):
             if is_given:
                 raise ConfigError(
@@ -358,6 +384,11 @@ class EngineArgs:
     def kv_events(self) -> KVEventsConfig | None:
         """The parsed `kv_events_config`; None publishes nothing."""
         return KVEventsConfig.of(self.kv_events_config)
+
+    @functools.cached_property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """The parsed `kv_transfer_config`; None: there are no other engines."""
+        return KVTransferConfig.of(self.kv_transfer_config)
 
     @functools.cached_property
     def kv_offloading_bytes(self) -> int | None:
@@ -436,6 +467,7 @@ class EngineKwargs(TypedDict, total=False):
     chat_template: str | os.PathLike[str] | None
     fit_memory: bool
     kv_events_config: Mapping[str, Any] | None
+    kv_transfer_config: Mapping[str, Any] | None
     additional_config: Mapping[str, Any] | None
 
 

@@ -1,4 +1,4 @@
-"""Reads what is on disk of a prompt's blocks into memory, before the prompt is scheduled."""
+"""Brings what disk or other engines have of a prompt's blocks into memory, before the prompt is scheduled."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
 from jaxis.host.daemon_thread import run_in_daemon
+
+if TYPE_CHECKING:
+    from jaxis.engine.kv_store.peer_client import PeerClient
 
 # What has not arrived by then is computed.
 FETCH_SECONDS = 10.0
@@ -25,16 +32,21 @@ class BlockFetcher:
 
     Args:
       store: Of the blocks.
+      client: Asks other engines; None: they are not asked.
       seconds: How long a prompt waits for them, at most.
     """
 
-    def __init__(self, store: KVStore, seconds: float = FETCH_SECONDS) -> None:
-        self._store = store
+    def __init__(self, store: KVStore, client: PeerClient | None = None, seconds: float = FETCH_SECONDS) -> None:
+        self._store, self._client = store, client
         self._seconds = seconds
         self._places = threading.BoundedSemaphore(MAX_FETCHES)
 
     def fetch(
-        self, blocks: BlockManager | DataRanksBlocks, prompt_token_ids: Sequence[int], cache_salt: str | None
+        self,
+        blocks: BlockManager | DataRanksBlocks,
+        prompt_token_ids: Sequence[int],
+        cache_salt: str | None,
+        peer: tuple[str, int] | None = None,
     ) -> None:
         """Returns when what there is of a prompt's blocks is in memory, or after `seconds`.
 
@@ -42,22 +54,24 @@ class BlockFetcher:
           blocks: Know what needs no fetching.
           prompt_token_ids: The prompt, which need not have been checked.
           cache_salt: Its salt.
+          peer: Host and port of another engine that has computed it; None: no engine has.
         """
         deadline = time.monotonic() + self._seconds
         is_wanted = threading.Event()
         is_wanted.set()
         if not self._places.acquire(timeout=self._seconds):
             return
-        # A disk may never answer: reading has a thread of its own, which keeps its place until it does.
-        work = functools.partial(self._fetch, blocks, list(prompt_token_ids), cache_salt, is_wanted)
+        # A disk, or who knows the names of hosts, may never answer: this has a thread of its own, which keeps its place
+        # until they do.
+        work = functools.partial(self._fetch, blocks, list(prompt_token_ids), cache_salt, peer, is_wanted, deadline)
         done = run_in_daemon(work, "jaxis-kv-fetch")
         done.add_done_callback(lambda _: self._places.release())
         try:
             done.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            _logger.info("a prompt did not wait any longer for its blocks on disk")
+            _logger.info("a prompt did not wait any longer for its blocks on disk or elsewhere")
         except Exception:
-            _logger.warning("blocks on disk could not be looked for", exc_info=True)
+            _logger.warning("blocks on disk or elsewhere could not be looked for", exc_info=True)
         finally:
             is_wanted.clear()
 
@@ -66,11 +80,21 @@ class BlockFetcher:
         blocks: BlockManager | DataRanksBlocks,
         token_ids: list[int],
         cache_salt: str | None,
+        peer: tuple[str, int] | None,
         is_wanted: threading.Event,
+        deadline: float,
     ) -> None:
         digests: list[bytes] = []
         num_blocks = min((len(token_ids) - 1) // blocks.block_size, self._store.max_host_blocks)
         extend_digests(digests, num_blocks, lambda start, stop: token_ids[start:stop], blocks.block_size, cache_salt)
+
+        if self._store.has_disk:
+            self._read(blocks, digests, is_wanted)
+        if self._client is not None and peer is not None and is_wanted.is_set():
+            self._ask(self._client, peer, blocks, digests, is_wanted, deadline)
+
+    def _read(self, blocks: BlockManager, digests: list[bytes], is_wanted: threading.Event) -> None:
+        """Reads from disk the longest prefix that is somewhere here."""
 
         def is_anywhere(group: int, digest: bytes) -> bool:
             return blocks.is_known(group, digest) or self._store.on_disk((group, digest))
@@ -80,3 +104,35 @@ class BlockFetcher:
         prefix = [(group, digests[index]) for group, index in places]
         self._store.fetch([key for key in prefix if not blocks.is_known(*key)], is_wanted)
         self._store.note_used(prefix)
+
+    def _ask(
+        self,
+        client: PeerClient,
+        peer: tuple[str, int],
+        blocks: BlockManager | DataRanksBlocks,
+        digests: list[bytes],
+        is_wanted: threading.Event,
+        deadline: float,
+    ) -> None:
+        """Fetches from another engine what makes the longest prefix together with what is here."""
+        known_here, _ = blocks.search.longest(digests, blocks.is_known)
+        if known_here == len(digests):
+            return
+        epoch, index_of = self._store.epoch, {digest: index for index, digest in enumerate(digests)}
+
+        def choose(known_there: np.ndarray) -> list[tuple[int, int]]:
+            def is_known(group: int, digest: bytes) -> bool:
+                index = index_of[digest]
+                is_there = index < known_there.shape[1] and known_there[group, index]
+                return bool(is_there) or blocks.is_known(group, digest)
+
+            longest, _ = blocks.search.longest(digests, is_known)
+            if longest <= known_here:
+                return []
+            places = blocks.search.blocks_of(longest)
+            return [(group, index) for group, index in places if not blocks.is_known(group, digests[index])]
+
+        def put(key: BlockKey, block: np.ndarray) -> bool:
+            return is_wanted.is_set() and self._store.put_fetched(key, block, epoch)
+
+        client.fetch(peer, digests, choose, put, deadline)

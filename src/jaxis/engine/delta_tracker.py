@@ -48,6 +48,7 @@ class DeltaTracker:
             outputs=outputs,
             finished=request.finished,
             num_cached_tokens=request.num_cached_tokens,
+            kv_transfer_params=request.kv_transfer_params,
             first_scheduled_time=request.completions[0].sequence.first_scheduled_time,
             first_token_time=first_token_time,
         )

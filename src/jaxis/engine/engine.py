@@ -26,6 +26,7 @@ from jaxis.engine.execution.runner import DispatchedStep, Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.kv_store.stats import TierStats
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
 from jaxis.engine.request_factory import RequestFactory
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.delayed_grammar import Grammar
     from jaxis.engine.kv_events.publisher import EventPublisher
+    from jaxis.engine.kv_store.peers import Peers
     from jaxis.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class LLMEngine:
       runner: Runs it.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
       store: Blocks beyond the devices; None: there are none.
+      peers: Other engines that blocks go to or come from; None: there are none.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
       speculation: Makes drafts of sequences' next tokens; None: none are made.
 
@@ -68,6 +71,7 @@ class LLMEngine:
       tokenizer: The checkpoint's, if it has one.
       eos_token_ids: Tokens that end a sequence.
       store: Where blocks go that the devices have no room for; None: nowhere.
+      peers: See above; they need a store.
     """
 
     def __init__(
@@ -78,13 +82,17 @@ class LLMEngine:
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
         store: KVStore | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.vllm_config = vllm_config
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.runner = Runner(vllm_config, executor, store)
-        self.store = store
-        self._fetcher = BlockFetcher(store) if store is not None and store.has_disk else None
+        self.store, self.peers = store, peers
+        client = None if peers is None else peers.client
+        self._fetcher = None
+        if store is not None and (store.has_disk or client is not None):
+            self._fetcher = BlockFetcher(store, client)
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
@@ -175,6 +183,8 @@ class LLMEngine:
         """
         prompt_token_ids = self._factory.checked_prompt(prompt_token_ids)
         self._factory.check_needs_no_tokenizer(params)
+        if params.kv_transfer is not None and self.peers is None:
+            raise RequestError("kv_transfer_params needs an engine with kv_transfer_config: leave it out")
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
         if params.structured_outputs is None:
@@ -206,32 +216,43 @@ class LLMEngine:
         self._requests[request_id] = request
         return request
 
-    @property
-    def fetches_blocks(self) -> bool:
-        """Whether there is anything that `fetch_blocks` could read."""
-        return self._fetcher is not None
+    def fetches_blocks(self, params: SamplingParams) -> bool:
+        """Whether there is anything that `fetch_blocks` could fetch for a request."""
+        if self._fetcher is None or self.store is None or params.prompt_logprobs is not None:
+            return False
+        return self.store.has_disk or (params.kv_transfer is not None and params.kv_transfer.peer is not None)
 
-    def fetch_blocks(self, prompt_token_ids: abc.Sequence[int], cache_salt: str | None) -> None:
-        """Reads from disk what is known of a prompt that is about to be added; may take seconds.
+    def fetch_blocks(self, prompt_token_ids: abc.Sequence[int], cache_salt: str | None, params: SamplingParams) -> None:
+        """Fetches what disk or another engine has of a prompt that is about to be added; may take seconds.
 
         Other threads may call it while steps run.
         """
-        if self._fetcher is not None:
-            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt)
+        if self._fetcher is not None and self.fetches_blocks(params):
+            peer = None if params.kv_transfer is None else params.kv_transfer.peer
+            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt, peer)
+
+    @property
+    def kv_tiers(self) -> dict[str, TierStats]:
+        """What each tier of blocks beyond the devices has done, by its name. Other threads may ask."""
+        tiers = {} if self.store is None else dict(self.store.stats)
+        return tiers if self.peers is None else tiers | {"peer": self.peers.stats}
 
     def finish_saves(self) -> None:
         """To be called when no step is to follow for a while: what was computed since the last one is saved too."""
         transfer = self.runner.transfer
-        if transfer is not None and transfer.store.saves_registered:
+        if transfer is not None and (transfer.store.saves_registered or transfer.store.is_awaited):
             saves = []
             for rank in self.scheduler.ranks:
-                rank.block_manager.save_states()
+                if transfer.store.saves_registered:
+                    rank.block_manager.save_states()
                 moves = rank.block_manager.take_moves()
                 saves.append(() if moves is None else moves.saves)
             transfer.finish(saves)
 
     def close_store(self) -> None:
         """Saves what is left, and waits until it is on disk, for a while; no step may follow."""
+        if self.peers is not None:
+            self.peers.close()
         if self.store is None:
             return
         try:
@@ -416,6 +437,8 @@ class LLMEngine:
                 self.speculation.observe_time(current.output, self._last_step_ended - started)
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
+            if self.store is not None and self.store.is_awaited:
+                self.finish_saves()  # another engine waits
         return requests
 
     def _step_of_stages(self) -> list[Request]:
@@ -485,8 +508,20 @@ class LLMEngine:
         for request_id, request in touched.items():
             if request.finished:
                 self._requests.pop(request_id, None)
+                self._hand_over(request)
         self._commit_saves(step.output)
         return list(touched.values())
+
+    def _hand_over(self, request: Request) -> None:
+        """Keeps the blocks of a request's prompt for another engine, if it is to decode."""
+        wants = request.params.kv_transfer
+        if self.peers is None or wants is None or not wants.do_remote_decode or request.error is not None:
+            return
+        blocks = self.scheduler.ranks[0].block_manager
+        keys = blocks.known_prompt(request.completions[0].sequence)
+        request.kv_transfer_params = self.peers.hand_over(keys)
+        if request.kv_transfer_params is not None:
+            blocks.save(keys)
 
     def _commit_saves(self, output: SchedulerOutput) -> None:
         """What was saved up to a step that was read can be found from now on."""

@@ -46,6 +46,30 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     return f"fp_{digest.hexdigest()[:20]}"
 
 
+def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: int) -> str:
+    """A digest of what the keys and values of a prompt depend on, for engines of different sizes to compare.
+
+    Unlike `engine_fingerprint`, it leaves out how many sequences, tokens and blocks an engine has room for, which on
+    some devices shows in the last bits, and the number of processors where those do not compute.
+
+    Args:
+      checkpoint: A folder, or a GGUF file.
+      arguments: The engine's.
+      max_model_len: The context that the model was built for.
+    """
+    digest = hashlib.sha256()
+    infos = argument_infos()
+    # How a block's bytes are arranged may depend on the devices that share it.
+    named = {name for name, info in infos.items() if not info.speed_only or info.panel == "Devices"}
+    values = _values(arguments, named - {"max_model_len"})
+    kernels = _kernels(arguments.num_devices)
+    if not native.usable():
+        kernels = [jax.__version__, version("jaxlib"), jax.local_devices()[0].device_kind]
+    digest.update(json.dumps([__version__, max_model_len, values, kernels], sort_keys=True, default=repr).encode())
+    _add_files(digest, checkpoint)
+    return digest.hexdigest()
+
+
 def checkpoint_digest(checkpoint: Path) -> str:
     """A digest of a checkpoint's files, as above; the folder's own name does not count."""
     digest = hashlib.sha256()
@@ -67,7 +91,14 @@ def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:
 
 def _arguments(arguments: EngineArgs) -> dict[str, Any]:
     """The arguments that matter; files stand for their contents."""
-    infos = argument_infos()
+    # Without native kernels, how many tokens share a step can show in the last bits.
+    return _values(
+        arguments, {name for name, info in argument_infos().items() if not (info.speed_only and native.usable())}
+    )
+
+
+def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
+    """Those of the named arguments that matter; files stand for their contents."""
     # Those of a place, and what the answers to greedy and seeded requests do not depend on.
     left_out = {
         "model",
@@ -81,15 +112,15 @@ def _arguments(arguments: EngineArgs) -> dict[str, Any]:
         "kv_offloading_backend",
         "kv_offloading_dir",
         "kv_offloading_disk_size",
+        "kv_transfer_config",
     }
     if arguments.load_format != "dummy":
         left_out.add("seed")
-    values = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
+    values = {field.name: getattr(arguments, field.name) for field in fields(arguments) if field.name in names}
     return {
         name: Path(value).read_text("utf-8") if isinstance(value, str) and os.path.isfile(value) else value
         for name, value in values.items()
-        # Without native kernels, how many tokens share a step can show in the last bits.
-        if name not in left_out and not (infos[name].speed_only and native.usable())
+        if name not in left_out
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Request:
       completions: As many as `params.n`.
       prompt_logprobs: By position, for each prompt token but the first, once known.
       error: Why the request failed; None if it did not.
+      kv_transfer_params: See `RequestOutput`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Request:
         self.completions: list[CompletionState] = []
         self.prompt_logprobs: dict[int, dict[int, Logprob]] = {}
         self.error: JaxisError | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -73,6 +75,7 @@ class Request:
             outputs=[completion.output() for completion in self.completions],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def prompt_logprob_list(self) -> list[dict[int, Logprob] | None] | None:

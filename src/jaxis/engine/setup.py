@@ -30,11 +30,11 @@ from jaxis.engine.execution.pipeline_executor import PipelineExecutor, StagePart
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.stage_caches import plan_stage_caches
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
-from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest, engine_fingerprint
+from jaxis.engine.fingerprint import arguments_digest, blocks_fingerprint, checkpoint_digest, engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.memory_plan import MemoryPlan, plan_memory
 from jaxis.engine.settings import check_quant_method, make_quant_config, make_vllm_config
-from jaxis.engine.store_setup import make_store
+from jaxis.engine.store_setup import make_peers, make_store
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
@@ -265,12 +265,18 @@ def _build_engine(
     _note_config(opened.config, hf_config, path, progress)
     executor = _executor(args, loaded, meshes, followers)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
+    block_size = loaded.vllm_config.cache_config.block_size
+    store, peers = make_store(args, executor.plan, block_size, fingerprint), None
+    if args.kv_transfer is not None and store is not None:
+        blocks = blocks_fingerprint(path, args, loaded.vllm_config.model_config.max_model_len)
+        peers = make_peers(args.kv_transfer, store, executor.plan, block_size, blocks)
     engine = LLMEngine(
         loaded.vllm_config,
         executor,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids_of(generation, hf_config, tokenizer) | end_of_turn(args, tokenizer, progress),
-        store=make_store(args, executor.plan, loaded.vllm_config.cache_config.block_size, fingerprint),
+        store=store,
+        peers=peers,
     )
     _note_context(args, hf_config, loaded.vllm_config.model_config.max_model_len, engine.max_model_len, progress)
     engine.runner.precompile(1, greedy=default_sampling_params.greedy)

@@ -12,12 +12,15 @@ import jax
 
 from jaxis.engine.execution.kv_cache import CachePlan, free_host_bytes
 from jaxis.engine.kv_store.disk_tier import DiskTier
-from jaxis.engine.kv_store.store import KVStore
+from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import human_bytes
+from jaxis.host.extras import check_extra
 
 if TYPE_CHECKING:
+    from jaxis.config.kv_transfer import KVTransferConfig
     from jaxis.engine.arguments import EngineArgs
+    from jaxis.engine.kv_store.peers import Peers
 
 # Of a block's bytes; a file of another one is never found.
 LAYOUT_VERSION = 1
@@ -35,25 +38,45 @@ def make_store(args: EngineArgs, plan: CachePlan, block_size: int, fingerprint: 
     Raises:
       ConfigError: There is no room for it, or its folder cannot be used.
     """
-    size = args.kv_offloading_bytes
-    if size is None:
+    transfer = args.kv_transfer
+    if args.kv_offloading_bytes is not None:
+        size, name = args.kv_offloading_bytes, f"kv_offloading_size={args.kv_offloading_size} GiB"
+    elif transfer is not None:
+        size, name = int(transfer.kv_buffer_size), f"kv_transfer_config: kv_buffer_size={transfer.kv_buffer_size:g}"
+    else:
         return None
     block_bytes = [sum(group) for group in _cache_bytes(plan)]
     if sum(block_bytes) > size:
         raise ConfigError(
-            f"kv_offloading_size={args.kv_offloading_size} GiB holds no block of {block_size} tokens, which takes "
-            f"{human_bytes(sum(block_bytes))}: give more"
+            f"{name} holds no block of {block_size} tokens, which takes {human_bytes(sum(block_bytes))}: give more"
         )
     if size > (free := free_host_bytes()):
-        raise ConfigError(
-            f"kv_offloading_size={args.kv_offloading_size} GiB is more than the {human_bytes(free)} of memory that are "
-            "free: give less"
-        )
+        raise ConfigError(f"{name} is more than the {human_bytes(free)} of memory that are free: give less")
     disk = None
     if args.kv_offloading_dir is not None:
         namespace = _namespace(plan, block_size, fingerprint)
         disk = DiskTier(Path(args.kv_offloading_dir), namespace, args.kv_offloading_disk_bytes)
-    return KVStore(size, block_bytes, disk)
+    lease_seconds = LEASE_SECONDS if transfer is None else transfer.lease_seconds
+    return KVStore(size, block_bytes, disk, lease_seconds=lease_seconds)
+
+
+def make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block_size: int, fingerprint: str) -> Peers:
+    """The engine's part in prefill and decode on different machines.
+
+    Args:
+      config: Of the arguments.
+      store: See `make_store`.
+      plan: The engine's caches'.
+      block_size: B.
+      fingerprint: See `blocks_fingerprint`.
+
+    Raises:
+      ConfigError: See `Peers`.
+    """
+    check_extra("server", "kv_transfer_config")
+    from jaxis.engine.kv_store.peers import Peers
+
+    return Peers(config, store, _namespace(plan, block_size, fingerprint))
 
 
 def _cache_bytes(plan: CachePlan) -> list[list[int]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxis.engine.execution.block_programs import BLOCKS_PER_CALL, LoadKey, SaveKey
 from jaxis.engine.execution.executor import Executor
+from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.block_moves import BlockMoves, LoadedBlock, SavedBlock
 from jaxis.engine.scheduling.scheduler import SchedulerOutput
@@ -70,6 +71,7 @@ class BlockTransfer:
     def drop(self) -> None:
         """Drops all that is not in the store yet: of steps that were not read."""
         self._pending.clear()
+        self.store.forget_promises()
 
     def _dispatch_saves(self, saves: Sequence[Sequence[SavedBlock]]) -> list[_Saved]:
         saved = []
@@ -80,7 +82,7 @@ class BlockTransfer:
                 saved.append(_Saved(of_ranks, self._executor.save_blocks(key, block_ids), self.store.epoch))
             except jax.errors.JaxRuntimeError:  # no memory for the copy
                 _logger.warning("blocks of the KV cache could not be copied", exc_info=True)
-                self.store.note_failed(sum(map(len, of_ranks)))
+                self.store.note_failed(_keys(of_ranks))
         return saved
 
     def _load(self, key: LoadKey, of_ranks: Sequence[Sequence[LoadedBlock]]) -> None:
@@ -112,7 +114,7 @@ class BlockTransfer:
             rows = [np.asarray(leaf).reshape(len(leaf), -1).view(np.uint8) for leaf in jax.tree.leaves(arrays)]
         except jax.errors.JaxRuntimeError:
             _logger.warning("blocks of the KV cache could not be copied", exc_info=True)
-            self.store.note_failed(sum(map(len, of_ranks)))
+            self.store.note_failed(_keys(of_ranks))
             return
         for index, block in _rows(of_ranks, len(rows[0]) // len(of_ranks)):
             self.store.put((block.group, block.digest), np.concatenate([row[index] for row in rows]), epoch)
@@ -124,6 +126,10 @@ def _ids(of_ranks: Sequence[Sequence[Block]], number: int, padding: np.ndarray) 
     for row, block in _rows(of_ranks, number):
         block_ids[row] = block.block_id
     return block_ids
+
+
+def _keys(of_ranks: Sequence[Sequence[SavedBlock]]) -> list[BlockKey]:
+    return [(block.group, block.digest) for blocks in of_ranks for block in blocks]
 
 
 def _rows(of_ranks: Sequence[Sequence[Block]], number: int) -> Iterator[tuple[int, Block]]:

@@ -63,7 +63,7 @@ class EngineThread:
         self._num_failed_steps = 0  # since the last success
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[str, _RunningRequest] = {}
-        # Requests whose blocks are read from disk, and whether they were aborted meanwhile.
+        # Requests whose blocks are fetched, and whether they were aborted meanwhile.
         self._fetching: dict[str, bool] = {}
         self._fetching_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
@@ -76,7 +76,7 @@ class EngineThread:
 
     def add(self, submission: Submission) -> None:
         """Queues a request; if it cannot be honoured, its error is delivered."""
-        if self._engine.fetches_blocks and submission.params.prompt_logprobs is None:
+        if self._engine.fetches_blocks(submission.params):
             with self._fetching_lock:
                 self._fetching[submission.request_id] = False
             run_in_daemon(functools.partial(self._fetch_and_add, submission), "jaxis-fetch")
@@ -125,7 +125,8 @@ class EngineThread:
 
     def _fetch_and_add(self, submission: Submission) -> None:
         try:
-            self._engine.fetch_blocks(submission.prompt.token_ids, submission.prompt.cache_salt)
+            prompt = submission.prompt
+            self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, submission.params)
         finally:
             with self._fetching_lock:
                 is_aborted = self._fetching.pop(submission.request_id)
@@ -238,7 +239,7 @@ class EngineThread:
             prefix_cache_queries=self._engine.prefix_cache_queries,
             prefix_cache_hits=self._engine.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
-            kv_tiers={} if self._engine.store is None else dict(self._engine.store.stats),
+            kv_tiers=self._engine.kv_tiers,
             drafts=None if self._engine.speculation is None else copy.deepcopy(self._engine.speculation.counts),
         )
 

@@ -102,6 +102,7 @@ def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:
             else:
                 completions[new.index] = new
         merged.finished = output.finished
+        merged.kv_transfer_params = merged.kv_transfer_params or output.kv_transfer_params
         merged.prompt_logprobs = merged.prompt_logprobs or output.prompt_logprobs
     merged.outputs = [completions[index] for index in sorted(completions)]
     return merged

@@ -26,32 +26,56 @@ class HostTier:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._blocks: OrderedDict[BlockKey, np.ndarray] = OrderedDict()
+        self._pinned: dict[BlockKey, np.ndarray] = {}
+        self._pinned_bytes = 0
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._blocks
+        return key in self._blocks or key in self._pinned
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._blocks) + len(self._pinned)
 
     def find(self, key: BlockKey) -> np.ndarray | None:
         """A block's bytes; None if it is not here."""
-        return self._blocks.get(key)
+        block = self._blocks.get(key)
+        return self._pinned.get(key) if block is None else block
 
-    def put(self, key: BlockKey, block: np.ndarray) -> None:
-        """Adds a block, as the one used last; one that is larger than the tier is dropped.
+    def put(self, key: BlockKey, block: np.ndarray, *, pinned: bool = False) -> bool:
+        """Adds a block, as the one used last, unless there is no room beside those that are pinned.
 
         Args:
           key: What it is found by.
           block: uint8 [N], memory of its own that nobody writes to.
+          pinned: See `pin`.
+
+        Returns:
+          Whether there was room.
         """
         self.remove(key)
-        if block.nbytes > self.max_bytes:
-            return
+        if block.nbytes > self.max_bytes - self._pinned_bytes:
+            return False
         while self.num_bytes + block.nbytes > self.max_bytes:
             _, oldest = self._blocks.popitem(last=False)
             self.num_bytes -= oldest.nbytes
         self._blocks[key] = block
         self.num_bytes += block.nbytes
+        if pinned:
+            self.pin(key)
+        return True
+
+    def pin(self, key: BlockKey) -> None:
+        """Keeps a block, if it is here, from making room for others."""
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self._pinned[key] = block
+            self._pinned_bytes += block.nbytes
+
+    def unpin(self, key: BlockKey) -> None:
+        """Ends that; the block is now the one used last."""
+        block = self._pinned.pop(key, None)
+        if block is not None:
+            self._blocks[key] = block
+            self._pinned_bytes -= block.nbytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Makes blocks those used last."""
@@ -61,6 +85,7 @@ class HostTier:
 
     def remove(self, key: BlockKey) -> None:
         """Removes a block if it is here."""
+        self.unpin(key)
         block = self._blocks.pop(key, None)
         if block is not None:
             self.num_bytes -= block.nbytes
@@ -68,4 +93,5 @@ class HostTier:
     def clear(self) -> None:
         """Removes all blocks."""
         self._blocks.clear()
-        self.num_bytes = 0
+        self._pinned.clear()
+        self.num_bytes = self._pinned_bytes = 0

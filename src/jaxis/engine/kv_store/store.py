@@ -1,16 +1,23 @@
-"""The store of blocks by digest: the host's memory, and below it the disk."""
+"""The store of blocks by digest: the host's memory, and below it the disk.
+
+Other engines get blocks from memory (`peer_server`), and blocks of theirs are put there (`peer_client`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jaxis.engine.kv_store.disk_tier import DiskTier
 from jaxis.engine.kv_store.host_tier import BlockKey, HostTier
+from jaxis.engine.kv_store.leases import Leases
 from jaxis.engine.kv_store.stats import TierStats
+
+LEASE_SECONDS = 60.0
 
 
 class KVStore:
@@ -21,19 +28,31 @@ class KVStore:
     Attributes:
       saves_registered: A block goes to disk as soon as it is computed: a process may end without notice.
       epoch: How often blocks were removed.
+      block_bytes: Bytes of a block of each group.
 
     Args:
       max_host_bytes: Of the blocks in memory.
       block_bytes: Bytes of a block of each group.
       disk: Where they are written too; None: nowhere.
+      lease_seconds: How long blocks stay for those that were promised them, or that are about to use them.
     """
 
-    def __init__(self, max_host_bytes: int, block_bytes: Sequence[int], disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        max_host_bytes: int,
+        block_bytes: Sequence[int],
+        disk: DiskTier | None = None,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
         self.saves_registered = disk is not None
         self._host = HostTier(max_host_bytes)
-        self._block_bytes = tuple(block_bytes)
+        self.block_bytes = tuple(block_bytes)
         self._disk = disk
         self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._leases = Leases(lease_seconds, max(1, max_host_bytes // min(block_bytes)))
+        self._awaited: set[BlockKey] = set()
         self._host_stats = TierStats()
         self.epoch = 0
 
@@ -52,7 +71,7 @@ class KVStore:
     @property
     def max_host_blocks(self) -> int:
         """The longest prefix that fits into memory, in blocks of all groups."""
-        return self._host.max_bytes // sum(self._block_bytes)
+        return self._host.max_bytes // sum(self.block_bytes)
 
     def has(self, group: int, digest: bytes) -> bool:
         """See `BlockStore.has`."""
@@ -67,10 +86,13 @@ class KVStore:
         """See `BlockStore.note_admitted`."""
         keys = list(loaded)
         with self._lock:
+            self._leases.end(keys)
+            for key in keys:
+                self._host.unpin(key)
             # The first blocks last: those after them are of no use without them.
             self._host.touch(reversed(keys))
             self._host_stats.loaded_blocks += len(keys)
-            self._host_stats.loaded_bytes += sum(self._block_bytes[group] for group, _ in keys)
+            self._host_stats.loaded_bytes += sum(self.block_bytes[group] for group, _ in keys)
             self._host_stats.missed_blocks += num_missing
 
     def put(self, key: BlockKey, block: np.ndarray, epoch: int) -> None:
@@ -82,18 +104,74 @@ class KVStore:
           epoch: `epoch` when it was computed.
         """
         with self._lock:
+            self._awaited.discard(key)
+            if epoch == self.epoch:
+                self._free_ended()
+                if self._host.put(key, block, pinned=key in self._leases):
+                    self._host_stats.saved_blocks += 1
+                    self._host_stats.saved_bytes += block.nbytes
+                else:
+                    self._host_stats.failed_blocks += 1
+            self._arrived.notify_all()
             if epoch != self.epoch:
                 return
-            self._host.put(key, block)
-            self._host_stats.saved_blocks += 1
-            self._host_stats.saved_bytes += block.nbytes
         if self._disk is not None:
             self._disk.write(key, block)
 
-    def note_failed(self, num_blocks: int) -> None:
+    def note_failed(self, keys: Sequence[BlockKey]) -> None:
         """Counts blocks that could not be copied off the devices."""
         with self._lock:
-            self._host_stats.failed_blocks += num_blocks
+            self._host_stats.failed_blocks += len(keys)
+            self._awaited.difference_update(keys)
+            self._arrived.notify_all()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether blocks were promised that are still on their way here."""
+        return bool(self._awaited)
+
+    def promise(self, keys: Sequence[BlockKey]) -> bool:
+        """Keeps blocks, which are here or on their way, until their lease is over; False: there is no room for more."""
+        with self._lock:
+            self._free_ended()
+            if not self._leases.grant(keys):
+                return False
+            for key in keys:
+                self._host.pin(key)
+                if key not in self._host:
+                    self._awaited.add(key)
+            return True
+
+    def forget_promises(self) -> None:
+        """Nobody is to wait for what is on its way: it was lost."""
+        with self._lock:
+            self._awaited.clear()
+            self._arrived.notify_all()
+
+    def wait_for(self, keys: Iterable[BlockKey], seconds: float) -> None:
+        """Waits for those of the blocks that are on their way, at most so long."""
+        keys, deadline = list(keys), time.monotonic() + seconds
+        with self._lock:
+            while any(key in self._awaited for key in keys):
+                if not self._arrived.wait(deadline - time.monotonic()):
+                    return
+
+    def read_promised(self, key: BlockKey) -> np.ndarray | None:
+        """A block for another engine, whose lease begins anew; None if it is not here."""
+        with self._lock:
+            self._leases.renew(key)
+            return self._host.find(key)
+
+    def put_fetched(self, key: BlockKey, block: np.ndarray, epoch: int) -> bool:
+        """Adds a block of another engine for a prompt that is about to be added; False: there is no room.
+
+        The arguments are those of `put`.
+        """
+        with self._lock:
+            if epoch != self.epoch:
+                return False
+            self._free_ended()
+            return self._host.put(key, block, pinned=self._leases.grant([key]))
 
     def on_disk(self, key: BlockKey) -> bool:
         """Whether there is a file for a block; it may turn out to be damaged."""
@@ -107,7 +185,7 @@ class KVStore:
         for key in keys:
             if not is_wanted.is_set():
                 return
-            block = self._disk.read(key, self._block_bytes[key[0]])
+            block = self._disk.read(key, self.block_bytes[key[0]])
             with self._lock:
                 if epoch != self.epoch:
                     return
@@ -123,9 +201,12 @@ class KVStore:
 
     def remove(self, digests: Iterable[bytes]) -> None:
         """See `BlockStore.remove`."""
-        keys = [(group, digest) for digest in digests for group in range(len(self._block_bytes))]
+        keys = [(group, digest) for digest in digests for group in range(len(self.block_bytes))]
         with self._lock:
             self.epoch += 1
+            self._leases.end(keys)
+            self._awaited.difference_update(keys)
+            self._arrived.notify_all()
             for key in keys:
                 self._host.remove(key)
         if self._disk is not None:
@@ -135,6 +216,8 @@ class KVStore:
         """See `BlockStore.clear`."""
         with self._lock:
             self.epoch += 1
+            self._awaited.clear()
+            self._arrived.notify_all()
             self._host.clear()
         if self._disk is not None:
             self._disk.clear()
@@ -144,3 +227,9 @@ class KVStore:
         if self._disk is not None:
             self._disk.close()
         self._host.clear()
+
+    def _free_ended(self) -> None:
+        """Lets blocks whose lease is over make room for others."""
+        for key in self._leases.take_ended():
+            self._host.unpin(key)
+            self._awaited.discard(key)

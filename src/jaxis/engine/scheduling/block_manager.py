@@ -8,7 +8,7 @@ module only counts: block ids index arrays that the runner allocates.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -362,9 +362,21 @@ class BlockManager:
 
     def save_states(self) -> None:
         """Queues all kept states that are not in the store."""
-        if self.states is not None and self._moves is not None:
-            for digest, slot in self.states.pool.registered_blocks():
-                self._moves.save(len(self.spans), digest, slot)
+        if self.states is not None:
+            self.save([(len(self.spans), digest) for digest, _ in self.states.pool.registered_blocks()])
+
+    def save(self, keys: Iterable[tuple[int, bytes]]) -> None:
+        """Queues blocks, and states, that are on the device and not in the store, by group and digest."""
+        if self._moves is not None:
+            for group, digest in keys:
+                if (block_id := self._all_pools[group].find(digest)) is not None:
+                    self._moves.save(group, digest, block_id)
+
+    def known_prompt(self, sequence: Sequence) -> list[tuple[int, bytes]]:
+        """What another sequence with the same prompt would find: groups and digests of blocks, and of the state."""
+        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
+        num_blocks, _ = self.search.longest(digests, self.is_known)
+        return [(group, digests[index]) for group, index in self.search.blocks_of(num_blocks)]
 
     def _uses_prefix_cache(self, sequence: Sequence) -> bool:
         return self.enable_prefix_caching and sequence.sampling_params.prompt_logprobs is None

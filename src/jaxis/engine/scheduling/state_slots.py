@@ -121,7 +121,9 @@ class StateManager:
         state.read = state.write
         return StateStep(read, state.write, keep, keep_after)
 
-    def add_drafts(self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int) -> StateStep | None:
+    def add_drafts(
+        self, sequence: Sequence, step: StateStep, start: int, known_stop: int, stop: int
+    ) -> StateStep | None:
         """As `step`, which this step of the sequence returned before drafts were added to it.
 
         Args:

@@ -113,6 +113,7 @@ class ChatCompletion(DataEvents):
             choices=choices,
             usage=usage.usage(readers.values()),
             prompt_logprobs=None if prompt_logprobs is None else self._formatter.prompt(prompt_logprobs),
+            kv_transfer_params=output.kv_transfer_params,
         )
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:

@@ -82,7 +82,10 @@ class TextCompletion(DataEvents):
             self._trim(output)
             usage.add((index, output))
             choices += [self._choice(index, output, completion) for completion in output.outputs]
-        return self._answer(choices, usage.usage())
+        answer = self._answer(choices, usage.usage())
+        # The same for each prompt: they do not name blocks.
+        answer.kv_transfer_params = outputs[0].kv_transfer_params
+        return answer
 
     async def stream(self, context: ServerContext) -> AsyncGenerator[str, None]:
         """The answer as server-sent events."""

@@ -79,6 +79,8 @@ def _sampling_params(
     if request.logit_bias is not None:
         settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
     _check_stops([request.stop] if isinstance(request.stop, str) else request.stop or [])
+    if isinstance(request, GenerationRequest) and request.kv_transfer_params:
+        settings["extra_args"] = {"kv_transfer_params": request.kv_transfer_params}
     settings = {name: value for name, value in (settings | more).items() if value is not None}
     min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
     if max_tokens is not None and "min_tokens" not in settings:

@@ -110,6 +110,7 @@ class GenerationRequest(SamplingFields):
       stream_options: Only with `stream`.
       priority: The lower value is served first; None is 0.
       cache_salt: Only requests with the same salt share cached prefixes.
+      kv_transfer_params: vLLM's: keep the prompt's blocks for another server, or where to find them; changes no answer.
       user, metadata, safety_identifier, prompt_cache_key, service_tier, store: OpenAI's, for its own accounts and
         records; accepted without effect here.
     """
@@ -122,6 +123,7 @@ class GenerationRequest(SamplingFields):
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     return_tokens_as_token_ids: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -165,6 +167,8 @@ class Answer(BaseModel):
 
     Attributes:
       created: Unix seconds.
+      kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that; of
+        whole answers only.
       system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
         greedy or have a seed get equal answers.
     """
@@ -174,6 +178,7 @@ class Answer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     system_fingerprint: str | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
 def new_id(kind: str) -> str:

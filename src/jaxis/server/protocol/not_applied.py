@@ -74,7 +74,6 @@ OTHER_SERVERS_FIELDS: dict[str, NotApplied] = {
     "mm_processor_kwargs": NotApplied(({},), _NOT_SUPPORTED),
     "lora_path": NotApplied((), _NO_ADAPTERS),
     "lora_request": NotApplied((), _NO_ADAPTERS),
-    "kv_transfer_params": NotApplied(({},), _NOT_SUPPORTED),
     # Reasoning.
     "enable_thinking": NotApplied((), _THINKING),
     "thinking": NotApplied((), _THINKING),
@@ -125,6 +124,7 @@ NOT_FOR_COMPLETIONS: dict[str, NotApplied] = {
     "top_logprobs": NotApplied((), "send logprobs"),
 }
 NOT_FOR_RESPONSES: dict[str, NotApplied] = {
+    "kv_transfer_params": NotApplied(({},), _TO_CHAT),
     "messages": NotApplied((), "send input"),
     "max_tokens": NotApplied((), "send max_output_tokens"),
     "max_completion_tokens": NotApplied((), "send max_output_tokens"),

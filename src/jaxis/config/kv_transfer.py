@@ -1,0 +1,195 @@
+"""Whether an engine hands blocks to other engines, or takes them from there, in vLLM's words."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jaxis.errors import ConfigError, RequestError
+
+ROLES = ("kv_producer", "kv_consumer", "kv_both")
+MIN_TOKEN_CHARACTERS = 16
+# vLLM's, which change no answer here, whatever their value: blocks wait in the host's memory, and any number of engines
+# may take part.
+_NO_EFFECT = ("kv_buffer_device", "kv_rank", "kv_parallel_size", "enable_permute_local_kv")
+# vLLM's, with what they may be here, and what to do otherwise.
+_ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "kv_connector": (
+        (None, "native"),
+        "blocks go over jaxis's own protocol, between jaxis servers only; leave it out, on both sides",
+    ),
+    "kv_connector_module_path": ((None,), "no code is loaded; leave it out"),
+    "kv_load_failure_policy": (("recompute",), "blocks that do not arrive are computed; leave it out"),
+}
+_EXTRA_KEYS = ("token_file", "lease_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVTransferConfig:
+    """The argument `kv_transfer_config`; names and defaults are those of vLLM, but for the last two.
+
+    Attributes:
+      kv_role: "kv_producer" computes prompts for other engines, "kv_consumer" decodes what others have computed,
+        "kv_both" does either.
+      kv_ip: The address at which a producer hands out blocks, and by which consumers reach it.
+      kv_port: Its port; 0 is any free one.
+      kv_buffer_size: Bytes of the host's memory for blocks on their way, where `kv_offloading_size` gives none.
+      engine_id: The producer's name in its answers; None makes one.
+      token_file: Of `kv_connector_extra_config`: a file with what both sides must know; None: they are one machine.
+      lease_seconds: The same: how long a producer keeps a prompt's blocks for others, from when they last read one.
+    """
+
+    kv_role: str
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_buffer_size: float = 1e9
+    engine_id: str | None = None
+    token_file: str | None = None
+    lease_seconds: float = 60.0
+
+    @property
+    def is_producer(self) -> bool:
+        """Whether others get blocks from here."""
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether blocks are taken from others."""
+        return self.kv_role != "kv_producer"
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> KVTransferConfig | None:
+        """The configuration of these values; None of None.
+
+        Raises:
+          ConfigError: A name or a value that cannot be honoured.
+        """
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"kv_transfer_config={given!r} must be a dict")
+        values = {name: value for name, value in given.items() if name not in _NO_EFFECT}
+        for name, (accepted, instead) in _ONLY.items():
+            if name in values and (value := values.pop(name)) not in accepted:
+                raise ConfigError(f"kv_transfer_config: {name}={value!r} is not supported: {instead}")
+        extra = values.pop("kv_connector_extra_config", None) or {}
+        own = {field.name for field in fields(cls)} - set(_EXTRA_KEYS)
+        for where, names, known in (
+            ("kv_transfer_config", values, (*sorted(own), "kv_connector_extra_config")),
+            ("kv_connector_extra_config", extra, _EXTRA_KEYS),
+        ):
+            if not isinstance(names, Mapping):
+                raise ConfigError(f"kv_transfer_config: {where}={names!r} must be a dict")
+            if unknown := sorted(map(str, set(names) - set(known))):
+                raise ConfigError(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(known)}")
+        values = {name: value for name, value in {**values, **extra}.items() if value is not None}
+        if values.get("kv_role") not in ROLES:
+            raise ConfigError(
+                f"kv_transfer_config: kv_role={values.get('kv_role')!r} must be one of {', '.join(ROLES)}"
+            )
+        config = cls(**values)
+        config._check()
+        return config
+
+    def read_token(self) -> bytes:
+        """What both sides must know; empty without `token_file`.
+
+        Raises:
+          ConfigError: The file cannot be read, or holds too little.
+        """
+        if self.token_file is None:
+            return b""
+        try:
+            token = Path(self.token_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"kv_transfer_config: token_file={self.token_file!r} cannot be read ({error.strerror})"
+            ) from None
+        if len(token) < MIN_TOKEN_CHARACTERS:
+            raise ConfigError(
+                f"kv_transfer_config: token_file={self.token_file!r} holds {len(token)} characters: give at least "
+                f"{MIN_TOKEN_CHARACTERS}, such as those of `openssl rand -hex 32`"
+            )
+        return token
+
+    def _check(self) -> None:
+        for name, kind in (("kv_ip", str), ("engine_id", str), ("token_file", str), ("kv_port", int)):
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise ConfigError(f"kv_transfer_config: {name}={value!r} must be of type {kind.__name__}")
+        if not 0 <= self.kv_port < 1 << 16:
+            raise ConfigError(f"kv_transfer_config: kv_port={self.kv_port} must be a port, from 0 to 65535")
+        for name in ("kv_buffer_size", "lease_seconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"kv_transfer_config: {name}={value!r} must be a number greater than 0")
+        if self.kv_ip in ("", "*", "0.0.0.0", "::"):
+            raise ConfigError(
+                f"kv_transfer_config: kv_ip={self.kv_ip!r} is no address that others could reach: give that of this "
+                "machine's private network"
+            )
+        if self.is_producer and self.token_file is None and not is_loopback(self.kv_ip):
+            raise ConfigError(
+                f"kv_transfer_config: kv_ip={self.kv_ip!r} is open to other machines: give "
+                '"kv_connector_extra_config": {"token_file": FILE} on both sides, a file with the same secret'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVTransferParams:
+    """A request's `kv_transfer_params`, those of vLLM that have a meaning here.
+
+    Attributes:
+      do_remote_decode: Keep the prompt's blocks for another engine, and say where.
+      do_remote_prefill: Another engine has them.
+      remote_engine_id: Its name, which is not looked at.
+      remote_host, remote_port: Where.
+    """
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> KVTransferParams:
+        """The parameters of these values. Others, such as vLLM's ids of blocks, are not needed, and not looked at.
+
+        Raises:
+          RequestError: A value of a wrong type.
+        """
+        values: dict[str, Any] = {}
+        kinds = {"remote_engine_id": str, "remote_host": str, "remote_port": int}
+        for name in (field.name for field in fields(cls)):
+            kind = kinds.get(name, bool)
+            if (value := given.get(name)) is None:
+                continue
+            if type(value) is not kind:
+                raise RequestError(f"kv_transfer_params: {name}={value!r} must be of type {kind.__name__}")
+            values[name] = value
+        params = cls(**values)
+        if params.remote_port is not None and not 0 < params.remote_port < 1 << 16:
+            raise RequestError(f"kv_transfer_params: remote_port={params.remote_port} must be a port, from 1 to 65535")
+        return params
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """Host and port of the engine that has the prompt's blocks; None if there is none."""
+        if not self.do_remote_prefill or not self.remote_host or self.remote_port is None:
+            return None
+        return self.remote_host, self.remote_port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, by what it says; names other than localhost are not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

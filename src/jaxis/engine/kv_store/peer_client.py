@@ -1,0 +1,164 @@
+"""Fetches blocks that another engine has computed."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxis.config.kv_transfer import is_loopback
+from jaxis.engine.kv_store.host_tier import BlockKey
+from jaxis.engine.kv_store.peer_protocol import (
+    DIGEST_BYTES,
+    MAX_ASK_BYTES,
+    OVERHEAD_BYTES,
+    Ask,
+    Block,
+    Challenge,
+    Have,
+    PeerConnection,
+    PeerError,
+    Seal,
+    Want,
+    block_parts,
+    new_nonce,
+    pack_places,
+    unpack_known,
+)
+from jaxis.engine.kv_store.stats import TierStats
+
+CONNECT_SECONDS = 2.0
+# An engine that could not be reached, or did not answer, is not asked again for so long.
+AVOID_SECONDS = 5.0
+MAX_AVOIDED = 256
+_logger = logging.getLogger(__name__)
+
+Place = tuple[int, int]
+"""The group of a block, and the index of its digest."""
+
+
+class PeerClient:
+    """Asks other engines for the blocks of a prompt. Several threads may.
+
+    No error of another engine is an error of a request: what does not arrive is computed, and counted.
+
+    Args:
+      namespace: What the bytes of blocks depend on, besides their tokens.
+      block_bytes: Bytes of a block of each group.
+      token: What both sides know; empty: only engines on this machine are asked.
+      stats: Counts what has arrived as loaded, what the others did not have as missed, and what did not arrive for
+        another reason as failed.
+    """
+
+    def __init__(self, namespace: str, block_bytes: Sequence[int], token: bytes, stats: TierStats) -> None:
+        self._namespace, self._block_bytes, self._token = namespace, tuple(block_bytes), token
+        self._stats = stats
+        self._avoided: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._reasons: set[str] = set()
+        self._lock = threading.Lock()
+
+    def fetch(
+        self,
+        address: tuple[str, int],
+        digests: Sequence[bytes],
+        choose: Callable[[np.ndarray], Sequence[Place]],
+        put: Callable[[BlockKey, np.ndarray], bool],
+        deadline: float,
+    ) -> None:
+        """Fetches blocks of a prompt, as far as they arrive.
+
+        Args:
+          address: The other engine's host and port.
+          digests: Of the prompt's blocks.
+          choose: From which blocks it has, bool [groups, digests], to those to fetch, in order.
+          put: Gets each block, uint8 [N], in memory of its own; False: no more are wanted.
+          deadline: When to give up, as `time.monotonic` seconds.
+        """
+        wanted: list[Place] = []
+        num_arrived = 0
+
+        def take(key: BlockKey, block: np.ndarray) -> bool:
+            nonlocal num_arrived
+            num_arrived += 1
+            with self._lock:
+                self._stats.loaded_blocks += 1
+                self._stats.loaded_bytes += block.nbytes
+            return put(key, block)
+
+        def choose_and_note(known: np.ndarray) -> Sequence[Place]:
+            wanted.extend(choose(known))
+            return wanted
+
+        try:
+            self._check(address)
+            self._fetch(address, digests[: MAX_ASK_BYTES // 2 // DIGEST_BYTES], choose_and_note, take, deadline)
+        except (PeerError, ValueError, OSError) as error:
+            reason = f"{address[0]}:{address[1]}: {error}"
+            with self._lock:
+                self._stats.failed_blocks += max(1, len(wanted) - num_arrived)
+                # Each reason once: a proxy may name an engine that has ended with every request.
+                is_new = reason not in self._reasons and len(self._reasons) < MAX_AVOIDED
+                self._reasons |= {reason} if is_new else set()
+            if is_new:
+                _logger.warning("blocks of another engine did not arrive, and are computed: %s", reason)
+
+    def _check(self, address: tuple[str, int]) -> None:
+        host, _ = address
+        if not self._token and not is_loopback(host):
+            raise PeerError("without token_file in kv_connector_extra_config, only engines on this machine are asked")
+        if self._avoided.get(address, 0.0) > time.monotonic():
+            raise PeerError(f"it did not answer in the last {AVOID_SECONDS:g} seconds")
+
+    def _fetch(
+        self,
+        address: tuple[str, int],
+        digests: Sequence[bytes],
+        choose: Callable[[np.ndarray], Sequence[Place]],
+        put: Callable[[BlockKey, np.ndarray], bool],
+        deadline: float,
+    ) -> None:
+        num_groups = len(self._block_bytes)
+        max_bytes = max(*self._block_bytes, num_groups * len(digests)) + OVERHEAD_BYTES
+        try:
+            connection = socket.create_connection(address, min(CONNECT_SECONDS, deadline - time.monotonic()))
+        except OSError:
+            self._avoid(address)
+            raise
+        with connection:
+            peer = PeerConnection(connection, max_bytes, deadline)
+            try:
+                challenge = peer.receive(Challenge, CONNECT_SECONDS)
+            except PeerError:
+                self._avoid(address)
+                raise
+            nonce, asked = new_nonce(), b"".join(digests)
+            seal = Seal(self._token, challenge.nonce, nonce)
+            checksum = seal.checksum(Ask, self._namespace.encode(), asked)
+            peer.send(Ask(self._namespace, nonce, asked, checksum))
+            have = peer.receive(Have)
+            seal.check(have, have.known)
+            places = choose(unpack_known(have.known, num_groups, len(digests)))
+            if not places:
+                return
+            data = pack_places(places)
+            peer.send(Want(data, seal.checksum(Want, data)))
+            for group, index in places:
+                block = peer.receive(Block)
+                key = (group, digests[index])
+                seal.check(block, *block_parts(key, block.data))
+                if block.data is None or len(block.data) != self._block_bytes[group]:
+                    raise PeerError("a block is gone, or of another size")
+                if not put(key, np.frombuffer(block.data, np.uint8)):
+                    return
+
+    def _avoid(self, address: tuple[str, int]) -> None:
+        with self._lock:
+            self._avoided[address] = time.monotonic() + AVOID_SECONDS
+            self._avoided.move_to_end(address)
+            if len(self._avoided) > MAX_AVOIDED:
+                self._avoided.popitem(last=False)
