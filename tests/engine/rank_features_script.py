@@ -57,7 +57,8 @@ def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str)
         with drafting(llm.engine, drafter, 4) as speculation, rows_of_ranks(llm) as rows:
             assert tokens(run(llm, asked)) == expected, drafter
         assert any(len(set(each)) > 1 for each in rows)
-    assert speculation.counts.num_accepted_tokens > 0
+    if llm.engine.runner.num_state_slots is None:  # recurrent states may be without drafts
+        assert speculation.counts.num_accepted_tokens > 0
 
 
 def check_store(llm: LLM, expected: list[Any]) -> None:
@@ -77,8 +78,17 @@ def check_store(llm: LLM, expected: list[Any]) -> None:
     assert tokens(outputs) == expected[:1] * (2 * len(ranks))
     hits = [rank.block_manager.prefix_cache_hits - old for rank, old in zip(ranks, before, strict=True)]
     assert min(hits) >= 96, hits
-    assert store.stats["host"].loaded_blocks - loaded >= 6 * len(ranks)
+    assert store.stats["host"].loaded_blocks - loaded >= len(ranks)
     assert store.stats["host"].failed_blocks == 0
+
+
+def check_disk(folder: str, expected: list[Any], *sizes: int, **arguments: Any) -> None:
+    """Every rank of an engine finds what those of one before it wrote."""
+    for num_cached in (0, 96):
+        with start(folder, *sizes, **arguments) as llm:
+            outputs = run(llm, [(SHARED, GREEDY)] * (2 * len(llm.engine.scheduler.ranks)))
+            assert tokens(outputs) == expected[:1] * len(outputs)
+            assert min(output.num_cached_tokens or 0 for output in outputs) == num_cached
 
 
 def check_events(llm: LLM, folder: str) -> None:
@@ -133,6 +143,9 @@ def main(folder: str, sizes: str, arguments: str = "{}", kinds: str = "quick") -
                 check_drafts(llm, requests, expected, kinds)
                 check_store(llm, answers["alone"])
                 check_events(llm, sockets)
+            if kinds == "all":
+                offloading = {"kv_offloading_size": 0.05, "kv_offloading_dir": f"{sockets}/blocks"}
+                check_disk(folder, answers["alone"], data, tensor, **given | offloading)
         print(size, "is as one device", flush=True)
 
 

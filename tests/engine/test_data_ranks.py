@@ -9,8 +9,9 @@ from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from tests.support.quick_rows import quick_rows
 from tests.support.simulated_devices import run_on_devices
+from tests.support.tiny_checkpoints import DELTA_NET_SIZES, LATENT_SIZES, write_checkpoint
 
-
+SIZES = {"deepseek_v3": LATENT_SIZES, "qwen3_5_text": DELTA_NET_SIZES}
 # A family, sizes, kinds of requests, other arguments.
 FEATURE_ROWS = [
     "qwen3|2x1,2x2,4x1|all|{}",
@@ -19,6 +20,7 @@ FEATURE_ROWS = [
     'gpt_oss|2x1,2x2|quick|{"enable_expert_parallel": true}',
     'mistral|2x1|quick|{"hf_overrides": {"sliding_window": 20}}',
     'qwen3|2x1|quick|{"kv_cache_dtype": "int8"}',
+    "qwen3_5_text|2x1,2x2|quick|{}",
 ]
 
 
@@ -29,6 +31,12 @@ def compare(folder, sizes, arguments="{}", kinds="all", script="ranks_script"):
     assert run_on_devices(*command, xla_flags=flags).count("is as one device") == len(sizes.split(","))
 
 
+@pytest.fixture
+def sized(tmp_path):
+    """Family name -> folder of its tiny checkpoint, of the sizes that it needs."""
+    return lambda family: write_checkpoint(tmp_path / family, family, **SIZES.get(family, {}))
+
+
 @pytest.mark.multi_device
 def test_two_ranks_share_experts_and_a_store_draft_and_tell_what_they_hold(checkpoint):
     compare(checkpoint("qwen3_moe"), "2x1", '{"enable_expert_parallel": true}', "quick", "rank_features_script")
@@ -37,9 +45,9 @@ def test_two_ranks_share_experts_and_a_store_draft_and_tell_what_they_hold(check
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize("row", FEATURE_ROWS)
-def test_ranks_of_every_size_share_a_store_draft_and_tell_what_they_hold(checkpoint, row):
+def test_ranks_of_every_size_share_a_store_draft_and_tell_what_they_hold(sized, row):
     family, sizes, kinds, arguments = row.split("|")
-    compare(checkpoint(family), sizes, arguments, kinds, "rank_features_script")
+    compare(sized(family), sizes, arguments, kinds, "rank_features_script")
 
 
 @pytest.mark.slow
@@ -52,8 +60,8 @@ def test_ranks_of_every_size_in_every_situation(checkpoint, size):
 @pytest.mark.slow
 @pytest.mark.multi_device
 @pytest.mark.parametrize(("family", "kinds"), [("qwen3_moe", "all"), ("deepseek_v3", "quick"), ("gpt_oss", "quick")])
-def test_ranks_of_every_size_share_experts(checkpoint, family, kinds):
-    compare(checkpoint(family), "2x1,2x2,4x1", '{"enable_expert_parallel": true}', kinds)
+def test_ranks_of_every_size_share_experts(sized, family, kinds):
+    compare(sized(family), "2x1,2x2,4x1", '{"enable_expert_parallel": true}', kinds)
 
 
 @pytest.mark.slow
@@ -64,8 +72,8 @@ def test_ranks_of_layers_with_a_window(checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.multi_device
-def test_ranks_of_recurrent_states(checkpoint):
-    compare(checkpoint("qwen3_5_text"), "2x1,2x2", kinds="quick")
+def test_ranks_of_recurrent_states(sized):
+    compare(sized("qwen3_5_text"), "2x1,2x2", kinds="quick")
 
 
 def test_ranks_that_would_share_nothing_are_refused(checkpoint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import groupby
 
 from jaxis.engine.scheduling.data_ranks import DataRanksOutput, DataRanksScheduler
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -15,6 +16,7 @@ class SimulatedRanks:
 
     def __init__(self, num_ranks: int, *, run_ahead: int = 1, **sizes: object) -> None:
         self.engines = [SimulatedEngine(run_ahead=run_ahead, **sizes) for _ in range(num_ranks)]
+        self.store = self.engines[0].store  # which all of them share
         self.scheduler = DataRanksScheduler(engine.scheduler for engine in self.engines)
         self.run_ahead = run_ahead
         self.in_flight: deque[DataRanksOutput] = deque()
@@ -54,7 +56,8 @@ class SimulatedRanks:
         return sequences
 
     def schedule(self) -> DataRanksOutput | None:
-        output = self.scheduler.schedule()
+        drafts = {seq_id: tokens for engine in self.engines for seq_id, tokens in engine._drafts().items()}
+        output = self.scheduler.schedule(drafts)
         self._note_assigned()
         if output is None:
             assert self.in_flight or not self.unfinished, "nothing runs and nothing ever will"
@@ -64,11 +67,16 @@ class SimulatedRanks:
             for engine, part in zip(self.engines, output.ranks, strict=True):
                 if part.scheduled:
                     engine._dispatch(part)
+                else:
+                    engine._move_blocks(part)
         self.check()
         return output
 
     def update(self) -> None:
         output = self.in_flight.popleft()
+        for engine in self.engines:
+            if engine.store is not None:
+                engine.store.commit()
         sampled = [
             tokens
             for engine, part in zip(self.engines, output.ranks, strict=True)
@@ -78,7 +86,8 @@ class SimulatedRanks:
         tokens = [entry.accepted(own) for entry, own in zip(output.scheduled, sampled, strict=True)]
         sampling = [entry.sequence for entry in output.scheduled if entry.samples]
         expected = [sequence for sequence in sampling if not sequence.status.finished]
-        assert [sequence for sequence, *_ in self.scheduler.update(output, tokens)] == expected
+        updated = groupby(self.scheduler.update(output, tokens), key=lambda update: update[0])
+        assert [sequence for sequence, _ in updated] == expected
         for engine in self.engines:
             engine.unfinished = [sequence for sequence in engine.unfinished if not sequence.status.finished]
         self.check()

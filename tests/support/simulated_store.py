@@ -13,20 +13,20 @@ from jaxis.engine.scheduling.block_moves import SavedBlock
 class SimulatedStore:
     """A `BlockStore`; what it holds is whatever the simulated device holds in a block."""
 
-    def __init__(self, num_blocks: int, *, saves_registered: bool = False, seed: int = 0) -> None:
+    def __init__(self, num_blocks: int, *, saves_registered: bool = False, seed: int = 0, loss: float = 0.02) -> None:
         self.num_blocks = num_blocks
         self.saves_registered = saves_registered
         self.blocks: OrderedDict[tuple[int, bytes], Any] = OrderedDict()
         self.num_loaded = 0
         self._on_their_way: deque[dict[tuple[int, bytes], Any]] = deque()
-        self._random = random.Random(seed)
+        self._random, self._loss = random.Random(seed), loss
 
     def has(self, group: int, digest: bytes) -> bool:
         return (group, digest) in self.blocks
 
     def find(self, group: int, digest: bytes) -> Any | None:
         # Another thread's block may need its place, before or after.
-        before, after = (self._random.random() < 0.02 for _ in range(2))
+        before, after = (self._random.random() < self._loss for _ in range(2))
         if before:
             self.blocks.pop((group, digest), None)
         content = self.blocks.get((group, digest))

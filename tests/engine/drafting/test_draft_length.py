@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from jaxis.config.speculative import SpeculativeConfig
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
+from jaxis.engine.drafting.make import make_speculation
 
 SIZES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
 
@@ -100,3 +103,26 @@ def test_sizes_that_were_never_measured_are_tried_beside_many_others_too() -> No
     chosen.record(64, 0.2)
     chosen.record(64, 1.0)
     assert sum(chosen.choose([place(15, (1, 1)) for _ in range(16)], 16)) < 48, "measured, it does not pay"
+
+
+def test_data_ranks_share_the_drafts_of_a_step() -> None:
+    rows_of_a_rank: list[int] = []
+
+    def can_draft(num_tokens: int) -> bool:
+        rows_of_a_rank.append(num_tokens)
+        return True
+
+    runner = SimpleNamespace(
+        num_ranks=4,
+        step_shape=lambda num_tokens: SimpleNamespace(num_tokens=padded(num_tokens)),
+        can_draft=can_draft,
+        vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=8)),
+    )
+    speculation = make_speculation(SpeculativeConfig("ngram"), runner, lambda *_: False)
+    assert speculation is not None
+    # Two sequences on each rank, whose steps take as long with 8 rows as with 2.
+    for _ in range(3):
+        for size in (2, 4, 8):
+            speculation.lengths.record(4 * size, 1.0)
+    assert speculation.lengths.choose([DraftPlace(5) for _ in range(8)], 8) == [3] * 8
+    assert max(rows_of_a_rank) == 8

@@ -1,6 +1,7 @@
 """Readers of vLLM's KV events get them from an engine: live, and again where they missed some."""
 
 import contextlib
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import zmq
 from jaxis import LLM, SamplingParams
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.kv_events import KVEventsConfig
-from jaxis.engine.kv_events.publisher import EventPublisher
+from jaxis.engine.kv_events.publisher import EventPublisher, open_publishers
 from jaxis.engine.scheduling.cache_events import BlocksCleared, BlocksRemoved, BlocksStored
 from jaxis.errors import ConfigError
 
@@ -149,6 +150,56 @@ def test_an_address_in_use_is_one_clear_error(publisher):
             EventPublisher(again, (FULL_CONTEXT,), 16)
     finally:
         first.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "of_third"),
+    [
+        ("tcp://*:5557", "tcp://*:5559"),
+        ("tcp://[::]:5557", "tcp://[::]:5559"),
+        ("tcp://picker:5557", "tcp://picker:5559"),
+        ("tcp://*:*", "tcp://*:*"),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+        ("ipc:///run/events", "ipc:///run/events_dp2"),
+        ("inproc://events", "inproc://events_dp2"),
+    ],
+)
+def test_each_data_rank_has_the_address_that_vllm_gives_it(endpoint, of_third):
+    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint, replay_endpoint=endpoint, topic="t")
+    assert config.of_rank(0) == config
+    assert config.of_rank(2) == replace(config, endpoint=of_third, replay_endpoint=of_third)
+    assert replace(config, replay_endpoint=None).of_rank(2).replay_endpoint is None
+
+
+def test_publishers_of_data_ranks_say_whose_events_they_are(tmp_path):
+    config = KVEventsConfig(
+        enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/e", replay_endpoint=f"ipc://{tmp_path}/r"
+    )
+    publishers = open_publishers(config, (FULL_CONTEXT,), 16, 3)
+    try:
+        for rank, publisher in enumerate(publishers):
+            publisher.publish([BlocksCleared()] * (rank + 1))
+        for rank, suffix in enumerate(["", "_dp1", "_dp2"]):
+            with reading(f"ipc://{tmp_path}/e{suffix}", f"ipc://{tmp_path}/r{suffix}") as (_, replays):
+                [(number, (_, events, of_rank))] = replay(replays, 0)
+            assert (number, len(events), of_rank) == (0, rank + 1, rank)
+    finally:
+        for publisher in publishers:
+            publisher.close()
+
+
+def test_a_rank_whose_address_is_in_use_leaves_none_open(tmp_path):
+    config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/e")
+    tcp = replace(config, endpoint="tcp://127.0.0.1:*")
+    other = EventPublisher(tcp, (FULL_CONTEXT,), 16)
+    host, _, port = other.endpoint.rpartition(":")
+    first = f"{host}:{int(port) - 1}"
+    try:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=f"{other.endpoint} cannot be bound: Address already"):
+                open_publishers(replace(config, replay_endpoint=first), (FULL_CONTEXT,), 16, 2)
+    finally:
+        other.close()
 
 
 def test_events_need_a_prefix_cache():

@@ -11,6 +11,7 @@ from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.errors import RequestError
 from tests.support.simulated_engine import VOCABULARY_SIZE
 from tests.support.simulated_ranks import SimulatedRanks
+from tests.support.simulated_store import SimulatedStore
 
 SHARED_PREFIXES = [[5] * 24, [7, 8] * 12, list(range(1, 13)) * 2]
 BLOCKS = st.sampled_from([12, 16, {FULL_CONTEXT: 12, AttentionSpan(7): 12}])
@@ -27,14 +28,21 @@ class RanksMachine(RuleBasedStateMachine):
         enable_prefix_caching=st.booleans(),
         num_state_slots=st.one_of(st.none(), st.integers(2, 8)),
         run_ahead=st.integers(0, 2),
+        store=st.one_of(st.none(), st.builds(SimulatedStore, st.integers(1, 40), saves_registered=st.booleans())),
+        max_drafts=st.sampled_from([0, 0, 3]),
     )
-    def start(self, num_ranks: int, max_num_seqs: int, spare_budget: int, **arguments: object) -> None:
+    def start(
+        self, num_ranks: int, max_num_seqs: int, spare_budget: int, store: SimulatedStore | None, **arguments: object
+    ) -> None:
+        if not arguments["enable_prefix_caching"]:
+            store = None
         self.ranks = SimulatedRanks(
             num_ranks,
             block_size=4,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + spare_budget,
             max_model_len=40,
+            store=store,
             **arguments,
         )
 
@@ -145,6 +153,46 @@ def test_a_short_prefix_that_all_share_does_not_keep_them_on_one_rank():
     run_to_end(ranks, prompt(1, 8))
     chosen = ranks_of(ranks, [[*prompt(1, 8), i] for i in range(8)])
     assert [chosen.count(rank) for rank in range(4)] == [2] * 4
+    ranks.drain()
+
+
+def test_what_one_rank_saved_another_one_loads():
+    store = SimulatedStore(100, loss=0)
+    ranks = SimulatedRanks(2, num_blocks=24, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=60, store=store)
+    first = run_to_end(ranks, prompt(1))
+    for i in range(2, 8):  # in whose places the blocks were
+        run_to_end(ranks, prompt(i))
+    held, digests = ranks.scheduler.block_manager.ranks, next(sequence.block_digests for sequence in ranks.rank_of)
+    assert all(rank.pools[0].find(digests[0]) is None for rank in held)
+    chosen = ranks_of(ranks, [[*prompt(1), 9, i] for i in range(4)])
+    ranks.drain()
+    assert sorted(chosen) == [0, 0, 1, 1]
+    assert held[1 - first].prefix_cache_hits >= 40
+
+
+def test_a_prompt_goes_to_the_rank_that_need_not_load_its_prefix():
+    ranks = SimulatedRanks(
+        2, num_blocks=64, max_num_batched_tokens=64, store=SimulatedStore(100, saves_registered=True, loss=0)
+    )
+    assert ranks_of(ranks, [prompt(2), prompt(1)]) == [0, 1]
+    ranks.drain()
+    [digest, *_] = next(sequence.block_digests for sequence in ranks.rank_of if ranks.rank_of[sequence] == 1)
+    run_to_end(ranks, prompt(3))  # what was computed last is saved with the next step
+    assert ranks.store.has(0, digest)
+    assert run_to_end(ranks, [*prompt(1), 9]) == 1
+    assert ranks.store.num_loaded == 0
+
+
+def test_a_rank_with_nothing_to_compute_saves_beside_others():
+    store = SimulatedStore(100, saves_registered=True, loss=0)
+    ranks = SimulatedRanks(2, num_blocks=64, max_num_seqs=1, max_num_batched_tokens=64, store=store)
+    busy, short = (ranks.add(prompt(i, 4), max_tokens=count)[0] for i, count in enumerate([30, 5]))
+    while ranks.unfinished != [busy]:
+        ranks.step()
+    for _ in range(3):
+        ranks.step()
+    assert ranks.unfinished == [busy]
+    assert store.has(0, short.block_digests[1])
     ranks.drain()
 
 

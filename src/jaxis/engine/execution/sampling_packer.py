@@ -25,7 +25,7 @@ class SamplingPacker:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        # The kind used last is the last one, and of each the vector to be written next the first.
+        # The kind used last is the last one, as is the vector written last of each.
         self._vectors: dict[tuple[int, int, SamplerFeatures], list[_Vector]] = {}
 
     def pack(self, batches: Sequence[SamplingBatch], num_rows: int, features: SamplerFeatures) -> np.ndarray:
@@ -40,14 +40,13 @@ class SamplingPacker:
           The inverse of `SamplingArrays.unpack`, rank by rank; to be read until the step after the next is packed.
         """
         kind = len(batches), num_rows, features
-        vectors = self._vectors.pop(kind, None)
-        if vectors is None:
-            while len(self._vectors) >= MAX_KINDS:
-                del self._vectors[next(iter(self._vectors))]
-            vectors = [_Vector(*kind, self._vocab_size) for _ in range(VECTORS_OF_A_KIND)]
-        self._vectors[kind] = [*vectors[1:], vectors[0]]
-        vectors[0].write(batches)
-        return vectors[0].packed
+        vectors = self._vectors.pop(kind, [])
+        vector = vectors.pop(0) if len(vectors) == VECTORS_OF_A_KIND else _Vector(*kind, self._vocab_size)
+        self._vectors[kind] = [*vectors, vector]
+        if len(self._vectors) > MAX_KINDS:
+            del self._vectors[next(iter(self._vectors))]
+        vector.write(batches)
+        return vector.packed
 
 
 class _Vector:

@@ -82,6 +82,19 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
+class RankStats:
+    """A data rank after the engine's last step.
+
+    Attributes:
+      num_requests_running: Sequences in its running batch.
+      kv_cache_usage: Share of its KV cache's blocks in use, 0 to 1.
+    """
+
+    num_requests_running: int
+    kv_cache_usage: float
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """The engine after its last step; the queries, hits and preemptions count from its start.
 
@@ -95,6 +108,7 @@ class EngineStats:
       kv_tiers: What each tier of KV blocks beyond the devices has done, by its name.
       process_memory_bytes: Resident memory of the engine's process; 0 where the engine has no process of its own.
       drafts: What became of drafts; None if none are made.
+      ranks: Each data rank's own; empty where there is one.
     """
 
     num_requests_running: int = 0
@@ -106,6 +120,7 @@ class EngineStats:
     kv_tiers: dict[str, TierStats] = field(default_factory=dict)
     process_memory_bytes: int = 0
     drafts: DraftCounts | None = None
+    ranks: tuple[RankStats, ...] = ()
 
 
 @dataclass(frozen=True)

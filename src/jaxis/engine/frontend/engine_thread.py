@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxis.engine.delta_tracker import DeltaTracker
-from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, Submission, TokenDelta
+from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, RankStats, Submission, TokenDelta
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.daemon_thread import run_in_daemon
 
@@ -232,6 +232,7 @@ class EngineThread:
 
     def _update_stats(self) -> None:
         scheduler = self._engine.scheduler
+        ranks = scheduler.ranks
         self.stats = EngineStats(
             num_requests_running=scheduler.num_running,
             num_requests_waiting=scheduler.num_waiting,
@@ -241,6 +242,7 @@ class EngineThread:
             num_preemptions=self._engine.num_preemptions,
             kv_tiers=self._engine.kv_tiers,
             drafts=None if self._engine.speculation is None else copy.deepcopy(self._engine.speculation.counts),
+            ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
         )
 
     def _post(self, new: EngineOutputs) -> None:

@@ -22,7 +22,7 @@ class SentVectors:
 
         Args:
           number: Of the program that is called with it.
-          vector: int32 [N]; it is kept, and must not be written to from now on.
+          vector: int32 [N]; it is kept, and must not be written to before the next one of the program was encoded.
         """
         last = self._last.get(number)
         self._last[number] = vector

@@ -279,10 +279,24 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
             counter.add_metric([self._model_name], getattr(stats, name))
             yield counter
+        yield from self._data_ranks(stats)
         yield from self._kv_tiers(stats)
         if stats.drafts is not None:
             yield from self._draft_counters(stats.drafts)
         yield self._cache_config()
+
+    def _data_ranks(self, stats: EngineStats) -> Iterator[Metric]:
+        """Of each data rank, where there are several; those above are of all together."""
+        if not stats.ranks:
+            return
+        for name, text, values in (
+            ("num_requests_running", self._GAUGES[0][1], [rank.num_requests_running for rank in stats.ranks]),
+            ("kv_cache_usage_perc", "KV cache in use, 0 to 1.", [rank.kv_cache_usage for rank in stats.ranks]),
+        ):
+            gauge = GaugeMetricFamily(f"{self._prefix}:data_rank_{name}", text, labels=["model_name", "rank"])
+            for rank, value in enumerate(values):
+                gauge.add_metric([self._model_name, str(rank)], value)
+            yield gauge
 
     def _kv_tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """Of blocks beyond the devices, by tier; none where nothing is offloaded."""
