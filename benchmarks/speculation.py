@@ -7,7 +7,8 @@
 A model with random weights copies nothing. Its own greedy answer stands for the text to be copied: it is given as the
 `prediction`, with one token in `--edit-every` replaced, so guesses come true as often as in edits of a file. Text
 without matches is drawn at temperature 1. Each line has the medians of tokens a second, their ratio, the share of
-drafts that were right, and by place; answers with and without are compared.
+drafts that were right, and by place; answers with and without are compared. A line below has the times of steps by
+their number of rows, from which the engine chooses how many drafts there are.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def compare(llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams
         f"{share:.0%} of {counts.num_draft_tokens} drafts right, by place {' '.join(places)}; {same}",
         flush=True,
     )
+    times = ", ".join(f"{rows}: {1000 * seconds:.1f}" for rows, seconds in speculation.lengths.step_seconds.items())
+    print(f"  milliseconds of a step, by rows: {times}", flush=True)
 
 
 def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[list[Any], float]:
@@ -136,19 +139,23 @@ def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[
 
 
 def measure_lookup() -> None:
-    """Prints the host time of a guess with 32k tokens of context: random, of few distinct tokens, and repeating."""
+    """Prints the host time of a guess with 32k tokens of context, by kind of text."""
     rng = np.random.default_rng(0)
-    for name, tokens in (
-        ("random", rng.integers(0, 150_000, 32_768)),
-        ("100 distinct tokens", rng.integers(0, 100, 32_768)),
-        ("repeating", np.tile(rng.integers(0, 150_000, 1024), 32)),
+    random = rng.integers(0, 150_000, 33_268)
+    few = rng.integers(0, 100, 32_768)
+    repeating = np.tile(random[:1024], 32)
+    for name, tokens, output in (
+        ("no match", random[:-500], random[-500:]),
+        ("a copy", random[:-500], random[:500]),
+        ("100 distinct tokens", few, few[:500]),
+        ("repeating", repeating, repeating[:500]),
     ):
         prompt = tokens.tolist()
         sequence = Sequence(SequenceId(name), prompt, SamplingParams(), frozenset(), len(prompt) + 1000, arrival=0)
         drafter = LookupDrafter(3, 16)
         drafter.propose([DraftRequest(sequence, 15)])
         seconds = []
-        for token in tokens[:500].tolist():
+        for token in output.tolist():
             sequence.output_token_ids.append(token)
             start = time.perf_counter()
             drafter.propose([DraftRequest(sequence, 15)])

@@ -40,6 +40,8 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
         "grouped": (grouped, None),
         "latent": (latent, None),
         "windows": (write_prediction_checkpoint(new("windows"), family("Mellum 2", head_dim=32))[0], None),
+        # Of recurrent layers, and one of attention that predicts.
+        "recurrent": (write_prediction_checkpoint(new("recurrent"), family("Qwen3.5"))[0], None),
         "eagle3": (target, write_head(new("head"), "SpecForge", layers=(1, 2, 5))),
         "draft_model": (target, write_target(new("smaller"), num_layers=1, seed=1)),
     }
@@ -69,11 +71,19 @@ def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) 
 
 
 def run(
-    runner: Runner, prompts: list[list[int]], num_tokens: int
+    runner: Runner, prompts: list[list[int]], num_tokens: int, expected: list[list[int]] | None = None
 ) -> tuple[list[list[int]], list[dict[int, list[int]]]]:
-    """Decodes greedily; for each sequence, its tokens and {length: drafts behind so many tokens}."""
+    """Decodes greedily; for each sequence, its tokens and {length: drafts behind so many tokens}.
+
+    Args:
+      runner: The model's.
+      prompts: Of the sequences.
+      num_tokens: To generate.
+      expected: The tokens that come out; steps then compute these as drafts, with one that is wrong now and then.
+    """
     limits = runner.vllm_config.scheduler_config
-    blocks = BlockManager(runner.num_blocks, runner.vllm_config.cache_config.block_size, True, None)
+    block_size = runner.vllm_config.cache_config.block_size
+    blocks = BlockManager(runner.num_blocks, block_size, True, runner.num_state_slots)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=limits.max_num_seqs,
@@ -99,12 +109,23 @@ def run(
         for each in sequences
     }
     drafts = [{} for _ in sequences]
-    while (output := scheduler.schedule()) is not None:
-        step = runner.dispatch(output, sampling)
-        for _ in scheduler.update(output, step.token_ids()):
+    guesses = {}
+    while (output := scheduler.schedule(guesses)) is not None:
+        sampled = runner.dispatch(output, sampling).token_ids()
+        accepted = [entry.accepted(token_ids) for entry, token_ids in zip(output.scheduled, sampled, strict=True)]
+        for _ in scheduler.update(output, accepted):
             pass
         known = [i for i, each in enumerate(sequences) if each.output_token_ids and not each.status.finished]
         proposed = drafter.propose([DraftRequest(sequences[i], NUM_DRAFTS) for i in known])
-        for i, guesses in zip(known, proposed, strict=True):
-            drafts[i][sequences[i].num_tokens] = list(guesses)
+        for i, proposed_ids in zip(known, proposed, strict=True):
+            drafts[i][sequences[i].num_tokens] = list(proposed_ids)
+        if expected is not None:
+            guesses = {sequences[i].seq_id: _one_wrong(expected[i], sequences[i].num_tokens) for i in known}
     return [[*each.prompt_token_ids, *each.output_token_ids] for each in sequences], drafts
+
+
+def _one_wrong(tokens: list[int], length: int) -> list[int]:
+    """What follows so many tokens, the first, the second or so wrong, or none of it."""
+    guesses = tokens[length : length + NUM_DRAFTS]
+    place = length % (NUM_DRAFTS + 1)
+    return [token + (i == place) for i, token in enumerate(guesses)]

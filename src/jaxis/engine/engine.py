@@ -214,6 +214,8 @@ class LLMEngine:
             self._completions[completion.sequence.seq_id] = completion
             self._sampling[completion.sequence.seq_id] = completion.sampling
         self._requests[request_id] = request
+        if self.speculation is not None and params.prediction:
+            self.speculation.prepare(self.scheduler.num_running + 1)
         return request
 
     def fetches_blocks(self, params: SamplingParams) -> bool:

@@ -16,6 +16,7 @@ from flax import nnx
 from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.gates import gated, softplus
+from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
 from jaxis.layers.leaves import linear, rms_norm
@@ -66,7 +67,8 @@ class DecayGate:
     def __call__(self, logits: jax.Array, log_rates: jax.Array, bias: jax.Array) -> jax.Array:
         """logits [T, N], log_rates [Hv], bias [N], with N = Hv, or Hv dk by channel -> float32 [T, N]."""
         logits = logits.astype(jnp.float32)
-        rates = jnp.repeat(jnp.exp(log_rates), bias.size // log_rates.size)
+        # Otherwise XLA takes the exponentials within the product, in vectors or one by one as the number of tokens is.
+        rates = jnp.repeat(materialize(jnp.exp(log_rates)), bias.size // log_rates.size)
         if self.lower_bound is None:
             return -rates * softplus(logits, bias)
         return gated(jnp.full_like(logits, self.lower_bound), rates * (logits + bias), "sigmoid")

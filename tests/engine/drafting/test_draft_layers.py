@@ -15,8 +15,8 @@ from tests.support.draft_runs import MAX_MODEL_LEN, NUM_DRAFTS, make_runner, run
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import WholeDrafts
 
-QUICK = (("grouped", 7), ("eagle3", 7), ("draft_model", 7))
-KINDS = ("grouped", "latent", "windows", "eagle3", "draft_model")
+QUICK = (("grouped", 7), ("recurrent", 7), ("eagle3", 7), ("draft_model", 7))
+KINDS = ("grouped", "latent", "windows", "recurrent", "eagle3", "draft_model")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,23 @@ def test_drafts_are_those_of_whole_sequences_however_prompts_are_split(folders, 
     drafts_of = WholeDrafts(runner.model)
     for tokens, by_length in zip(sequences, drafts, strict=True):
         assert len(by_length) == 3
+        for length, guesses in by_length.items():
+            assert guesses == drafts_of(tokens[:length], NUM_DRAFTS)[0]
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["recurrent", *[pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "recurrent"]]
+)
+def test_drafts_are_those_of_whole_sequences_after_wrong_ones(folders, kind):
+    runner = make_runner(folders[kind], max_num_batched_tokens=16)
+    prompts = [prompt(20), prompt(33), prompt(5)]
+    plain, _ = run(runner, prompts, num_tokens=16)
+    sequences, drafts = run(runner, prompts, num_tokens=16, expected=plain)
+    assert sequences == plain
+    assert all(len(by_length) < 14 for by_length in drafts)  # steps gave several tokens
+    drafts_of = WholeDrafts(runner.model)
+    for tokens, by_length in zip(sequences, drafts, strict=True):
         for length, guesses in by_length.items():
             assert guesses == drafts_of(tokens[:length], NUM_DRAFTS)[0]
     runner.close()

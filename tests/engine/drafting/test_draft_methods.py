@@ -13,7 +13,6 @@ from jaxis.errors import ConfigError
 from tests.support import tiny_checkpoints
 from tests.support.draft_runs import write_folders
 from tests.support.parity import prompt
-from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
 
 SMALL = {"max_model_len": 128, "kv_cache_memory": "8MiB", "max_num_seqs": 4, "show_progress": False}
 
@@ -95,10 +94,10 @@ def test_a_model_without_such_a_layer_is_refused(folders):
         LLM(folders["eagle3"][0], speculative_config={"method": "mtp"}, **SMALL)
 
 
-def test_models_with_recurrent_states_are_refused(tmp_path):
-    folder = write_prediction_checkpoint(tmp_path, family("Qwen3.5"))[0]
-    with pytest.raises(ConfigError, match="wrong drafts cannot be taken back from the states of recurrent layers"):
-        LLM(folder, speculative_config={"method": "mtp"}, **SMALL)
+def test_a_draft_model_with_recurrent_layers_is_refused(folders):
+    recurrent, _ = folders["recurrent"]
+    with pytest.raises(ConfigError, match="what is to draft has recurrent layers"):
+        LLM(recurrent, speculative_config={"method": "draft_model", "model": str(recurrent)}, **SMALL)
 
 
 def test_a_draft_model_that_is_no_head_is_refused_as_one(folders):

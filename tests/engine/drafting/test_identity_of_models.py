@@ -13,7 +13,6 @@ from jaxis.kernels import native
 
 pytestmark = [
     pytest.mark.production_xla,
-    pytest.mark.slow,  # test_identity.py has one model's
     pytest.mark.skipif(not native.usable(), reason="needs the native kernels"),
 ]
 
@@ -134,11 +133,17 @@ WIDTHS = {
 }
 
 
+def test_of_recurrent_states() -> None:
+    check(["Bamba"], {})
+
+
+@pytest.mark.slow  # test_identity.py has one model's
 @pytest.mark.parametrize("width", WIDTHS)
 def test_at_every_width(width: str) -> None:
     check(["Qwen3"], {**WIDTHS[width]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["float32", "int8"])
 def test_every_family(width: str) -> None:
     from tests.support import parity

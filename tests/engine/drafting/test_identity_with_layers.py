@@ -44,7 +44,10 @@ def answers(engine):
 
 @pytest.mark.parametrize(
     "kind",
-    ["grouped", *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "draft_model")]],
+    [
+        *("grouped", "recurrent"),
+        *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "draft_model")],
+    ],
 )
 def test_drafts_of_layers_change_no_answer(folders, kind):
     runner = make_runner(folders[kind], max_num_batched_tokens=16)

@@ -9,7 +9,7 @@ from jaxis.engine.scheduling import state_slots
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.sequence import NO_SLOT
 from jaxis.errors import ConfigError
-from tests.support.simulated_engine import SimulatedEngine
+from tests.support.simulated_engine import VOCABULARY_SIZE, SimulatedEngine, sample
 
 BLOCK = 4
 
@@ -101,3 +101,42 @@ def test_a_reset_cache_keeps_no_state() -> None:
 def test_one_slot_is_too_few() -> None:
     with pytest.raises(ConfigError, match="recurrent states need at least 2 slots, not 1"):
         BlockManager({FULL_CONTEXT: 4}, BLOCK, num_state_slots=1)
+
+
+def decodes_with_drafts(num_right: int, num_drafts: int, **arguments: object) -> list[tuple[int, int, int]]:
+    """(start, known tokens, drafts) of the decodes of a sequence, when so many of its drafts are right each time."""
+    engine = make_engine(**{"max_num_batched_tokens": 64, "block_size": 64, "max_drafts": num_drafts} | arguments)
+    sequence = engine.add([1, 2, 3, 4, 5], max_tokens=30)
+
+    def drafts() -> dict[object, list[int]]:
+        tokens = list(engine.histories[sequence])
+        for place in range(num_drafts):
+            tokens.append((sample(tokens) + (place >= num_right)) % VOCABULARY_SIZE)
+        return {sequence.seq_id: tokens[-num_drafts:]}
+
+    engine._drafts = drafts
+    steps = []
+    while engine.unfinished:
+        [entry] = engine.step().scheduled
+        steps.append((entry.start, entry.num_tokens - entry.num_drafts, entry.num_drafts))
+    engine.drain()
+    return steps[1:]
+
+
+def test_where_all_drafts_are_right_or_none_is_no_token_is_computed_again() -> None:
+    assert decodes_with_drafts(4, 4)[:3] == [(5, 1, 4), (10, 1, 4), (15, 1, 4)]
+    assert decodes_with_drafts(0, 4)[:3] == [(5, 1, 4), (6, 1, 4), (7, 1, 4)]
+
+
+def test_right_drafts_before_a_wrong_one_are_computed_again_with_the_next_ones() -> None:
+    assert decodes_with_drafts(2, 4)[:4] == [(5, 1, 4), (6, 3, 4), (9, 3, 4), (12, 3, 4)]
+
+
+def test_with_wrong_drafts_at_the_end_of_a_block_few_tokens_are_computed_again() -> None:
+    steps = decodes_with_drafts(0, 4, block_size=8)
+    assert max(known for _, known, _ in steps) == 2
+
+
+def test_without_two_slots_to_spare_nothing_is_drafted() -> None:
+    assert decodes_with_drafts(2, 4, num_state_slots=3)[:2] == [(5, 1, 4), (6, 3, 4)]
+    assert decodes_with_drafts(2, 4, num_state_slots=2)[:2] == [(5, 1, 0), (6, 1, 0)]

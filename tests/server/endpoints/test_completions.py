@@ -5,7 +5,9 @@ import dataclasses
 import openai
 import pytest
 
+from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.prompts import tokenize_prompt
+from tests.support.drafters import drafting
 
 MODEL = "jaxis-tiny"
 PROMPT = "The capital of France is"
@@ -77,6 +79,19 @@ def test_answer_is_the_engines(expect, client, name, more, stream):
         assert [pieces[index] for index in sorted(pieces)] == expected_texts(expect[name])
     else:
         assert texts(answer) == expected_texts(expect[name])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_changes_nothing_but_the_count_of_guesses(expect, built_engine, client, stream):
+    eight = expect["eight"].outputs[0].text
+    more = {"ignore_eos": True, "prediction": {"type": "content", "content": eight}}
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    with drafting(built_engine.engine, LookupDrafter(3, 16), 5):
+        answer = ask(client, max_tokens=8, extra_body=more, **options)
+        chunks = list(answer) if stream else [answer]
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == eight
+    assert chunks[-1].usage.completion_tokens == 8
+    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_parameters_change_the_answer(expect):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 # Of a sequence's earlier steps, each weighs so much of the one after it: texts change.
 DECAY = 0.8
@@ -72,6 +72,11 @@ class DraftLengths:
         self._num_steps = 0
         self._newest_step: dict[int, int] = {}
 
+    @property
+    def step_seconds(self) -> dict[int, float]:
+        """Median times of the steps that were measured, by their padded number of rows."""
+        return {size: statistics.median(times) for size, times in sorted(self._seconds.items()) if times}
+
     def record(self, num_tokens: int, seconds: float) -> None:
         """Takes in the time of a step without prefills."""
         padded = self._padded(num_tokens)
@@ -110,7 +115,8 @@ class DraftLengths:
             # Up to the next padded size, another draft costs nothing.
             num_tokens = self._padded(num_tokens + 1)
             counts.append(min(num_tokens - num_running, len(gains)))
-        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count))
+        measured = self.step_seconds
+        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count, measured))
         lengths = [0] * len(places)
         for count in counts:
             if count == 0:
@@ -121,12 +127,10 @@ class DraftLengths:
                 return lengths
         return None
 
-    def _estimate(self, num_tokens: int) -> float:
+    def _estimate(self, num_tokens: int, measured: Mapping[int, float]) -> float:
         """The seconds of a step; of sizes not measured, by the one before; in proportion to each other if none was."""
         padded = self._padded(num_tokens)
-        if self._seconds.get(padded):
-            return statistics.median(self._seconds[padded])
-        known = [size for size, seconds in self._seconds.items() if seconds]
-        nearest = max((size for size in known if size < padded), default=min(known, default=1))
-        seconds = statistics.median(self._seconds[nearest]) if known else 1.0
-        return seconds * (1.0 + ROW_COST * (padded - 1)) / (1.0 + ROW_COST * (nearest - 1))
+        if padded in measured:
+            return measured[padded]
+        nearest = max((size for size in measured if size < padded), default=min(measured, default=1))
+        return measured.get(nearest, 1.0) * (1.0 + ROW_COST * (padded - 1)) / (1.0 + ROW_COST * (nearest - 1))

@@ -12,6 +12,7 @@ from collections.abc import Sequence as AbstractSequence
 import numpy as np
 
 from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.drafting.run_filter import RunFilter
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 
 # A copy that was left goes on after an edit: for so many tokens, a shorter match counts if it is where the copy would
@@ -83,6 +84,7 @@ class LookupText:
         self._tokens = np.zeros(len(tokens) + sequence.max_total_tokens - len(prompt), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._num_fixed = self._num_tokens = len(tokens)
+        self._runs = RunFilter(len(self._tokens))
         # The text was a copy of what is at the first of these places up to the second one; before there was any, 0.
         self._copied_from = self._copied_to = 0
 
@@ -96,6 +98,10 @@ class LookupText:
         """Up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end."""
         tokens = self._tokens[: self._num_tokens]
         last = self._num_tokens - 1
+        self._runs.add(tokens[:last])
+        may_return = self._may_return()
+        if min_match >= RunFilter.LENGTH and not may_return and not self._runs.may_have(tokens):
+            return []
         # Where the text's end may have occurred before: the places of its last token.
         places = np.flatnonzero(tokens[:last] == tokens[last])
         length = 1
@@ -109,7 +115,7 @@ class LookupText:
             start = int(places[-1]) + 1
             self._copied_from, self._copied_to = start, self._num_tokens
         else:
-            start = self._return(places)
+            start = self._return(places) if may_return and len(places) else None
         if start is None:
             return []
         self.is_from_prediction = self._prediction_start <= start < self._prediction_stop
@@ -123,20 +129,24 @@ class LookupText:
                 found += found[: limit - len(found)]
         return found
 
-    def _return(self, places: np.ndarray) -> int | None:
-        """Where the text goes on if it has just returned, after an edit, to what it copied; None if it has not.
-
-        Args:
-          places: Where its last tokens, though too few, occurred before.
-        """
-        if self._copied_to == 0 or not len(places):
-            return None
+    def _may_return(self) -> bool:
+        """Whether the text is a copy, or has left one so few tokens ago that it may return."""
+        if self._copied_to == 0:
+            return False
         copy = self._tokens[self._copied_to : self._num_tokens]
         is_same = self._tokens[self._copied_from : self._copied_from + len(copy)] == copy
         num_copied = len(copy) if is_same.all() else int(is_same.argmin())
         self._copied_from, self._copied_to = self._copied_from + num_copied, self._copied_to + num_copied
-        num_edited = self._num_tokens - self._copied_to
-        distances = np.abs(places + 1 - (self._copied_from + num_edited))
+        if self._num_tokens - self._copied_to > MAX_EDIT_TOKENS:
+            self._copied_to = 0
+        return self._copied_to > 0
+
+    def _return(self, places: np.ndarray) -> int | None:
+        """Where the text goes on if it has just returned, after an edit, to what it copied; None if it has not.
+
+        Args:
+          places: Where its last tokens, though too few, occurred before; at least one.
+        """
+        distances = np.abs(places + 1 - (self._copied_from + self._num_tokens - self._copied_to))
         nearest = int(distances.argmin())
-        is_return = num_edited <= MAX_EDIT_TOKENS and distances[nearest] <= MAX_EDIT_SHIFT
-        return int(places[nearest]) + 1 if is_return else None
+        return int(places[nearest]) + 1 if distances[nearest] <= MAX_EDIT_SHIFT else None

@@ -84,6 +84,14 @@ class Speculation:
         ready = [each.place for each in self._ready() if each.sequence.status is SequenceStatus.RUNNING]
         return bool(ready) and any(self.lengths.choose(ready, num_running) or ())
 
+    def prepare(self, num_running: int) -> None:
+        """Has the programs compiled that a sequence's first drafts need.
+
+        Args:
+          num_running: Sequences that will run, it included.
+        """
+        self.lengths.choose([DraftPlace(self._max_drafts)], num_running)
+
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
     ) -> dict[SequenceId, AbstractSequence[int]]:

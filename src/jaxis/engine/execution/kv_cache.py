@@ -40,6 +40,8 @@ CPU_TOKENS_PER_SEQ = 512
 # A window's pool is at most this many times what `max_num_seqs` sequences hold at once; the excess keeps the windows of
 # ended sequences, for prefix caching.
 WINDOW_POOL_FACTOR = 2
+# Of the names of what drafts tokens for a model.
+_DRAFT_PREFIX = "draft."
 
 
 CacheStruct = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
@@ -61,9 +63,9 @@ def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | S
 
 
 def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
-    """One spec for each of jaxis's modules that cache, in their order."""
+    """One spec for each of jaxis's modules that cache, in their order; those of layers that draft tokens come last."""
     specs: list[CacheSpec | StateCacheSpec] = []
-    for _, module in named_modules(model):
+    for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(_DRAFT_PREFIX)):
         if isinstance(module, HasCache):
             specs.append(module.kv_cache_spec)
         elif isinstance(module, HasState):

@@ -134,23 +134,24 @@ class StateManager:
           stop: The position after its last draft.
 
         Returns:
-          Where the step finds and leaves its states; None if there is no slot for it, and there can be no drafts.
+          Where the step finds and leaves its states; None if too few slots are free, and there can be no drafts.
         """
         state = _state_of(sequence)
+        if self.pool.num_free_blocks < (step.read == step.write) + (step.keep == NO_SLOT):
+            return None
         if step.read == step.write:
-            if not self.pool.num_free_blocks:
-                return None
             state.write = self.pool.take()
         else:
             # It may be needed again, so it is not given back yet.
             self._to_give_back.remove(step.read)
         state.read = step.read
         keep, keep_after, own_keep = step.keep, step.keep_after, NO_SLOT
-        if keep == NO_SLOT and self.pool.num_free_blocks:
+        if keep == NO_SLOT:
             keep = self.pool.take()
             num_blocks = stop // self._block_size
             boundary = num_blocks * self._block_size
-            if self._keeps_states and boundary > known_stop:
+            # Not twice in a row: if the drafts before the boundary are wrong, the known tokens are computed again.
+            if self._keeps_states and boundary > known_stop and known_stop == start + 1:
                 keep_after = boundary - start
                 state.unregistered.append((num_blocks, keep))
             else:

@@ -60,6 +60,8 @@ def completion_sampling_params(
         raise ParameterError("max_tokens", "max_tokens=0 generates nothing: send at least 1, or echo=true")
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     more: dict[str, Any] = {"max_tokens": max(1, max_tokens), "logprobs": request.logprobs}
+    if request.prediction is not None:
+        more["prediction"] = request.prediction.text
     if request.echo and request.logprobs is not None:
         more["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     grammar = answer_grammar(request)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
 from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, bounded, is_none
+from jaxis.server.protocol.chat import Prediction
 from jaxis.server.protocol.not_applied import NOT_FOR_COMPLETIONS, NotApplied
 from jaxis.server.protocol.structured import StructuredFields
 
@@ -26,6 +27,7 @@ class CompletionRequest(GenerationRequest, StructuredFields):
       add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string; only false does not.
       best_of: Only the value of `n`.
       suffix: Not supported.
+      prediction: As in a chat request, and for every prompt; OpenAI's completions have none.
     """
 
     not_applied: ClassVar[dict[str, NotApplied]] = GenerationRequest.not_applied | NOT_FOR_COMPLETIONS
@@ -42,6 +44,7 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     add_special_tokens: bool | None = None
     best_of: int | None = None
     suffix: Literal[""] | None = None
+    prediction: Prediction | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The batch, one prompt being a batch of one."""
