@@ -1,7 +1,7 @@
 """Compares pipeline stages with one device: `python -m tests.engine.stages_script FOLDER SIZES [KINDS [ARGUMENTS]]`.
 
-SIZES are pipeline x tensor, such as 2x1,2x2; KINDS are quick or all; ARGUMENTS further ones of LLM as JSON. A process of
-its own, for its devices.
+SIZES are pipeline x tensor, such as 2x1,2x2; KINDS are quick or all; ARGUMENTS further ones of LLM as JSON. A process
+of its own, for its devices.
 """
 
 from __future__ import annotations

@@ -223,10 +223,10 @@ class TestDisk:
             outputs, ended, answers, asked = {}, threading.Semaphore(0), threading.Event(), threading.Event()
             fetch = small.engine.fetch_blocks
 
-            def slow_fetch(token_ids, salt):
+            def slow_fetch(*arguments):
                 asked.set()
                 answers.wait()
-                fetch(token_ids, salt)
+                fetch(*arguments)
 
             def deliver(new):
                 assert not new.errors

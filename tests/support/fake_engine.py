@@ -28,7 +28,6 @@ class FakeEngine:
     speculation = None
     last_compile_wait = None
     silent_hosts = ()
-    fetches_blocks = False
     store = None
 
     def __init__(self):
@@ -50,6 +49,13 @@ class FakeEngine:
     def scheduler(self):
         blocks = types.SimpleNamespace(usage=0.0, num_blocks=10, block_size=16)
         return types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
+
+    @property
+    def kv_tiers(self):
+        return {}
+
+    def fetches_blocks(self, params):
+        return False
 
     def finish_saves(self):
         pass

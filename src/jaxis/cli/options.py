@@ -79,7 +79,9 @@ def _engine_option(name: str) -> tuple[str, Any, Any] | None:
     if info.help is None:
         return None
     plain = hint in _PLAIN_TYPES or get_origin(hint) is Literal
+    names = (f"--{(info.option or name).replace('_', '-')}", info.short) if info.short else ()
     option = typer.Option(
+        *names,
         help=info.help,
         metavar=info.metavar,
         rich_help_panel=info.panel,

@@ -34,6 +34,7 @@ class ArgumentInfo:
       help: One line for the command line; None if there is no option.
       metavar: Placeholder for the value in the help.
       option: The option's name, if it differs from the argument's.
+      short: A short name of the option, with its dash, as vLLM has it; None if there is none.
       panel: The group of options in the help.
       speed_only: Whether it affects only speed, not answers.
     """
@@ -42,6 +43,7 @@ class ArgumentInfo:
     help: str | None = None
     metavar: str | None = None
     option: str | None = None
+    short: str | None = None
     panel: str = "Engine"
     speed_only: bool = False
 
@@ -178,13 +180,19 @@ class EngineArgs:
     tensor_parallel_size: int = field(
         default=1,
         metadata=_info(
-            minimum=1, metavar="N", help="Devices to spread the model over.", panel="Devices", speed_only=True
+            minimum=1,
+            short="-tp",
+            metavar="N",
+            help="Devices to spread the model over.",
+            panel="Devices",
+            speed_only=True,
         ),
     )
     pipeline_parallel_size: int = field(
         default=1,
         metadata=_info(
             minimum=1,
+            short="-pp",
             metavar="N",
             help="Stages that share the layers, each with so many devices of its own.",
             panel="Devices",
@@ -195,6 +203,7 @@ class EngineArgs:
         default=1,
         metadata=_info(
             minimum=1,
+            short="-dp",
             metavar="N",
             help="Ranks of so many devices, each with its own requests, that share a model's experts.",
             panel="Devices",

@@ -127,6 +127,7 @@ class BlockFetcher:
                 return bool(is_there) or blocks.is_known(group, digest)
 
             longest, _ = blocks.search.longest(digests, is_known)
+            client.note_missed(len(digests) - longest)
             if longest <= known_here:
                 return []
             places = blocks.search.blocks_of(longest)

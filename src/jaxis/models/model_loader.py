@@ -56,6 +56,7 @@ def load_model(
 
     def construct() -> JaxModule:
         model = construct_model(model_class, vllm_config, mesh)
+        _check_experts(model, vllm_config, mesh)
         cut_to_stage(model, stage)
         return model
 
@@ -63,13 +64,11 @@ def load_model(
         if vllm_config.load_config.load_format == "dummy":
             model = construct()
             _check_config(vllm_config, model_class)
-            _check_experts(model, vllm_config, mesh)
             _place_initial_values(model)
         else:
             with initializers_skipped():
                 model = _construct_abstractly(construct)
             _check_config(vllm_config, model_class)
-            _check_experts(model, vllm_config, mesh)
             _load(model, vllm_config, on_progress)
         # A module may have two names.
         for name, module in {id(module): (name, module) for name, module in named_modules(model)}.values():

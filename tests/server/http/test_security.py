@@ -120,12 +120,17 @@ def test_no_address_in_a_request_is_ever_visited(server, http):
             listener.accept()
 
 
-@pytest.mark.parametrize(
-    "name", ["prompt_embeds", "lora_path", "chat_template", "logits_processors", "kv_transfer_params"]
-)
+@pytest.mark.parametrize("name", ["prompt_embeds", "lora_path", "chat_template", "logits_processors"])
 def test_no_field_takes_tensors_code_or_files(http, name):
     response = http.post("/v1/completions", json={"prompt": "x", name: "x"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
+def test_no_field_makes_a_server_ask_another_one_unless_it_was_started_for_that(http):
+    params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 9}
+    response = http.post("/v1/completions", json={"prompt": "x", "kv_transfer_params": params})
+    assert response.status_code == 400
+    assert "kv_transfer_params needs an engine with kv_transfer_config" in response.text
 
 
 NESTED = {"type": "string"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -109,7 +109,8 @@ class PipelineExecutor(Executor):
 
     def _forward(self, programs: Sequence[Program], packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
         """Dispatches each stage's model over a step; returns its hidden states, and those to sample from."""
-        given, rows = self._no_tokens, None
+        given: Any = self._no_tokens
+        rows = None
         for stage, program in zip(self.stages, programs, strict=True):
             if isinstance(given, jax.Array):
                 given = _placed(given, stage.mesh)
@@ -119,7 +120,7 @@ class PipelineExecutor(Executor):
 
     def _whole(self, programs: Sequence[Program], input_ids: np.ndarray, num_tokens: np.int32) -> jax.Array:
         """Dispatches each stage's model over a whole sequence; returns its hidden states."""
-        given = input_ids
+        given: Any = input_ids
         for stage, program in zip(self.stages, programs, strict=True):
             if isinstance(given, jax.Array):
                 given = _placed(given, stage.mesh)

@@ -268,9 +268,10 @@ class Runner:
         self._check_is_sampled()
         shape = self.step_shape(output.num_tokens, output.num_rows)
         if output.num_decodes < len(output.scheduled) and not output.has_drafts:
-            # The next step decodes the same number of sequences.
+            # The next step decodes the same number of sequences; with several stages, their share.
             is_greedy = all(entry.sequence.sampling_params.greedy for entry in output.scheduled)
-            self.precompile(max(len(rank.scheduled) for rank in output.ranks), greedy=is_greedy)
+            num_sequences = max(len(rank.scheduled) for rank in output.ranks)
+            self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy)
         packed = self._forward(output, shape)
         if self.executor.num_draft_caches:
             self.undrafted = UndraftedStep(output, shape, packed)

@@ -130,7 +130,10 @@ class EngineWorker:
             if self._thread.is_stalled(self._stall_seconds):
                 # Devices that wait for each other do so forever. Of one host, who watches the server decides.
                 self._engine.give_up_other_hosts(f"a step has taken more than {self._stall_seconds:g} s")
-            stats = dataclasses.replace(self._thread.stats, process_memory_bytes=process.memory_info().rss)
+            # Other engines get blocks between steps too.
+            stats = dataclasses.replace(
+                self._thread.stats, kv_tiers=self._engine.kv_tiers, process_memory_bytes=process.memory_info().rss
+            )
             self._send(wire.Heartbeat(self._thread.is_making_progress(self._stall_seconds), stats))
 
     def _send(self, report: wire.Report) -> None:

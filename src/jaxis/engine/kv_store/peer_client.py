@@ -23,6 +23,7 @@ from jaxis.engine.kv_store.peer_protocol import (
     Have,
     PeerConnection,
     PeerError,
+    PeerTimeoutError,
     Seal,
     Want,
     block_parts,
@@ -107,6 +108,11 @@ class PeerClient:
             if is_new:
                 _logger.warning("blocks of another engine did not arrive, and are computed: %s", reason)
 
+    def note_missed(self, num_blocks: int) -> None:
+        """Counts full blocks of a prompt that neither this engine nor the one that was asked has."""
+        with self._lock:
+            self._stats.missed_blocks += num_blocks
+
     def _check(self, address: tuple[str, int]) -> None:
         host, _ = address
         if not self._token and not is_loopback(host):
@@ -133,7 +139,7 @@ class PeerClient:
             peer = PeerConnection(connection, max_bytes, deadline)
             try:
                 challenge = peer.receive(Challenge, CONNECT_SECONDS)
-            except PeerError:
+            except PeerTimeoutError:
                 self._avoid(address)
                 raise
             nonce, asked = new_nonce(), b"".join(digests)

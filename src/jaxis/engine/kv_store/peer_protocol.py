@@ -27,8 +27,8 @@ import numpy as np
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.host.frames import FrameReader, FrameTooLargeError, frame
 
-# Of what an engine sends that hands out no blocks: the digests of a few million tokens.
-MAX_ASK_BYTES = 8 << 20
+# Of what an engine sends that hands out no blocks: the digests of a million tokens.
+MAX_ASK_BYTES = 4 << 20
 NONCE_BYTES = 32
 DIGEST_BYTES = hashlib.sha256().digest_size
 # Of a message around the bytes of a block.
@@ -39,6 +39,10 @@ _CHECKSUM_BYTES = 32
 
 class PeerError(Exception):
     """The other side has ended, does not speak this protocol, or is too slow."""
+
+
+class PeerTimeoutError(PeerError):
+    """It is too slow."""
 
 
 class Challenge(msgspec.Struct, tag="challenge"):
@@ -222,6 +226,8 @@ class PeerConnection:
         try:
             self._connection.settimeout(self._time_left())
             self._connection.sendall(frame(_encoder.encode(message)))
+        except TimeoutError as error:
+            raise PeerTimeoutError(str(error)) from None
         except OSError as error:
             raise PeerError(str(error)) from None
 
@@ -244,6 +250,8 @@ class PeerConnection:
                     raise PeerError("the connection was closed")
                 self._received += self._frames.feed(data)
             message = decode(self._received.pop(0))
+        except TimeoutError as error:
+            raise PeerTimeoutError(str(error)) from None
         except (OSError, FrameTooLargeError) as error:
             raise PeerError(str(error)) from None
         except ValueError as error:  # msgspec's errors are ValueErrors

@@ -37,7 +37,7 @@ ASK_SECONDS = 5.0
 # Until the copies off the devices, which a promise waits for, are made.
 COPY_SECONDS = 5.0
 CONVERSATION_SECONDS = 60.0
-MAX_CONVERSATIONS = 16
+MAX_CONVERSATIONS = 64
 _logger = logging.getLogger(__name__)
 
 
@@ -128,8 +128,8 @@ class PeerServer:
     def _send(self, peer: PeerConnection, seal: Seal, key: BlockKey, index: int) -> None:
         block = self._store.read_promised(key)
         data = None if block is None else block.tobytes()
-        peer.send(Block(key[0], index, data, seal.checksum(Block, *block_parts(key, data))))
         if block is not None:
             with self._lock:
                 self._stats.saved_blocks += 1
                 self._stats.saved_bytes += block.nbytes
+        peer.send(Block(key[0], index, data, seal.checksum(Block, *block_parts(key, data))))

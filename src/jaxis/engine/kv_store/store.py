@@ -150,10 +150,12 @@ class KVStore:
 
     def wait_for(self, keys: Iterable[BlockKey], seconds: float) -> None:
         """Waits for those of the blocks that are on their way, at most so long."""
-        keys, deadline = list(keys), time.monotonic() + seconds
+        left, deadline = list(keys), time.monotonic() + seconds
         with self._lock:
-            while any(key in self._awaited for key in keys):
-                if not self._arrived.wait(deadline - time.monotonic()):
+            while left:
+                if left[-1] not in self._awaited:
+                    left.pop()
+                elif not self._arrived.wait(deadline - time.monotonic()):
                     return
 
     def read_promised(self, key: BlockKey) -> np.ndarray | None:

@@ -44,7 +44,7 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
         raise _refusal(stage, f"{type(model).__name__} does not say what its layers are")
     decoder = model.decoder
     own = stage.layers(len(decoder.layers))
-    _check_layers(decoder, own, stage)
+    _check_layers(decoder, stage)
     base = f"{model.decoder_name}."
     elsewhere: list[str] = []
     first_entry = min((entry for i in own for entry in decoder.cache_entries[i]), default=0)
@@ -58,7 +58,7 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
             elsewhere.append(f"{base}layers.{i}.")
     is_tied = model.lm_head is None
     if not (stage.is_first or (stage.is_last and is_tied)):
-        decoder.embed_tokens = Elsewhere()
+        set_child(decoder, "embed_tokens", Elsewhere())
         elsewhere.append(f"{base}embed_tokens.")
     if not stage.is_first:
         decoder.embed_norm = None
@@ -72,16 +72,18 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
     model.elsewhere = tuple(elsewhere)
 
 
-def _check_layers(decoder: DecoderModel, own: range, stage: Stage) -> None:
-    """Raises an error for layers that take more from others than hidden states."""
+def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
+    """Raises an error for layers, of any stage, that take more than hidden states from those of another."""
     if decoder.has_layer_inputs:
         raise _refusal(stage, "its layers have embeddings of their own")
     if decoder.has_shared_selection:
         raise _refusal(stage, "layers attend to the tokens that an earlier one has selected")
-    for i in own:
-        for _, module in named_modules(decoder.layers[i]):
-            if isinstance(module, SharesCache) and module.shares_cache_of not in own:
-                raise _refusal(stage, f"layer {i} attends to the cache of layer {module.shares_cache_of}")
+    num_layers = len(decoder.layers)
+    for own in (Stage(index, stage.num_stages).layers(num_layers) for index in range(stage.num_stages)):
+        for i in own:
+            for _, module in named_modules(decoder.layers[i]):
+                if isinstance(module, SharesCache) and module.shares_cache_of not in own:
+                    raise _refusal(stage, f"layer {i} attends to the cache of layer {module.shares_cache_of}")
 
 
 def _refusal(stage: Stage, reason: str) -> ConfigError:

@@ -167,8 +167,6 @@ class Answer(BaseModel):
 
     Attributes:
       created: Unix seconds.
-      kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that; of
-        whole answers only.
       system_fingerprint: Names the weights, the version and the settings: under equal ones, equal requests that are
         greedy or have a seed get equal answers.
     """
@@ -178,7 +176,6 @@ class Answer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     system_fingerprint: str | None = None
-    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
 def new_id(kind: str) -> str:

@@ -155,12 +155,17 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletionResponse(Answer):
-    """A whole answer."""
+    """A whole answer.
+
+    Attributes:
+      kv_transfer_params: With these, another server finds the prompt's blocks here, if the request asked for that.
+    """
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = Field(default=None, exclude_if=is_none)
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
 class ChatDelta(BaseModel):

@@ -74,8 +74,13 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(Answer):
-    """A whole answer, or a chunk of one."""
+    """A whole answer, or a chunk of one.
+
+    Attributes:
+      kv_transfer_params: See `ChatCompletionResponse`.
+    """
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)

@@ -1,0 +1,354 @@
+"""Blocks go from one engine's store to another's, or do not: nothing else arrives, and nobody waits for long."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxis.engine.kv_store import peer_client, peer_server
+from jaxis.engine.kv_store.peer_client import PeerClient
+from jaxis.engine.kv_store.peer_protocol import (
+    MAX_ASK_BYTES,
+    Ask,
+    Challenge,
+    Have,
+    PeerConnection,
+    PeerError,
+    Seal,
+    decode,
+    new_nonce,
+    pack_known,
+    pack_places,
+    unpack_known,
+    unpack_places,
+)
+from jaxis.engine.kv_store.peer_server import PeerServer
+from jaxis.engine.kv_store.stats import TierStats
+from jaxis.engine.kv_store.store import KVStore
+from jaxis.errors import ConfigError
+from jaxis.host.frames import frame
+
+SIZES = (1000, 300)
+DIGESTS = [bytes([i]) * 32 for i in range(8)]
+TOKEN = b"a token of some length"
+KEYS = [(group, digest) for digest in DIGESTS for group in range(2)]
+
+
+def block(key):
+    group, digest = key
+    return np.random.default_rng([group, digest[0]]).integers(0, 256, SIZES[group], np.uint8)
+
+
+def full_store(num_digests=8, **settings):
+    store = KVStore(1 << 20, SIZES, **settings)
+    for key in KEYS[: 2 * num_digests]:
+        store.put(key, block(key), store.epoch)
+    return store
+
+
+@contextlib.contextmanager
+def handing_out(store, namespace="a", token=TOKEN):
+    server = PeerServer(store, namespace, "127.0.0.1", 0, token, TierStats())
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def fetch(port, namespace="a", token=TOKEN, choose=None, seconds=5.0, client=None):
+    """What arrives of all blocks, and the client's counters."""
+    arrived = {}
+    client = client or PeerClient(namespace, SIZES, token, TierStats())
+
+    def put(key, data):
+        arrived[key] = data
+        return True
+
+    def everything(known):
+        return [(group, index) for index in range(len(DIGESTS)) for group in range(2) if known[group, index]]
+
+    client.fetch(("127.0.0.1", port), DIGESTS, choose or everything, put, time.monotonic() + seconds)
+    for key, data in arrived.items():
+        np.testing.assert_array_equal(data, block(key))
+    return list(arrived), client._stats
+
+
+@contextlib.contextmanager
+def between(port, change):
+    """A port on the way to another one, on which bytes of the producer go through `change(bytes, position)`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def forward(source, target, change=None):
+        position = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                changed = data if change is None else change(data, position)
+                position += len(data)
+                if changed is None:
+                    break
+                target.sendall(changed)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                threading.Thread(target=forward, args=(near, far), daemon=True).start()
+                threading.Thread(target=forward, args=(far, near, change), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.close()
+
+
+class TestTransfer:
+    def test_all_blocks_arrive_as_they_are(self):
+        with handing_out(full_store()) as server:
+            arrived, stats = fetch(server.port)
+        assert arrived == KEYS
+        assert (stats.loaded_blocks, stats.loaded_bytes, stats.failed_blocks) == (16, 8 * sum(SIZES), 0)
+        assert (server._stats.saved_blocks, server._stats.failed_blocks) == (16, 0)
+
+    def test_only_what_is_there_and_wanted_is_sent(self):
+        with handing_out(full_store(5)) as server:
+            arrived, stats = fetch(server.port, choose=lambda known: [(1, int(known[1].sum()) - 1), (0, 2)])
+            assert arrived == [(1, DIGESTS[4]), (0, DIGESTS[2])]
+            assert fetch(server.port, choose=lambda known: [])[0] == []
+        assert stats.failed_blocks == 0
+
+    @pytest.mark.parametrize(("namespace", "token"), [("b", TOKEN), ("a", b"another of some length"), ("a", b"")])
+    def test_another_model_or_token_gets_nothing(self, namespace, token, caplog):
+        with handing_out(full_store()) as server:
+            arrived, stats = fetch(server.port, namespace, token)
+        assert (arrived, stats.failed_blocks) == ([], 1)
+        assert "did not arrive, and are computed: 127.0.0.1:" in caplog.text
+
+    def test_without_a_token_no_other_machine_is_asked(self):
+        client = PeerClient("a", SIZES, b"", TierStats())
+        client.fetch(("192.0.2.1", 80), DIGESTS, lambda known: [], lambda key, data: True, time.monotonic() + 5)
+        assert client._stats.failed_blocks == 1
+        assert not client._avoided, "it was tried"
+
+    def test_who_ends_or_never_answers_is_left_alone_for_a_while(self, monkeypatch):
+        monkeypatch.setattr(peer_client, "CONNECT_SECONDS", 0.1)
+        client = PeerClient("a", SIZES, TOKEN, TierStats())
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            for _ in range(10):
+                started = time.monotonic()
+                assert fetch(silent.getsockname()[1], client=client)[0] == []
+            assert time.monotonic() - started < 0.05
+        assert client._stats.failed_blocks == 10
+
+
+class TestPromises:
+    def test_promised_blocks_stay_while_others_make_room(self):
+        store = KVStore(4 * SIZES[0], SIZES, lease_seconds=60)
+        for key in [(0, digest) for digest in DIGESTS[:2]]:
+            store.put(key, block(key), 0)
+        assert store.promise([(0, DIGESTS[0])])
+        for digest in DIGESTS[1:]:
+            store.put((0, digest), block((0, digest)), 0)
+        assert store.has(0, DIGESTS[0])
+        assert not store.has(0, DIGESTS[1])
+        assert store.stats["host"].used_bytes <= 4 * SIZES[0]
+
+    def test_memory_is_bounded_whatever_is_promised(self):
+        store = KVStore(4 * SIZES[0], SIZES, lease_seconds=60)
+        keys = [(0, digest) for digest in DIGESTS]
+        assert store.promise(keys)
+        for key in keys:
+            store.put(key, block(key), 0)
+        assert [store.has(*key) for key in keys] == [True] * 4 + [False] * 4
+        assert store.stats["host"].failed_blocks == 4
+        assert not store.promise([(1, bytes([i]) * 32) for i in range(100)]), "more leases than blocks"
+
+    def test_a_lease_ends_unless_it_is_read_from(self):
+        store = KVStore(2 * SIZES[0], SIZES, lease_seconds=0.2)
+        keys = [(0, digest) for digest in DIGESTS]
+        store.promise(keys[:2])
+        for key in keys[:2]:
+            store.put(key, block(key), 0)
+        for _ in range(3):
+            time.sleep(0.1)
+            assert store.read_promised(keys[0]) is not None
+            store.put(keys[2], block(keys[2]), 0)
+        assert store.has(*keys[0])
+        assert not store.has(*keys[1])
+        time.sleep(0.3)
+        for key in keys[3:5]:
+            store.put(key, block(key), 0)
+        assert not store.has(*keys[0])
+
+    def test_promised_blocks_on_their_way_are_waited_for_and_lost_ones_are_not(self):
+        store = full_store(7)
+        assert store.promise(KEYS)
+        assert store.is_awaited
+        late = threading.Timer(0.2, lambda: [store.put(key, block(key), store.epoch) for key in KEYS[14:]])
+        with handing_out(store) as server:
+            late.start()
+            assert fetch(server.port)[0] == KEYS
+            assert not store.is_awaited
+            store.remove([DIGESTS[7]])
+            store.promise(KEYS)
+            store.forget_promises()
+            started = time.monotonic()
+            assert fetch(server.port)[0] == KEYS[:14]
+            assert time.monotonic() - started < peer_server.COPY_SECONDS / 2
+
+    def test_admission_ends_the_lease_of_a_fetched_block(self):
+        store = KVStore(SIZES[0], SIZES)
+        assert store.put_fetched((0, DIGESTS[0]), block((0, DIGESTS[0])), store.epoch)
+        assert not store.put_fetched((0, DIGESTS[1]), block((0, DIGESTS[1])), store.epoch), "no room"
+        store.note_admitted([(0, DIGESTS[0])], 0)
+        assert store.put_fetched((0, DIGESTS[1]), block((0, DIGESTS[1])), store.epoch)
+        store.clear()
+        assert not store.put_fetched((0, DIGESTS[0]), block((0, DIGESTS[0])), store.epoch - 1), "of before the reset"
+
+
+class TestDamage:
+    def test_every_flipped_bit_and_every_cut_is_noticed(self):
+        total = 8 * (sum(SIZES) + 2 * 100) + 100
+        rng = random.Random(0)
+        # Headers, checksums and lengths of the first messages, and the rest here and there.
+        flips = [*range(0, 120, 6), *(rng.randrange(total) for _ in range(20))]
+        client = PeerClient("a", SIZES, TOKEN, TierStats())
+        spoiled = 0
+        with handing_out(full_store()) as server:
+            for place in flips:
+                bit = 1 << rng.randrange(8)
+
+                def flip(data, position, place=place, bit=bit):
+                    if position <= place < position + len(data):
+                        data = bytearray(data)
+                        data[place - position] ^= bit
+                    return bytes(data)
+
+                def cut(data, position, place=place):
+                    return data[: max(0, place - position)] or None
+
+                for change in (flip, cut):
+                    client._avoided.clear()
+                    with between(server.port, change) as port:
+                        arrived, _ = fetch(port, client=client, seconds=0.1)  # checks what arrives
+                        spoiled += len(arrived) < len(KEYS)
+        assert spoiled > len(flips)
+        assert client._stats.failed_blocks >= spoiled
+
+
+def talk(port, data):
+    """What a server says to some bytes until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            while more := connection.recv(1 << 16):
+                said += more
+        return said
+
+
+@pytest.fixture(scope="module")
+def server():
+    with handing_out(full_store()) as server:
+        yield server
+
+
+class TestStrangers:
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(frame)))
+    def test_garbage_closes_the_connection_and_gets_nothing(self, server, data):
+        assert len(talk(server.port, data)) < 100, "more than the challenge"
+
+    @settings(max_examples=60, deadline=None)
+    @given(nonce=st.binary(max_size=64), digests=st.binary(max_size=100), checksum=st.binary(max_size=64))
+    def test_so_does_a_question_without_the_token(self, server, nonce, digests, checksum):
+        question = msgspec.msgpack.encode(Ask("a", nonce, digests, checksum))
+        assert len(talk(server.port, frame(question))) < 100
+
+    def test_so_does_a_message_that_claims_to_be_large(self, server):
+        assert len(talk(server.port, (MAX_ASK_BYTES + 1).to_bytes(8, "little") + bytes(1000))) < 100
+        assert fetch(server.port)[0] == KEYS, "others are served"
+
+    def test_those_that_say_nothing_do_not_keep_others_out_for_long(self, monkeypatch):
+        monkeypatch.setattr(peer_server, "ASK_SECONDS", 0.2)
+        with handing_out(full_store()) as server, contextlib.ExitStack() as silent:
+            for _ in range(peer_server.MAX_CONVERSATIONS + 4):
+                silent.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            time.sleep(0.6)
+            assert fetch(server.port)[0] == KEYS
+
+    def test_a_port_that_is_taken_is_one_clear_line(self, server):
+        message = f"kv_ip='127.0.0.1' with kv_port={server.port} cannot be listened on"
+        with pytest.raises(ConfigError, match=message) as error:
+            PeerServer(full_store(), "a", "127.0.0.1", server.port, TOKEN, TierStats())
+        assert "\n" not in str(error.value)
+
+
+class TestMessages:
+    @given(st.integers(1, 3), st.integers(0, 70), st.integers())
+    def test_what_is_known_and_wanted_round_trips(self, num_groups, num_digests, seed):
+        known = np.random.default_rng(abs(seed)).random((num_groups, num_digests)) < 0.5
+        np.testing.assert_array_equal(unpack_known(pack_known(known), num_groups, num_digests), known)
+        places = [(int(group), int(index)) for group, index in np.argwhere(known)]
+        assert unpack_places(pack_places(places), num_groups, num_digests) == places
+
+    @given(st.binary(max_size=100))
+    def test_bytes_that_are_none_of_these_are_a_value_error(self, data):
+        for read in (
+            decode,
+            lambda data: unpack_known(data, 2, 500),
+            lambda data: unpack_places(data + b"\xff", 2, 8),
+            lambda data: unpack_places(np.array([[2, 0]], "<i4").tobytes(), 2, 8),
+            lambda data: unpack_places(pack_places([(0, 1), (0, 1)]), 2, 8),
+        ):
+            with pytest.raises(ValueError):  # noqa: PT011 (msgspec's own)
+                read(data)
+
+    def test_a_checksum_is_of_one_kind_conversation_and_cut_of_the_contents(self):
+        nonces = [new_nonce(), new_nonce()]
+        seal = Seal(TOKEN, *nonces)
+        checksum = seal.checksum(Have, b"ab", b"c")
+        others = [
+            Seal(TOKEN, *reversed(nonces)).checksum(Have, b"ab", b"c"),
+            Seal(b"", *nonces).checksum(Have, b"ab", b"c"),
+            seal.checksum(Challenge, b"ab", b"c"),
+            seal.checksum(Have, b"a", b"bc"),
+        ]
+        assert checksum not in others
+        seal.check(Have(b"", checksum), b"ab", b"c")
+        with pytest.raises(PeerError, match="checksum of Have is wrong"):
+            seal.check(Have(b"", others[3]), b"ab", b"c")
+
+    def test_a_sender_that_trickles_does_not_outlast_the_deadline(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            far = socket.create_connection(listener.getsockname())
+            near, _ = listener.accept()
+        started, ended = time.monotonic(), threading.Event()
+
+        def trickle():
+            while not ended.wait(0.01):
+                far.sendall(b"\x01")
+
+        sender = threading.Thread(target=trickle)
+        with near, far:
+            sender.start()
+            with pytest.raises(PeerError):
+                PeerConnection(near, 1 << 62, started + 0.3).receive(Challenge)
+            ended.set()
+            sender.join()
+        assert time.monotonic() - started < 2

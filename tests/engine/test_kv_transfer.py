@@ -1,0 +1,267 @@
+"""Prompts that another engine has computed: the answers of one engine alone, and no block is computed twice."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxis import SamplingParams
+from jaxis.config.kv_transfer import KVTransferConfig
+from jaxis.errors import ConfigError, RequestError
+from tests.support.quick_rows import quick_rows
+from tests.support.tiny_checkpoints import variant
+
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 5}
+BLOCK_BYTES = 8192
+
+
+def prompt(number, length=60, vocabulary=400):
+    return random.Random(number).choices(range(20, vocabulary), k=length)
+
+
+@contextlib.contextmanager
+def engines(start_llm, *roles, **arguments):
+    """An engine for each role; a producer hands out blocks at a port of its own."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(start_llm(kv_transfer_config={"kv_port": 0, "kv_role": role}, **arguments))
+            for role in roles
+        ]
+
+
+def with_params(params, **more):
+    return SamplingParams(**GREEDY | more, extra_args=None if params is None else {"kv_transfer_params": params})
+
+
+def prefill(producer, *prompts):
+    """What the prompts' answers say of where they were computed."""
+    outputs = producer.generate(list(prompts), with_params({"do_remote_decode": True}, max_tokens=1))
+    return [output.kv_transfer_params for output in outputs]
+
+
+def decode(llm, tokens, params=None):
+    """An answer's tokens and log-probabilities, and how many tokens of its prompt were found."""
+    [output] = llm.generate([tokens], with_params(params))
+    [completion] = output.outputs
+    logprobs = [{token: value.logprob for token, value in entry.items()} for entry in completion.logprobs]
+    return (completion.token_ids, logprobs), output.num_cached_tokens
+
+
+def alone(llm, tokens):
+    """The answer of an engine that computes everything itself."""
+    llm.engine.reset_prefix_cache()
+    answer, found = decode(llm, tokens)
+    assert found == 0
+    return answer
+
+
+class TestAnswers:
+    def test_full_blocks_of_a_prompt_are_found_and_its_answer_has_the_same_bits(self, start_llm, llm):
+        with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
+            for length in (15, 16, 17, 64, 65, 150):
+                tokens = prompt(length, length)
+                [params] = prefill(producer, tokens)
+                found = (length - 1) // 16 * 16
+                assert (params is None) == (found == 0)
+                assert decode(consumer, tokens, params) == (alone(llm, tokens), found)
+            sent, fetched = producer.engine.kv_tiers["peer"], consumer.engine.kv_tiers["peer"]
+            assert sent.saved_bytes == fetched.loaded_bytes == fetched.loaded_blocks * BLOCK_BYTES > 0
+            assert (fetched.missed_blocks, fetched.failed_blocks, sent.failed_blocks) == (0, 0, 0)
+
+    def test_what_the_decoding_engine_has_is_not_sent_again(self, start_llm, llm):
+        with engines(start_llm, "kv_both", "kv_both") as (one, other):
+            first, second = prompt(0), prompt(0) + prompt(1)
+            decode(other, first)
+            [params] = prefill(one, second)
+            assert decode(other, second, params) == (alone(llm, second), 112)
+            assert other.engine.kv_tiers["peer"].loaded_blocks == 4
+            # And the other way round.
+            [params] = prefill(other, prompt(2))
+            assert decode(one, prompt(2), params)[1] == 48
+
+    def test_other_salts_find_nothing(self, start_llm, llm):
+        with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
+            salted = {"prompt_token_ids": prompt(0), "cache_salt": "a"}
+            [params] = prefill(producer, salted)
+            expected = alone(llm, prompt(0))
+            assert decode(consumer, prompt(0), params) == (expected, 0)
+            assert decode(consumer, salted, params) == (expected, 48)
+
+    # Windows, recurrent states, latents.
+    @pytest.mark.parametrize("family", quick_rows(["gpt_oss", "qwen3_5_text", "deepseek_v3"], ["gpt_oss"]))
+    def test_windows_states_and_latents_are_found(self, start_llm, checkpoint, family):
+        folder = checkpoint(family)
+        with (
+            engines(start_llm, "kv_producer", "kv_consumer", model=folder) as (producer, consumer),
+            start_llm(model=folder) as llm,
+        ):
+            for length in quick_lengths(llm):
+                tokens = prompt(length, length, 100)
+                [params] = prefill(producer, tokens)
+                (token_ids, logprobs), found = decode(consumer, tokens, params)
+                expected_ids, expected_logprobs = alone(llm, tokens)
+                assert token_ids == expected_ids
+                for entry, expected in zip(logprobs, expected_logprobs, strict=True):
+                    assert entry == pytest.approx(expected, abs=1e-4)
+                assert found == (length - 1) // 16 * 16
+
+    def test_many_prompts_at_once_in_few_blocks(self, start_llm, llm):
+        sizes = {"max_num_seqs": 4, "kv_cache_memory": 16 * BLOCK_BYTES, "max_model_len": 128}
+        prompts = [prompt(number, 40 + 5 * number) for number in range(12)]
+        with engines(start_llm, "kv_producer", "kv_consumer", **sizes) as (producer, consumer):
+            given = prefill(producer, *prompts)
+            outputs = consumer.generate(prompts, [with_params(params) for params in given])
+            for tokens, output in zip(prompts, outputs, strict=True):
+                assert output.outputs[0].token_ids == alone(llm, tokens)[0]
+                assert output.num_cached_tokens == (len(tokens) - 1) // 16 * 16
+
+
+def quick_lengths(llm):
+    return [length for length in (17, 48, 49, 100) if length + 8 <= llm.max_model_len]
+
+
+class TestFaults:
+    def test_blocks_whose_lease_is_over_make_room_and_are_computed(self, start_llm, llm):
+        config = {"kv_role": "kv_producer", "kv_port": 0, "kv_buffer_size": 6 * BLOCK_BYTES}
+        with (
+            engines(start_llm, "kv_consumer") as [consumer],
+            start_llm(kv_transfer_config={**config, "kv_connector_extra_config": {"lease_seconds": 0.2}}) as producer,
+        ):
+            [first] = prefill(producer, prompt(0))
+            assert prefill(producer, prompt(1))[0] is not None
+            # Four of them have no room while the first prompt's are kept.
+            time.sleep(0.3)
+            prefill(producer, prompt(2), prompt(3))
+            assert decode(consumer, prompt(0), first) == (alone(llm, prompt(0)), 0)
+            assert consumer.engine.kv_tiers["peer"].missed_blocks == 3
+
+    def test_another_model_is_refused_and_one_that_has_ended_is_not_waited_for(
+        self, checkpoint, start_llm, llm, tmp_path, caplog
+    ):
+        folder = variant(tmp_path / "other", checkpoint(), files={"model.safetensors": None})
+        tensors = load_file(checkpoint() / "model.safetensors")
+        name = "model.layers.0.self_attn.k_proj.weight"
+        save_file(tensors | {name: np.flip(tensors[name], 0).copy()}, folder / "model.safetensors")
+        expected = alone(llm, prompt(0))
+        with engines(start_llm, "kv_consumer") as [consumer]:
+            with engines(start_llm, "kv_producer", model=folder) as [producer]:
+                [params] = prefill(producer, prompt(0))
+                assert decode(consumer, prompt(0), params) == (expected, 0)
+                assert "refused: its model, version, machine or arguments differ" in caplog.text
+            consumer.engine.reset_prefix_cache()
+            started = time.monotonic()
+            assert decode(consumer, prompt(0), params) == (expected, 0)
+            assert time.monotonic() - started < 2
+            assert consumer.engine.kv_tiers["peer"].failed_blocks == 2
+
+    def test_a_part_that_an_engine_does_not_have_is_left_out(self, start_llm, llm):
+        expected = alone(llm, prompt(0))
+        with engines(start_llm, "kv_producer", "kv_producer", "kv_consumer") as (producer, other, consumer):
+            [params] = prefill(producer, prompt(0))
+            assert prefill(consumer, prompt(1)) == [None]
+            assert decode(other, prompt(0), params) == (expected, 0)
+            for given in ({}, {"do_remote_prefill": True}, {**params, "remote_block_ids": [1, 2], "tp_size": 1}):
+                assert decode(consumer, prompt(0), given)[0] == expected
+
+    def test_a_reset_takes_back_what_was_promised(self, start_llm):
+        with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
+            [params] = prefill(producer, prompt(0))
+            producer.engine.reset_prefix_cache()
+            assert decode(consumer, prompt(0), params)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"do_remote_prefill": "yes"}, "kv_transfer_params: do_remote_prefill='yes' must be of type bool"),
+        ({"remote_host": 5}, "remote_host=5 must be of type str"),
+        ({"remote_port": 1 << 16}, "remote_port=65536 must be a port"),
+        ({"remote_port": True}, "remote_port=True must be of type int"),
+        ([1], r"kv_transfer_params=\[1\] must be a dict"),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_refused(params, message):
+    with pytest.raises(RequestError, match=message):
+        with_params(params)
+
+
+def test_an_engine_without_a_part_refuses_the_parameters(llm):
+    with pytest.raises(RequestError, match="kv_transfer_params needs an engine with kv_transfer_config"):
+        prefill(llm, prompt(0))
+    with pytest.raises(RequestError, match="must be a dict with no key but kv_transfer_params"):
+        SamplingParams(extra_args={"other": 1})
+
+
+def test_vllms_values_that_change_nothing_are_taken():
+    config = KVTransferConfig.of(
+        {"kv_role": "kv_both", "kv_rank": 1, "kv_parallel_size": 2, "kv_buffer_device": "cuda", "kv_connector": None}
+    )
+    assert config == KVTransferConfig(kv_role="kv_both")
+    assert (config.kv_ip, config.kv_port, config.kv_buffer_size) == ("127.0.0.1", 14579, 1e9)
+    assert KVTransferConfig.of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], r"kv_transfer_config=\[\] must be a dict"),
+        ({}, "kv_role=None must be one of kv_producer, kv_consumer, kv_both"),
+        ({"kv_role": "both"}, "kv_role='both' must be one of"),
+        ({"kv_role": "kv_both", "kv_connector": "NixlConnector"}, "kv_connector='NixlConnector' is not supported"),
+        ({"kv_role": "kv_both", "kv_load_failure_policy": "fail"}, "kv_load_failure_policy='fail' is not supported"),
+        ({"kv_role": "kv_both", "kv_connector_module_path": "x"}, "no code is loaded"),
+        ({"kv_role": "kv_both", "kv_prot": 1}, "kv_transfer_config has the unknown key 'kv_prot'; known: "),
+        ({"kv_role": "kv_both", "kv_port": "1"}, "kv_port='1' must be of type int"),
+        ({"kv_role": "kv_both", "kv_port": -1}, "kv_port=-1 must be a port"),
+        ({"kv_role": "kv_both", "kv_buffer_size": 0}, "kv_buffer_size=0 must be a number greater than 0"),
+        ({"kv_role": "kv_both", "kv_ip": "0.0.0.0"}, "kv_ip='0.0.0.0' is no address that others could reach"),
+        ({"kv_role": "kv_producer", "kv_ip": "10.0.0.1"}, "kv_ip='10.0.0.1' is open to other machines"),
+        ({"kv_role": "kv_both", "kv_connector_extra_config": {"backends": []}}, "has the unknown key 'backends'"),
+        ({"kv_role": "kv_both", "kv_connector_extra_config": [1]}, r"kv_connector_extra_config=\[1\] must be a dict"),
+    ],
+)
+def test_what_cannot_be_honoured_is_one_clear_line(config, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        KVTransferConfig.of(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"enable_prefix_caching": False}, "kv_transfer_config needs prefix caching"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "kv_transfer_config is for one host"),
+        ({"data_parallel_size": 2, "enable_expert_parallel": True}, "kv_transfer_config is for one data rank"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_buffer_size": 100}}, "kv_buffer_size=100 holds no block"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_buffer_size": 1e15}}, "of memory that are free"),
+        ({"kv_transfer_config": {"kv_role": "kv_both", "kv_ip": "192.0.2.1"}}, "is open to other machines"),
+    ],
+)
+def test_engines_that_cannot_take_part_say_so_in_one_line(start_llm, arguments, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        start_llm(**{"kv_transfer_config": {"kv_role": "kv_both", "kv_port": 0}} | arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_token_is_read_from_a_file(start_llm, llm, tmp_path):
+    file = tmp_path / "token"
+    extra = {"kv_port": 0, "kv_connector_extra_config": {"token_file": str(file)}}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        start_llm(kv_transfer_config={"kv_role": "kv_both", **extra})
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="holds 5 characters"):
+        start_llm(kv_transfer_config={"kv_role": "kv_both", **extra})
+    file.write_text("0123456789abcdef\n")
+    with (
+        start_llm(kv_transfer_config={"kv_role": "kv_producer", **extra}) as producer,
+        start_llm(kv_transfer_config={"kv_role": "kv_consumer", **extra}) as consumer,
+        engines(start_llm, "kv_consumer") as [stranger],
+    ):
+        [params] = prefill(producer, prompt(0))
+        assert decode(stranger, prompt(0), params) == (alone(llm, prompt(0)), 0)
+        assert decode(consumer, prompt(0), params)[1] == 48
