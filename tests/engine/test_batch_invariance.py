@@ -75,7 +75,7 @@ def digest(row):
     return hashlib.sha256(row.tobytes()).hexdigest()[:16]
 
 
-def main(num_processors, model, quantization):
+def main(num_processors, model, options):
     """Prints, as JSON, what each kind of run gave for each prompt."""
     from jaxis import LLM, SamplingParams
     from jaxis.config.attention_span import FULL_CONTEXT
@@ -88,8 +88,8 @@ def main(num_processors, model, quantization):
         max_num_batched_tokens=64,
         kv_cache_memory="8MiB",
         max_model_len=256,
-        quantization=quantization,
         show_progress=False,
+        **options,
     ) as llm:
         recorder = Recorder(llm)
         engine = llm.engine
@@ -126,34 +126,42 @@ SIZES = {
     "gpt_oss": GPT_OSS_SIZES,
     "llama4": LLAMA_4_SIZES,
 }
-# Model, how it is quantized, and on how many processors.
+ALL = NUM_PROCESSORS[-1:]
+BFLOAT16 = {"dtype": "bfloat16"}
+# Model, the engine's arguments, and on how many processors.
 CASES = {
-    "plain": (None, None, NUM_PROCESSORS),
-    "int8": (None, "int8", NUM_PROCESSORS),
-    "int4": (None, "int4", NUM_PROCESSORS[-1:]),
-    "deepseek_v3": ("deepseek_v3", None, NUM_PROCESSORS[-1:]),
-    "gpt_oss": ("gpt_oss", None, NUM_PROCESSORS[-1:]),
-    "qwen3_5": ("qwen3_5_text", None, NUM_PROCESSORS[-1:]),
-    "llama4": ("llama4", None, NUM_PROCESSORS[-1:]),
+    "plain": (None, {}, NUM_PROCESSORS),
+    "bfloat16": (None, BFLOAT16, ALL),
+    "qwen3_5": ("qwen3_5_text", {}, ALL),
+}
+# The kernels of narrow weights, of latents and of experts have such tests of their own, which run every time.
+SLOW_CASES = {
+    "int8": (None, {"quantization": "int8"}, NUM_PROCESSORS),
+    "int4": (None, {"quantization": "int4"}, ALL),
+    "deepseek_v3": ("deepseek_v3", {}, ALL),
+    "gpt_oss": ("gpt_oss", {}, ALL),
+    "llama4": ("llama4", {}, ALL),
+    "bfloat16, int8": (None, {"quantization": "int8", **BFLOAT16}, NUM_PROCESSORS),
+    "bfloat16, int4, int8 cache": (None, {"quantization": "int4", "kv_cache_dtype": "int8", **BFLOAT16}, ALL),
+    "bfloat16, deepseek_v3": ("deepseek_v3", BFLOAT16, ALL),
+    "bfloat16, gpt_oss": ("gpt_oss", BFLOAT16, ALL),
+    "bfloat16, qwen3_5": ("qwen3_5_text", BFLOAT16, ALL),
+    "bfloat16, llama4": ("llama4", BFLOAT16, ALL),
+    "float16": (None, {"dtype": "float16"}, ALL),
 }
 
-# The kernels of narrow weights, of latents and of experts have such tests of their own, which run every time.
-SLOW_CASES = ("int8", "int4", "deepseek_v3", "gpt_oss", "llama4")
 
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(c, marks=[pytest.mark.slow] if c in SLOW_CASES else []) for c in CASES]
-)
+@pytest.fixture(scope="module", params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
 def runs(request, tmp_path_factory):
     """Number of processors -> kind of run -> prompt -> what it gave."""
-    family, quantization, counts = CASES[request.param]
+    family, options, counts = (CASES | SLOW_CASES)[request.param]
     model = None
     if family is not None:
         model = str(write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **SIZES[family]))
     found = {}
     for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"
-        script += f"from tests.engine.test_batch_invariance import main; main({count}, {model!r}, {quantization!r})"
+        script += f"from tests.engine.test_batch_invariance import main; main({count}, {model!r}, {options!r})"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
         process = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False

@@ -21,9 +21,19 @@ SLOW_NAMES = (
     *("Command R+, norms on heads", "Gemma 3", "Gemma 3n", "Phi-4", "Falcon-H1", "GLM-5.2", "Jamba", "Ling 3"),
     *("Nemotron 3", "Step 3.5"),
 )
+BFLOAT16_NAMES = (
+    *NAMES,
+    *SLOW_NAMES,
+    "Llama 3.1",
+    "Gemma 2",
+    "Qwen3 MoE",
+    "DeepSeek V3",
+    "DeepSeek V3.2",
+    "Qwen3-Next",
+)
 
 
-def main(*names: str) -> None:
+def main(dtype: str, *names: str) -> None:
     """Prints, as JSON, log-probabilities of requests alone and together, of each of these families."""
     from jaxis import LLM, SamplingParams
     from tests.support import parity
@@ -35,7 +45,7 @@ def main(*names: str) -> None:
     for family in (f for f in parity.FAMILIES if f.name in names):
         with LLM(
             parity.checkpoint_folder(family),
-            **{"dtype": "float32", "kv_cache_memory": "4MiB", "max_num_batched_tokens": 64, "max_model_len": 128},
+            **{"dtype": dtype, "kv_cache_memory": "4MiB", "max_num_batched_tokens": 64, "max_model_len": 128},
             show_progress=False,
             enable_prefix_caching=False,
         ) as llm:
@@ -49,12 +59,20 @@ def _logprobs(output: object) -> list[dict[int, str]]:
     return [{token: value.logprob.hex() for token, value in entry.items()} for entry in output.outputs[0].logprobs]
 
 
-@pytest.mark.parametrize("names", [NAMES, pytest.param(SLOW_NAMES, marks=pytest.mark.slow)], ids=["quick", "slow"])
-def test_log_probabilities_are_equal_to_the_bit_alone_and_together(names):
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [
+        ("float32", NAMES),
+        pytest.param("float32", SLOW_NAMES, marks=pytest.mark.slow),
+        pytest.param("bfloat16", BFLOAT16_NAMES, marks=pytest.mark.slow),
+    ],
+    ids=["quick", "slow", "bfloat16"],
+)
+def test_log_probabilities_are_equal_to_the_bit_alone_and_together(dtype, names):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
     script = "import sys; from tests.engine.test_batch_invariance_of_families import main; main(*sys.argv[1:])"
     process = subprocess.run(
-        [sys.executable, "-c", script, *names], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, dtype, *names], env=environment, capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr[-2000:]
     found = json.loads(process.stdout.splitlines()[-1])

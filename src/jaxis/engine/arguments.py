@@ -70,7 +70,8 @@ class EngineArgs:
       enable_prefix_caching: Compute equal prompt prefixes once.
       block_size: Tokens of a KV cache block.
       kv_cache_dtype: Type of cached keys and values; "int8" has a float32 scale for each token and head. "auto" is
-        `dtype`; if that is "auto" too, on CPU, it is bfloat16 for a checkpoint in bfloat16.
+        `dtype`; but on CPU, if that is "auto" too, it is bfloat16 for a checkpoint in bfloat16, and if it is "float16",
+        it is float32, because the native kernels have no float16 cache.
       kv_offloading_size: GiB of the host's memory for blocks that the KV cache has no room for; None is none. See
         docs/kv-offloading.md.
       kv_offloading_backend: Whose they are: only "native".

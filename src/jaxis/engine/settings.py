@@ -77,12 +77,14 @@ def _kv_cache_dtype(args: EngineArgs, hf_config: HFConfig) -> DTypeLike | None:
     """The requested type; else the model's or, if neither was requested, a checkpoint's own bfloat16.
 
     On CPU a model computes in float32 by default, whatever its checkpoint's type: a bfloat16 cache is what the
-    checkpoint was trained with, and half the memory to read.
+    checkpoint was trained with, and half the memory to read. The native kernels have no float16 cache.
     """
     if args.kv_cache_dtype != "auto":
         return KV_CACHE_DTYPES[args.kv_cache_dtype]
     if args.dtype == "auto" and native.usable() and _checkpoint_dtype(hf_config) == "bfloat16":
         return jnp.bfloat16
+    if args.dtype == "float16" and native.usable() and args.num_devices == 1:
+        return jnp.float32
     return None
 
 

@@ -130,6 +130,8 @@ WIDTHS = {
     "int4": {"quantization": "int4"},
     "int8 cache": {"kv_cache_dtype": "int8"},
     "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "bfloat16, int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 
 
@@ -144,7 +146,7 @@ def test_at_every_width(width: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", ["float32", "int8"])
+@pytest.mark.parametrize("width", ["float32", "bfloat16", "int8"])
 def test_every_family(width: str) -> None:
     from tests.support import parity
 

@@ -20,7 +20,7 @@ def softplus(x: jax.Array, bias: jax.Array) -> jax.Array:
     Returns:
       float32 [T, N].
     """
-    return cpu.softplus(x, bias) if cpu.supports(x, bias) else reference.softplus(x, bias)
+    return cpu.softplus(x, bias) if cpu.is_usable() else reference.softplus(x, bias)
 
 
 def gated(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
@@ -34,11 +34,11 @@ def gated(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
     Returns:
       [T, M] in x's type.
     """
-    if cpu.supports(x, logits):
+    if cpu.is_usable():
         return cpu.gated(x, logits, activation)
     return reference.gated(x, logits, activation)
 
 
 def softmax(x: jax.Array) -> jax.Array:
     """float32 [T, N] -> the same shape: each row's softmax."""
-    return cpu.softmax(x) if cpu.supports(x) else reference.softmax(x)
+    return cpu.softmax(x) if cpu.is_usable() else reference.softmax(x)

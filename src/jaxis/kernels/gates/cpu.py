@@ -17,9 +17,9 @@ from jaxis.kernels.gates import reference
 from jaxis.kernels.native_constants import GATES
 
 
-def supports(*arrays: jax.Array) -> bool:
-    """Whether the kernels take these types."""
-    return native.usable() and all(array.dtype == jnp.float32 for array in arrays)
+def is_usable() -> bool:
+    """Whether a program traced now may call the kernels."""
+    return native.usable()
 
 
 def _softplus(x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -38,7 +38,7 @@ softmax = native.transformable(_softmax, reference.softmax)
 
 def gated(x: jax.Array, logits: jax.Array, activation: str) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.gates.gated`."""
-    return _gated(activation)(x, logits)
+    return _gated(activation)(x.astype(jnp.float32), logits.astype(jnp.float32)).astype(x.dtype)
 
 
 @functools.cache

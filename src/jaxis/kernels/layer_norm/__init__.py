@@ -21,6 +21,6 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsil
     Returns:
       [..., N] in x's type.
     """
-    if cpu.supports(x, weight, bias):
+    if cpu.is_usable():
         return cpu.layer_norm(x, weight, bias, epsilon=epsilon)
     return reference.layer_norm(x, weight, bias, epsilon=epsilon)

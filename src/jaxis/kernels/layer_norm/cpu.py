@@ -1,4 +1,4 @@
-"""Layer norm on CPU: the native kernel."""
+"""Layer norm on CPU: the native kernel, which computes in float32."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jaxis.kernels import native
 from jaxis.kernels.layer_norm import reference
 
 
-def supports(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> bool:
-    """Whether the kernel takes these types."""
-    arrays = (x, weight) if bias is None else (x, weight, bias)
-    return native.usable() and all(array.dtype == jnp.float32 for array in arrays)
+def is_usable() -> bool:
+    """Whether a program traced now may call the kernel."""
+    return native.usable()
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, *, epsilon: float) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.layer_norm.layer_norm`."""
-    return _layer_norm(epsilon)(x, weight, jnp.zeros_like(weight) if bias is None else bias)
+    bias = jnp.zeros_like(weight) if bias is None else bias
+    return _layer_norm(epsilon)(*(array.astype(jnp.float32) for array in (x, weight, bias))).astype(x.dtype)
 
 
 @functools.cache

@@ -20,6 +20,6 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
     Returns:
       [..., N] in x's type.
     """
-    if cpu.supports(x, weight):
+    if cpu.is_usable():
         return cpu.rms_norm(x, weight, epsilon=epsilon)
     return reference.rms_norm(x, weight, epsilon=epsilon)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm on CPU: the native kernel."""
+"""Root-mean-square norm on CPU: the native kernel, which computes in float32."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from jaxis.kernels import native
 from jaxis.kernels.rms_norm import reference
 
 
-def supports(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether the kernel takes these types."""
-    return native.usable() and x.dtype == weight.dtype == jnp.float32
+def is_usable() -> bool:
+    """Whether a program traced now may call the kernel."""
+    return native.usable()
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, epsilon: float) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.rms_norm.rms_norm`."""
-    return _rms_norm(epsilon)(x, weight)
+    wide = x.astype(jnp.float32)
+    if weight.dtype == jnp.float32:
+        return _rms_norm(epsilon)(wide, weight).astype(x.dtype)
+    # Rounded before the weight is applied, as in the definition.
+    normalised = _rms_norm(epsilon)(wide, jnp.ones(weight.shape, jnp.float32)).astype(weight.dtype)
+    return (normalised * weight).astype(x.dtype)
 
 
 @functools.cache

@@ -32,6 +32,6 @@ def rotary_embedding(
     Returns:
       q and k, rotated, in their dtypes.
     """
-    if cpu.supports(q, k, cos, sin, norms):
+    if cpu.is_usable():
         return cpu.rotary_embedding(q, k, cos, sin, interleaved=interleaved, norms=norms)
     return reference.rotary_embedding(q, k, cos, sin, interleaved=interleaved, norms=norms)

@@ -1,4 +1,4 @@
-"""Rotary embedding on CPU: the native kernel."""
+"""Rotary embedding on CPU: the native kernel, which computes in float32."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.kernels import native
+from jaxis.kernels.rms_norm.cpu import rms_norm
 from jaxis.kernels.rotary_embedding import reference
 from jaxis.kernels.rotary_embedding.head_norms import HeadNorms
 
 
-def supports(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, norms: HeadNorms | None) -> bool:
-    """Whether the kernel takes these types."""
-    arrays = (q, k, cos, sin) if norms is None else (q, k, cos, sin, norms.q_weight, norms.k_weight)
-    return native.usable() and all(array.dtype == jnp.float32 for array in arrays)
+def is_usable() -> bool:
+    """Whether a program traced now may call the kernel."""
+    return native.usable()
 
 
 def rotary_embedding(
     q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool, norms: HeadNorms | None
 ) -> tuple[jax.Array, jax.Array]:
     """Same arguments and result as `jaxis.kernels.rotary_embedding.rotary_embedding`."""
-    if norms is None:
-        return _plain(interleaved)(q, k, cos, sin)
-    return _with_norms(interleaved, norms.epsilon)(q, k, cos, sin, norms.q_weight, norms.k_weight)
+    if norms is not None:
+        operands = (q, k, norms.q_weight, norms.k_weight)
+        if all(array.dtype == jnp.float32 for array in operands):
+            return _with_norms(interleaved, norms.epsilon)(q, k, cos, sin, norms.q_weight, norms.k_weight)
+        # Heads are rounded between the norm and the rope, as in the definition.
+        q = rms_norm(q, norms.q_weight, epsilon=norms.epsilon)
+        k = rms_norm(k, norms.k_weight, epsilon=norms.epsilon)
+    rotated_q, rotated_k = _plain(interleaved)(q.astype(jnp.float32), k.astype(jnp.float32), cos, sin)
+    return rotated_q.astype(q.dtype), rotated_k.astype(k.dtype)
 
 
 @functools.cache
