@@ -7,6 +7,7 @@ To add a family, add a row to FAMILIES.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import re
@@ -735,6 +736,15 @@ EVERY_KIND = {
     *("MiMo V2 Flash", "Step 3.5", "Phi-3.5-MoE", "Laguna", "Qwen3.5", "LFM2", "Nemotron 3", "Falcon-H1", "Jamba"),
     *("Mamba2", "Kimi Linear", "Ling 3", "OLMo Hybrid"),
 }
+
+
+def with_native_heads(family: Family) -> Family:
+    """The family, with heads twice as large where native attention, which takes multiples of 16, has none of the size.
+
+    Twice, so that parts of a head, such as those that RoPE rotates, stay whole numbers.
+    """
+    size = family.config.get("head_dim", 16)
+    return family if size % 16 == 0 else dataclasses.replace(family, config={**family.config, "head_dim": 2 * size})
 
 
 @lru_cache(NUM_KEPT)

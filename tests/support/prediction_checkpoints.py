@@ -86,6 +86,24 @@ def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transf
     return folder, larger
 
 
+def write_last_token_checkpoint(folder: Path, row: Family) -> Path:
+    """Saves a model whose next token follows from the last one alone, with a layer that predicts as the model does.
+
+    Attention and feed-forward blocks add 0, and the layer's projection lets the embedding of the next token through.
+    """
+    write_prediction_checkpoint(folder, row)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = np.zeros_like(tensor)
+        if name.endswith(("model.norm.weight", "enorm.weight", "shared_head.norm.weight")):
+            tensors[name] = np.ones_like(tensor)
+        if name.endswith("eh_proj.weight"):
+            tensors[name] = np.eye(*tensor.shape, dtype=np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 @torch.no_grad()
 def reference_drafts(
     folder: Path, larger: transformers.PreTrainedModel, tokens: Sequence[int], num_drafts: int

@@ -93,7 +93,7 @@ class BlockFetcher:
         if self._client is not None and peer is not None and is_wanted.is_set():
             self._ask(self._client, peer, blocks, digests, is_wanted, deadline)
 
-    def _read(self, blocks: BlockManager, digests: list[bytes], is_wanted: threading.Event) -> None:
+    def _read(self, blocks: BlockManager | DataRanksBlocks, digests: list[bytes], is_wanted: threading.Event) -> None:
         """Reads from disk the longest prefix that is somewhere here."""
 
         def is_anywhere(group: int, digest: bytes) -> bool:

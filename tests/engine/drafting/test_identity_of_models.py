@@ -2,7 +2,6 @@
 was sampled is what `prompt_logprobs` scores. In processes of their own, with XLA's usual optimizations."""
 
 import json
-import operator
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ def main(families: list[str], options: dict[str, object]) -> None:
     from jaxis import LLM, SamplingParams
     from tests.support import parity
     from tests.support.drafters import drafters, drafting
-    from tests.support.parity import prompt
+    from tests.support.parity import prompt, with_native_heads
 
     prompts = [{"prompt_token_ids": prompt(length)} for length in (3, 40, 61)]
     requests = [
@@ -35,7 +34,7 @@ def main(families: list[str], options: dict[str, object]) -> None:
         for temperature in (0.0, 0.7, 2.0)
     ]
     found = {}
-    for family in [each for each in parity.FAMILIES if each.name in families]:
+    for family in [with_native_heads(each) for each in parity.FAMILIES if each.name in families]:
         with LLM(
             parity.checkpoint_folder(family),
             **{
@@ -98,26 +97,15 @@ def answers_of(families: list[str], options: dict[str, object]) -> dict:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def equal_up_to_rounding(answers: list, others: list) -> bool:
-    """Where heads have a size that native attention does not compute."""
-    for (entries, *rest), (other_entries, *other_rest) in zip(answers, others, strict=True):
-        if rest != other_rest:
-            return False
-        for entry, other in zip(entries, other_entries, strict=True):
-            both = [(float.fromhex(entry[token]), float.fromhex(other[token])) for token in entry.keys() & other.keys()]
-            if not both or any(abs(one - two) > 1e-4 for one, two in both):
-                return False
-    return True
-
-
 def check(families: list[str], options: dict[str, object]) -> None:
     found = answers_of(families, options)
     assert set(found) == set(families)
     for family, result in found.items():
         plain = result["runs"]["plain"]
-        assert len({str(answer) for answer in plain}) == len(plain)
-        same = operator.eq if result["is_native"] else equal_up_to_rounding
-        differing = [name for name, answers in result["runs"].items() if not same(answers, plain)]
+        # Where logits are nearly even, one seed draws the same tokens at two temperatures.
+        assert len({str(answer) for answer in plain}) > 6
+        assert result["is_native"], f"{family}: native attention does not compute heads of this size"
+        differing = [name for name, answers in result["runs"].items() if answers != plain]
         assert not differing, f"{family}: {differing}"
         assert result["num_right"]["right"] > 40, family
         assert result["num_right"]["random"] < 10, family
@@ -145,9 +133,13 @@ def test_at_every_width(width: str) -> None:
     check(["Qwen3"], {**WIDTHS[width]})
 
 
+NUM_PARTS = 8
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("width", ["float32", "bfloat16", "int8"])
-def test_every_family(width: str) -> None:
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+@pytest.mark.parametrize("width", ["float32", "int8", "int4", "int8 cache", "bfloat16"])
+def test_every_family(width: str, part: int) -> None:
     from tests.support import parity
 
-    check([family.name for family in parity.FAMILIES], WIDTHS[width])
+    check([family.name for family in parity.FAMILIES][part::NUM_PARTS], WIDTHS[width])

@@ -11,6 +11,7 @@ from jaxis.engine.engine import LLMEngine
 from tests.support.draft_runs import make_runner, write_folders
 from tests.support.drafters import AllDrafts
 from tests.support.parity import prompt
+from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
 
 REQUESTS = [
     (prompt(20), SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)),
@@ -65,7 +66,15 @@ def test_drafts_of_layers_change_no_answer(folders, kind):
 def test_a_drafter_that_is_the_model_itself_is_always_right(folders):
     """The layers see what the model sees: each step gives all drafts and one token more."""
     target = folders["draft_model"][0]
-    runner = make_runner((target, target), max_num_batched_tokens=16)
+    check_always_right((target, target))
+
+
+def test_a_layer_that_predicts_as_the_model_does_is_always_right(tmp_path):
+    check_always_right((write_last_token_checkpoint(tmp_path, family("GLM-4.5 MoE", head_dim=32)), None))
+
+
+def check_always_right(pair):
+    runner = make_runner(pair, max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.executor, tokenizer=None, eos_token_ids=frozenset())
     drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
     engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
