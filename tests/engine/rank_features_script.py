@@ -67,11 +67,11 @@ def check_store(llm: LLM, expected: list[Any]) -> None:
     store, ranks = engine.store, engine.scheduler.ranks
     assert store is not None
     engine.reset_prefix_cache()
-    num_evicted = sum(rank.block_manager.num_blocks for rank in ranks) // 6 + len(ranks)
+    # Prompts of six blocks take the places of everything else, and so do their states.
+    num_held = max(ranks[0].block_manager.num_blocks // 6, engine.runner.num_state_slots or 0)
     with mock.patch.object(engine, "speculation", None):
         assert tokens(run(llm, [(SHARED, GREEDY)])) == expected[:1]
-        # Prompts of six blocks take the places of everything else.
-        run(llm, [([i, *SHARED[1:]], GREEDY) for i in range(num_evicted)])
+        run(llm, [([i, *SHARED[1:]], GREEDY) for i in range((num_held + 1) * len(ranks))])
         before = [rank.block_manager.prefix_cache_hits for rank in ranks]
         loaded = store.stats["host"].loaded_blocks
         outputs = run(llm, [(SHARED, GREEDY)] * (2 * len(ranks)))

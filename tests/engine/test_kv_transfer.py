@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 from jaxis import SamplingParams
 from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.errors import ConfigError, RequestError
-from tests.support.quick_rows import quick_rows
+from jaxis.kernels import native
 from tests.support.tiny_checkpoints import variant
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 5}
 BLOCK_BYTES = 8192
+same_bits = pytest.mark.skipif(not native.usable(), reason="the same bits, however a prompt is split, are native")
 
 
 def prompt(number, length=60, vocabulary=400):
@@ -60,6 +61,7 @@ def alone(llm, tokens):
     return answer
 
 
+@same_bits
 class TestAnswers:
     def test_full_blocks_of_a_prompt_are_found_and_its_answer_has_the_same_bits(self, start_llm, llm):
         with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
@@ -84,35 +86,32 @@ class TestAnswers:
             [params] = prefill(other, prompt(2))
             assert decode(one, prompt(2), params)[1] == 48
 
-    def test_other_salts_find_nothing(self, start_llm, llm):
-        with engines(start_llm, "kv_producer", "kv_consumer") as (producer, consumer):
+    def test_engines_of_other_sizes_share_blocks_and_other_salts_find_nothing(self, start_llm, llm):
+        sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 32, "kv_cache_memory": "4MiB"}
+        with (
+            engines(start_llm, "kv_producer", **sizes) as [producer],
+            engines(start_llm, "kv_consumer") as [consumer],
+        ):
             salted = {"prompt_token_ids": prompt(0), "cache_salt": "a"}
             [params] = prefill(producer, salted)
             expected = alone(llm, prompt(0))
             assert decode(consumer, prompt(0), params) == (expected, 0)
             assert decode(consumer, salted, params) == (expected, 48)
 
-    # Windows, recurrent states, latents.
-    @pytest.mark.parametrize("family", quick_rows(["gpt_oss", "qwen3_5_text", "deepseek_v3"], ["gpt_oss"]))
-    def test_windows_states_and_latents_are_found(self, start_llm, checkpoint, family):
-        folder = checkpoint(family)
-        with (
-            engines(start_llm, "kv_producer", "kv_consumer", model=folder) as (producer, consumer),
-            start_llm(model=folder) as llm,
-        ):
-            for length in quick_lengths(llm):
-                tokens = prompt(length, length, 100)
-                [params] = prefill(producer, tokens)
-                (token_ids, logprobs), found = decode(consumer, tokens, params)
-                expected_ids, expected_logprobs = alone(llm, tokens)
-                assert token_ids == expected_ids
-                for entry, expected in zip(logprobs, expected_logprobs, strict=True):
-                    assert entry == pytest.approx(expected, abs=1e-4)
-                assert found == (length - 1) // 16 * 16
+    def test_windows_are_found(self, start_llm, checkpoint, tmp_path):
+        check_family(start_llm, variant(tmp_path / "window", checkpoint("mistral"), sliding_window=21), [100])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["Gemma 3", "Qwen3.5", "Falcon-H1", "Nemotron 3", "DeepSeek V3", "DeepSeek V3.2"])
+    def test_windows_states_and_latents_are_found(self, start_llm, name):
+        from tests.support import parity  # imports torch
+
+        [family] = [family for family in parity.FAMILIES if family.name == name]
+        check_family(start_llm, parity.checkpoint_folder(family), [17, 48, 49, 100], dtype="float32")
 
     def test_many_prompts_at_once_in_few_blocks(self, start_llm, llm):
         sizes = {"max_num_seqs": 4, "kv_cache_memory": 16 * BLOCK_BYTES, "max_model_len": 128}
-        prompts = [prompt(number, 40 + 5 * number) for number in range(12)]
+        prompts = [prompt(number, 40 + 5 * number) for number in range(8)]
         with engines(start_llm, "kv_producer", "kv_consumer", **sizes) as (producer, consumer):
             given = prefill(producer, *prompts)
             outputs = consumer.generate(prompts, [with_params(params) for params in given])
@@ -121,10 +120,24 @@ class TestAnswers:
                 assert output.num_cached_tokens == (len(tokens) - 1) // 16 * 16
 
 
-def quick_lengths(llm):
-    return [length for length in (17, 48, 49, 100) if length + 8 <= llm.max_model_len]
+def check_family(start_llm, folder, lengths, **arguments):
+    """A model's prompts of these lengths are found, and have the answers of one engine alone."""
+    with (
+        engines(start_llm, "kv_producer", "kv_consumer", model=folder, **arguments) as (producer, consumer),
+        start_llm(model=folder, **arguments) as llm,
+    ):
+        for length in lengths:
+            tokens = prompt(length, length, 100)
+            [params] = prefill(producer, tokens)
+            (token_ids, logprobs), found = decode(consumer, tokens, params)
+            expected_ids, expected_logprobs = alone(llm, tokens)
+            assert token_ids == expected_ids
+            for entry, expected in zip(logprobs, expected_logprobs, strict=True):
+                assert entry == pytest.approx(expected, abs=1e-4)
+            assert found == (length - 1) // 16 * 16
 
 
+@same_bits
 class TestFaults:
     def test_blocks_whose_lease_is_over_make_room_and_are_computed(self, start_llm, llm):
         config = {"kv_role": "kv_producer", "kv_port": 0, "kv_buffer_size": 6 * BLOCK_BYTES}
@@ -152,7 +165,7 @@ class TestFaults:
             with engines(start_llm, "kv_producer", model=folder) as [producer]:
                 [params] = prefill(producer, prompt(0))
                 assert decode(consumer, prompt(0), params) == (expected, 0)
-                assert "refused: its model, version, machine or arguments differ" in caplog.text
+                assert "declined: its model, version, machine or arguments differ" in caplog.text
             consumer.engine.reset_prefix_cache()
             started = time.monotonic()
             assert decode(consumer, prompt(0), params) == (expected, 0)
@@ -248,6 +261,7 @@ def test_engines_that_cannot_take_part_say_so_in_one_line(start_llm, arguments, 
     assert "\n" not in str(error.value)
 
 
+@same_bits
 def test_a_token_is_read_from_a_file(start_llm, llm, tmp_path):
     file = tmp_path / "token"
     extra = {"kv_port": 0, "kv_connector_extra_config": {"token_file": str(file)}}

@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import time
 
 import httpx
 import pytest
 
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.setup import build_engine
+from jaxis.host.progress import ProgressDisplay
 from tests.engine.hosts.commands import SERVE
+from tests.server.conftest import serving
 from tests.support.host_processes import free_port, host_processes
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
 MESSAGES = [{"role": "user", "content": "Tell me about the sea, and about ships. " * 8}]
+TEXT = {"prompt": MESSAGES[0]["content"], "temperature": 0, "max_tokens": 12, "logprobs": 3}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def serve(port, *options):
@@ -76,21 +83,69 @@ def counted(client, name):
     return float(value)
 
 
+def wait_until_refused(params, seconds=30):
+    """The process of a killed server's engine ends a moment later."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((params["remote_host"], params["remote_port"]), 1).close()
+        except OSError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("it still listens")
+
+
+@contextlib.contextmanager
+def server_in_a_thread(**transfer):
+    arguments = EngineArgs(
+        max_num_seqs=4, max_num_batched_tokens=64, kv_cache_memory="8MiB", kv_transfer_config={"kv_port": 0, **transfer}
+    )
+    built = build_engine(arguments, ProgressDisplay(False))
+    try:
+        with serving(built) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+            yield client
+    finally:
+        built.engine.close()
+
+
+def test_both_endpoints_hand_a_prompt_over_and_streams_and_lists_of_prompts_take_it():
+    with server_in_a_thread(kv_role="kv_producer") as one, server_in_a_thread(kv_role="kv_consumer") as two:
+        for path, request in ((CHAT, {"messages": MESSAGES, **GREEDY}), (COMPLETIONS, TEXT)):
+            expected = two.post(path, json=request).json()
+            two.post("/reset_prefix_cache")
+            answer = decode(two, path, request, prefill(one, path, request))
+            assert said(answer) == said(expected)
+            assert cached(answer) == (answer["usage"]["prompt_tokens"] - 1) // 16 * 16 > 48
+
+        batch = {**TEXT, "prompt": ["The sea. " * 30, "The land. " * 30]}
+        answer = decode(two, COMPLETIONS, batch, params := prefill(one, COMPLETIONS, batch))
+        assert cached(answer) > 2 * 48
+        two.post("/reset_prefix_cache")
+        streamed = two.post(COMPLETIONS, json={**batch, "stream": True, "kv_transfer_params": params}).text
+        events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        choices = [choice for event in events for choice in event["choices"]]
+        for choice in answer["choices"]:
+            assert "".join(c["text"] for c in choices if c["index"] == choice["index"]) == choice["text"]
+
+        for broken in ("yes", [1], {"remote_port": "x"}, {"do_remote_prefill": 1}):
+            refused = two.post(COMPLETIONS, json={**TEXT, "kv_transfer_params": broken})
+            assert refused.status_code == 400
+            assert "kv_transfer_params" in refused.text
+
+
 @pytest.mark.slow
 def test_a_decode_server_answers_as_one_server_alone_whatever_becomes_of_the_prefill_server():
-    chat, completions = "/v1/chat/completions", "/v1/completions"
     body = {"messages": MESSAGES, **GREEDY}
-    text = {"prompt": MESSAGES[0]["content"], "temperature": 0, "max_tokens": 12, "logprobs": 3}
     with servers(
         transfer("kv_producer", free_port()),
         transfer("kv_consumer", free_port()),
         (),
     ) as [(first, one), (_, two), (_, alone)]:
-        refused = alone.post(chat, json={**body, "kv_transfer_params": {"do_remote_decode": True}})
+        refused = alone.post(CHAT, json={**body, "kv_transfer_params": {"do_remote_decode": True}})
         assert refused.status_code == 400
         assert "kv_transfer_config" in refused.text
 
-        for path, request in ((chat, body), (completions, text)):
+        for path, request in ((CHAT, body), (COMPLETIONS, TEXT)):
             expected = alone.post(path, json=request).json()
             assert cached(expected) == 0
             params = prefill(one, path, request)
@@ -103,13 +158,14 @@ def test_a_decode_server_answers_as_one_server_alone_whatever_becomes_of_the_pre
         assert counted(two, "failed_blocks") == counted(two, "missed_blocks") == 0
 
         other = {**body, "messages": [{"role": "user", "content": "Ships again? " * 20}]}
-        expected = alone.post(chat, json=other).json()
-        params = prefill(one, chat, other)
+        expected = alone.post(CHAT, json=other).json()
+        params = prefill(one, CHAT, other)
         first.process.kill()
         first.process.wait()
+        wait_until_refused(params)
         for _ in range(2):
             two.post("/reset_prefix_cache")
-            answer = decode(two, chat, other, params)
+            answer = decode(two, CHAT, other, params)
             assert said(answer) == said(expected)
             assert cached(answer) == 0
         assert counted(two, "failed_blocks") >= 2

@@ -170,6 +170,7 @@ FAMILIES = (
     Family("Llama, dynamic rope", "LlamaConfig", {"max_position_embeddings": 200, **_rope("dynamic", factor=2.0)}),
     Family("Llama, yarn rope", "LlamaConfig", _rope("yarn", factor=8.0, original_max_position_embeddings=64)),
     Family("Qwen2", "Qwen2Config", _rope(theta=1_000_000.0)),
+    Family("MiMo", "Qwen2Config", {"head_dim": 32, **_rope(theta=640_000.0)}, architecture="MiMoForCausalLM"),
     Family("Qwen2, tied", "Qwen2Config", {"tie_word_embeddings": True}),
     Family("Qwen2.5, yarn rope", "Qwen2Config", _YARN),
     Family(
@@ -726,7 +727,7 @@ SLOW_NAMES = {
     *("Qwen3 MoE, dense layers between, biases", "Llama 4, dense layers between, no norms"),
     *("GLM-4.5 MoE, groups, two dense layers", "DeepSeek V3, half-split rope, biases", "Kimi K2"),
     *("EXAONE 4, no windows", "Granite 4, dense, attention alone", "Granite SWA"),
-    *("Llama 3.1", "Qwen2, window layers", "DeepSeek V2, biases", "Qwen3.5 MoE", "Cohere 2 MoE"),
+    *("Llama 3.1", "MiMo", "Qwen2, window layers", "DeepSeek V2, biases", "Qwen3.5 MoE", "Cohere 2 MoE"),
 }
 # One of each kind of attention, state, router, norm and residual.
 EVERY_KIND = {

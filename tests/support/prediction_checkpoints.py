@@ -24,6 +24,7 @@ from tests.support.parity import FAMILIES, Family, reference_model
 _EXTRA_PARTS = {
     "numbered": {"enorm": "E", "hnorm": "E", "eh_proj": "E,2E", "shared_head.norm": "E"},
     "separate": {"pre_fc_norm_embedding": "E", "pre_fc_norm_hidden": "E", "fc": "E,2E", "norm": "E"},
+    "hidden first": {"token_layernorm": "E", "hidden_layernorm": "E", "input_proj": "E,2E", "final_layernorm": "E"},
 }
 
 
@@ -58,18 +59,19 @@ def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transf
     larger.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     num_layers, size = config["num_hidden_layers"] - 1, config["hidden_size"]
-    is_separate = "layer_types" in config
-    last, module = f"model.layers.{num_layers}.", "mtp." if is_separate else f"model.layers.{num_layers}."
-    layer = "mtp.layers.0." if is_separate else last
+    kind = _kind(config, row)
+    is_separate, last = kind == "separate", f"model.layers.{num_layers}."
+    module = {"separate": "mtp.", "numbered": last, "hidden first": "model.mtp_layers.0."}[kind]
+    layer = "mtp.layers.0." if is_separate else module
     tensors = load_file(folder / "model.safetensors")
     tensors = {f"{layer}{n.removeprefix(last)}" if n.startswith(last) else n: t for n, t in tensors.items()}
     rng = np.random.default_rng(0)
-    for name, shape in _EXTRA_PARTS["separate" if is_separate else "numbered"].items():
+    for name, shape in _EXTRA_PARTS[kind].items():
         sizes = {"E": (size,), "E,2E": (size, 2 * size)}[shape]
         # Norms around 1, or around 0 where the file has them so.
         center = 0.0 if shape != "E" or "linear_attention" in config.get("layer_types", ()) else 1.0
         tensors[f"{module}{name}.weight"] = (center + 0.2 * rng.standard_normal(sizes)).astype(np.float32)
-    if not is_separate:
+    if kind == "numbered":
         # Copies that published checkpoints have.
         tensors[f"{module}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
         tensors[f"{module}shared_head.head.weight"] = tensors["lm_head.weight"]
@@ -82,6 +84,8 @@ def write_prediction_checkpoint(folder: Path, row: Family) -> tuple[Path, transf
             config[key] = config[key][:-1]
     if "linear_attention" in config.get("layer_types", ()):
         del config["num_nextn_predict_layers"]
+    if row.architecture is not None:
+        config["architectures"] = [row.architecture]
     (folder / "config.json").write_text(json.dumps(config))
     return folder, larger
 
@@ -102,6 +106,13 @@ def write_last_token_checkpoint(folder: Path, row: Family) -> Path:
             tensors[name] = np.eye(*tensor.shape, dtype=np.float32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def _kind(config: dict[str, Any], row: Family) -> str:
+    """How a checkpoint names the layer: a key of _EXTRA_PARTS."""
+    if row.architecture == "MiMoForCausalLM":
+        return "hidden first"
+    return "separate" if "layer_types" in config else "numbered"
 
 
 @torch.no_grad()
@@ -145,23 +156,27 @@ def _mtp_layer(model):
 def _own_loop(folder: Path, model, larger):
     """The same of a family whose layer transformers does not load: its decoder layer and norms, put together here."""
     tensors = load_file(folder / "model.safetensors")
-    part = {name: torch.from_numpy(tensors[f"mtp.{name}.weight"]) for name in _EXTRA_PARTS["separate"]}
+    hidden_first = "model.mtp_layers.0.input_proj.weight" in tensors
+    module, kind = ("model.mtp_layers.0", "hidden first") if hidden_first else ("mtp", "separate")
+    parts = [torch.from_numpy(tensors[f"{module}.{name}.weight"]) for name in _EXTRA_PARTS[kind]]
+    embedding_norm, hidden_norm, projection, final_norm = parts
     layer = larger.model.layers[-1]
 
-    def norm(name, x):
+    def norm(weight, x):
         made = copy.deepcopy(model.model.norm)
-        made.weight.data = part[name]
+        made.weight.data = weight
         return made(x)
 
     def predict(next_ids, states):
         embeddings = model.model.embed_tokens(next_ids)
-        joined = torch.cat([norm("pre_fc_norm_embedding", embeddings), norm("pre_fc_norm_hidden", states)], dim=-1)
+        both = [norm(embedding_norm, embeddings), norm(hidden_norm, states)]
+        joined = torch.cat(both[::-1] if hidden_first else both, dim=-1)
         length = next_ids.shape[1]
         positions = torch.arange(1, length + 1)[None]
         mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
         ropes = model.model.rotary_emb(joined, positions)
-        x = layer(joined @ part["fc"].T, position_embeddings=ropes, attention_mask=mask, position_ids=positions)
-        return norm("norm", x)
+        x = layer(joined @ projection.T, position_embeddings=ropes, attention_mask=mask, position_ids=positions)
+        return norm(final_norm, x)
 
     return predict
 

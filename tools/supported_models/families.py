@@ -310,6 +310,7 @@ FAMILIES: tuple[Family, ...] = (
         ("OlmoHybridForCausalLM",),
         "gated delta networks, normed before, in three of four layers; OLMo 3's attention, without RoPE, in the fourth",
     ),
+    Family("MiMo 7B", ("MiMoForCausalLM",), "Qwen2, and a layer that predicts later tokens"),
     Family(
         "MiMo V2 Flash",
         ("MiMoV2FlashForCausalLM",),

@@ -14,7 +14,7 @@ from jaxis.errors import ConfigError
 LAYER_METHODS = ("mtp", "eagle3", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
-_MTP_FAMILIES = ("deepseek", "glm4_moe", "glm4_moe_lite", "mellum", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+_MTP_FAMILIES = ("deepseek", "glm4_moe", "glm4_moe_lite", "mellum", "mimo", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.
 DEFAULT_MAX_DRAFTS = 15

@@ -61,7 +61,7 @@ def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     infos = argument_infos()
     # How a block's bytes are arranged may depend on the devices that share it.
     named = {name for name, info in infos.items() if not info.speed_only or info.panel == "Devices"}
-    values = _values(arguments, named - {"max_model_len"})
+    values = _values(arguments, named - {"max_model_len", "chat_template", "revision"})
     kernels = _kernels(arguments.num_devices)
     if not native.usable():
         kernels = [jax.__version__, version("jaxlib"), jax.local_devices()[0].device_kind]

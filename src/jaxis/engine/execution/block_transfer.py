@@ -18,7 +18,7 @@ from jaxis.engine.scheduling.block_moves import BlockMoves, LoadedBlock, SavedBl
 from jaxis.engine.scheduling.scheduler import SchedulerOutput
 
 _logger = logging.getLogger(__name__)
-Block = TypeVar("Block", SavedBlock, LoadedBlock)
+Block = TypeVar("Block", bound=SavedBlock | LoadedBlock)
 
 
 class _Saved(NamedTuple):
@@ -120,7 +120,7 @@ class BlockTransfer:
             self.store.put((block.group, block.digest), np.concatenate([row[index] for row in rows]), epoch)
 
 
-def _ids(of_ranks: Sequence[Sequence[Block]], number: int, padding: np.ndarray) -> np.ndarray:
+def _ids(of_ranks: Sequence[Sequence[SavedBlock | LoadedBlock]], number: int, padding: np.ndarray) -> np.ndarray:
     """The ids of `number` blocks of each rank, int32 [D * number]; where there are fewer, of the padding [number]."""
     block_ids = np.tile(padding, len(of_ranks))
     for row, block in _rows(of_ranks, number):

@@ -3,7 +3,7 @@
     producer                              consumer
     Challenge(nonce)                 ->
                                      <-   Ask(namespace, nonce, digests)
-    Have(which of these), or Refused ->
+    Have(which of these), or Declined ->
                                      <-   Want(which of these)
     Block, Block, ...                ->
 
@@ -67,7 +67,7 @@ class Ask(msgspec.Struct, tag="ask"):
     checksum: bytes
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class Declined(msgspec.Struct, tag="declined"):
     """There will be no blocks."""
 
     reason: str
@@ -96,11 +96,11 @@ class Block(msgspec.Struct, tag="block"):
     checksum: bytes
 
 
-Message = Challenge | Ask | Refused | Have | Want | Block
+Message = Challenge | Ask | Declined | Have | Want | Block
 Kind = TypeVar("Kind", Challenge, Ask, Have, Want, Block)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Challenge | Ask | Refused | Have | Want | Block)
+_decoder = msgspec.msgpack.Decoder(Challenge | Ask | Declined | Have | Want | Block)
 
 
 def decode(data: bytes) -> Message:
@@ -256,8 +256,8 @@ class PeerConnection:
             raise PeerError(str(error)) from None
         except ValueError as error:  # msgspec's errors are ValueErrors
             raise PeerError(f"a message that is none of ours ({error})") from None
-        if isinstance(message, Refused):
-            raise PeerError(f"refused: {message.reason[:200]}")
+        if isinstance(message, Declined):
+            raise PeerError(f"declined: {message.reason[:200]}")
         if not isinstance(message, kind):
             raise PeerError(f"{type(message).__name__} in place of {kind.__name__}")
         return message

@@ -16,10 +16,10 @@ from jaxis.engine.kv_store.peer_protocol import (
     Ask,
     Block,
     Challenge,
+    Declined,
     Have,
     PeerConnection,
     PeerError,
-    Refused,
     Seal,
     Want,
     block_parts,
@@ -113,7 +113,7 @@ class PeerServer:
         seal = Seal(self._token, challenge, ask.nonce)
         seal.check(ask, ask.namespace.encode("utf-8", "surrogatepass"), ask.digests)
         if ask.namespace != self._namespace:
-            peer.send(Refused("its model, version, machine or arguments differ"))
+            peer.send(Declined("its model, version, machine or arguments differ"))
             return
         digests, num_groups = split_digests(ask.digests), len(self._store.block_bytes)
         self._store.wait_for(((group, digest) for digest in digests for group in range(num_groups)), COPY_SECONDS)

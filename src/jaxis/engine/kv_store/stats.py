@@ -10,7 +10,7 @@ class TierStats:
     """One tier's counters.
 
     Attributes:
-      saved_blocks, saved_bytes: Written to it.
+      saved_blocks, saved_bytes: Written to it; of other engines, sent to them.
       loaded_blocks, loaded_bytes: Found in it and read from it.
       missed_blocks: Full blocks of prompts that were looked for here and not found.
       failed_blocks: Not saved or loaded because of an error; each is computed anew when it is needed.

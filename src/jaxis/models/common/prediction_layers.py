@@ -34,6 +34,7 @@ class PredictionNames:
       shared: Modules below `module` that are copies of the model's own, which is used instead.
       layer_index: The index of the decoder layer, or of a layer of the model that is of its kind.
       make_norm: Creates each norm.
+      hidden_first: Whether the projection reads the hidden state before the embedding, not behind it.
     """
 
     module: str
@@ -45,6 +46,7 @@ class PredictionNames:
     shared: tuple[str, ...] = ()
     layer_index: int
     make_norm: Callable[[LayerScope], Norm] = rms_norm
+    hidden_first: bool = False
 
     @classmethod
     def numbered(cls, decoder_name: str, num_layers: int) -> PredictionNames:
@@ -95,8 +97,9 @@ class PredictionLayer(JaxModule):
     `h = norm(layer(projection([embedding_norm(e), hidden_norm(h)])))`
     `logits = head(h)`
 
-    Embeddings and head are the model's own. The next prediction takes this h. A checkpoint with several such layers
-    means each for one prediction; here the first makes all.
+    In some families the projection reads the two in the other order. Embeddings and head are the model's own. The next
+    prediction takes this h. A checkpoint with several such layers means each for one prediction; here the first makes
+    all.
 
     Args:
       scope: The model's scope.
@@ -117,6 +120,7 @@ class PredictionLayer(JaxModule):
         self.projection = linear(scope / names.projection, 2 * size, size, axes=("embed", None))
         self.layer = layer_class(scope / names.layer if names.layer else scope)
         self.norm = names.make_norm(scope)
+        self.hidden_first = names.hidden_first
 
     def first_states(self, hidden_states: jax.Array, aux_hidden_states: Sequence[jax.Array]) -> jax.Array:
         """What the model's tokens give the layer: their hidden states, [T, E]."""
@@ -143,8 +147,8 @@ class PredictionLayer(JaxModule):
         Returns:
           The updated caches, and states [T, E].
         """
-        embeddings = target.decoder.embed(next_ids)
-        x = jnp.concatenate([self.embedding_norm(embeddings), self.hidden_norm(states)], axis=-1)
+        parts = [self.embedding_norm(target.decoder.embed(next_ids)), self.hidden_norm(states)]
+        x = jnp.concatenate(parts[::-1] if self.hidden_first else parts, axis=-1)
         cache = None if kv_caches is None else kv_caches[0] if len(kv_caches) == 1 else tuple(kv_caches)
         cache, x = self.layer(cache, self.projection(x), attention_metadata)
         if kv_caches is not None:
