@@ -26,7 +26,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Before anything imports JAX. Programs are kept between test runs, apart from the user's own.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("programs"))
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # Without optimization, most compile as fast as they are read: only larger ones are kept.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
     # Tiny programs take far longer to optimize than they could ever save.
     flags = "--xla_backend_optimization_level=0"

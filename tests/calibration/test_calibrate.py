@@ -88,8 +88,8 @@ def divergence(source, folder):
     return (np.exp(p) * (p - q)).sum(-1).mean()
 
 
-# Mixtures of experts that GPT-OSS, with biases and clamping besides, stands for; and much to compile.
-SLOW = ("Gemma 3n", "Gemma 4", "Mixtral", "Qwen3 MoE")
+# Experts, whose calibration test_sensitivity.py has too; and much to compile.
+SLOW = ("Gemma 3n", "Gemma 4", "Mixtral", "Qwen3 MoE", "GPT-OSS")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`jaxis convert`."""
 
+import pytest
+
 from jaxis import SamplingParams
 
 
@@ -14,6 +16,7 @@ def test_to_orbax_and_back(run_jaxis, checkpoint, tmp_path, start_llm):
         assert llm.generate("the cat", SamplingParams(max_tokens=3))[0].finished
 
 
+@pytest.mark.slow  # tests/bringup/convert/test_gguf.py has what it writes
 def test_to_gguf_and_back(run_jaxis, checkpoint, tmp_path):
     result = run_jaxis("convert", checkpoint(), tmp_path / "model.gguf", "--to", "gguf", "--outtype", "q8_0")
     assert result.returncode == 0, result.stderr

@@ -226,6 +226,7 @@ def test_no_prompt_on_a_terminal_is_wrong_usage(cli_environment, words):
     assert "prompt is missing" in result.stderr
 
 
+@pytest.mark.slow  # the two below start processes every time
 def test_piped_output_is_the_answer_and_nothing_else(run_jaxis, chat_model, chat_llm):
     [expected] = chat_llm.chat([{"role": "user", "content": "hello"}], greedy(), progress=False)
     result = run_jaxis("generate", chat_model, "hello", "--load-format", "dummy", *GREEDY)

@@ -81,6 +81,7 @@ def test_a_missing_model_is_one_line_and_exit_code_1(run_jaxis):
     assert re.fullmatch(r"jaxis: error: .*/nonexistent/folder.*\n", result.stderr)
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(run_jaxis):
     result = run_jaxis("generate", "/nonexistent/folder", "hello", "--debug")
     assert result.returncode == 1

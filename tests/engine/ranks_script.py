@@ -18,6 +18,7 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
+from tests.support.expert_parallel import shares
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 SCORED = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=2, logprobs=2)
@@ -138,6 +139,8 @@ def main(folder: str, sizes: str, arguments: str = "{}", kinds: str = "quick") -
         data, tensor = map(int, size.split("x"))
         with start(folder, data, tensor, **given) as llm:
             compare(function(llm), expected)
+            if given.get("enable_expert_parallel"):
+                assert shares(llm.engine.runner.model) == {1 / (data * tensor)}
             if kinds == "all":
                 check_stream_and_abort(llm, expected["simple"])
                 check_failed_step(llm, expected["simple"])

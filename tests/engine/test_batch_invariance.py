@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from jaxis.kernels import native
-from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, LLAMA_4_SIZES, write_checkpoint
 
 pytestmark = [
     pytest.mark.production_xla,
@@ -120,11 +119,12 @@ def main(num_processors, model, options):
     print(json.dumps(runs))
 
 
+# Family -> the name of its sizes in tiny_checkpoints.
 SIZES = {
-    "qwen3_5_text": DELTA_NET_SIZES,
-    "deepseek_v3": LATENT_SIZES,
-    "gpt_oss": GPT_OSS_SIZES,
-    "llama4": LLAMA_4_SIZES,
+    "qwen3_5_text": "DELTA_NET_SIZES",
+    "deepseek_v3": "LATENT_SIZES",
+    "gpt_oss": "GPT_OSS_SIZES",
+    "llama4": "LLAMA_4_SIZES",
 }
 ALL = NUM_PROCESSORS[-1:]
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -154,10 +154,16 @@ SLOW_CASES = {
 @pytest.fixture(scope="module", params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
 def runs(request, tmp_path_factory):
     """Number of processors -> kind of run -> prompt -> what it gave."""
+    from tests.support import tiny_checkpoints  # with PyTorch, which the processes below need not import
+
     family, options, counts = (CASES | SLOW_CASES)[request.param]
     model = None
     if family is not None:
-        model = str(write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **SIZES[family]))
+        model = str(
+            tiny_checkpoints.write_checkpoint(
+                tmp_path_factory.mktemp("checkpoint"), family, **getattr(tiny_checkpoints, SIZES[family])
+            )
+        )
     found = {}
     for count in counts:
         script = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{count}])\n"

@@ -50,6 +50,24 @@ def test_arguments_that_change_answers_change_it(changed):
     assert engine_fingerprint(EMBEDDED_MODEL, arguments, 2048) != engine_fingerprint(EMBEDDED_MODEL, ARGUMENTS, 2048)
 
 
+def test_how_several_devices_share_the_model_changes_it():
+    """They sum in another order than one does, and without native kernels the batch counts, too."""
+    changes = [
+        {},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4},
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 4},
+        {"tensor_parallel_size": 4, "nnodes": 2},
+        {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+        {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+        {"tensor_parallel_size": 2, "max_num_batched_tokens": 64},
+    ]
+    arguments = [dataclasses.replace(ARGUMENTS, **change) for change in changes]
+    assert len({engine_fingerprint(EMBEDDED_MODEL, each, 2048) for each in arguments}) == len(changes)
+    published = dataclasses.replace(arguments[1], kv_events_config={"enable_kv_cache_events": True})
+    assert engine_fingerprint(EMBEDDED_MODEL, published, 2048) == engine_fingerprint(EMBEDDED_MODEL, arguments[1], 2048)
+
+
 def test_a_server_that_draws_its_seed_keeps_it_unless_the_seed_makes_the_weights():
     drawn = [dataclasses.replace(ARGUMENTS, seed=seed, fit_memory=True) for seed in (1, 2)]
     first = engine_fingerprint(EMBEDDED_MODEL, ARGUMENTS, 2048)

@@ -13,8 +13,9 @@ import safetensors.numpy
 from jaxis import LLM
 from jaxis.engine import memory_plan
 from jaxis.engine.execution import kv_cache
-from jaxis.errors import EngineError
+from jaxis.errors import ConfigError, EngineError
 from tests.support.cli_model import CONFIG, write_checkpoint
+from tests.support.eagle_checkpoints import write_head, write_target
 
 MIB = 2**20
 # Layers of attention (2 heads, 1 for keys and values, of 16) and an MLP, and the embedding.
@@ -109,6 +110,54 @@ def test_a_context_that_was_asked_for_narrows_the_weights(plan):
     _, llm = plan(FLOAT_BYTES + 4 * MIB, max_model_len=65536)
     assert llm.max_model_len == 65536
     assert has_bytes(llm, INT8_BYTES)
+
+
+def test_a_model_that_drafts_takes_weights_and_cache_too(plan, folder):
+    """As its own drafter, a model takes twice as much of both."""
+    drafting = {"speculative_config": {"method": "draft_model", "model": str(folder)}}
+    left = 2 * MIB
+    line, llm = plan(2 * FLOAT_BYTES + left, **drafting)
+    assert "weights as stored, 24.9 MiB" in line
+    assert has_bytes(llm, 2 * FLOAT_BYTES)
+    assert llm.max_model_len == pytest.approx(left * 0.75 / (2 * CACHE_BYTES_A_TOKEN), rel=0.02)
+    line, llm = plan(2 * INT8_BYTES * 1.02 + 4096 * 2 * CACHE_BYTES_A_TOKEN, **drafting)
+    assert "int8 weights of" in line
+    assert has_bytes(llm, 2 * INT8_BYTES)
+
+
+def test_a_head_that_drafts_is_counted_as_it_is_loaded(tmp_path, monkeypatch, capsys):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "head").mkdir()
+    model, head = write_target(tmp_path / "target"), write_head(tmp_path / "head", "speculators", layers=(1, 2, 5))
+    monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: 4 << 30)
+    speculative = {"method": "eagle3", "model": str(head)}
+    with LLM(model, fit_memory=True, speculative_config=speculative, max_num_seqs=2) as llm:
+        [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memory: ")]
+        files = [safetensors.numpy.load_file(folder / "model.safetensors") for folder in (model, head)]
+        stored = sum(tensor.nbytes for file in files for name, tensor in file.items() if name != "t2d")
+        shown = float(re.search(r"as stored, ([0-9.]+) MiB", line)[1])
+        assert shown * MIB == pytest.approx(stored, rel=0.06), "rounded; without the head, less than 80%"
+        num_blocks = llm.max_model_len // 16
+        caches = sum(llm.engine.runner.kv_bytes_per_block.values())
+        assert caches == 7 * 16 * 2 * 2 * 16 * 4, "6 layers and the head's"
+        assert next(iter(llm.engine.runner.num_blocks.values())) >= num_blocks
+
+
+def test_a_checkpoint_that_is_no_head_is_refused_before_anything_is_loaded(folder):
+    with pytest.raises(ConfigError, match="is not of an EAGLE-3 head"):
+        LLM(
+            folder,
+            fit_memory=True,
+            speculative_config={"method": "eagle3", "model": str(folder)},
+            load_format="dummy",
+            show_progress=False,
+        )
+
+
+def test_memory_for_offloaded_blocks_is_left(plan):
+    left, offloaded = 2 * MIB, 2**20
+    _, llm = plan(FLOAT_BYTES + left + offloaded, kv_offloading_size=offloaded / 2**30)
+    assert llm.max_model_len == pytest.approx(left * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.01)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded_unless_it_was_asked_for(plan):

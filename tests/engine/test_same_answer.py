@@ -84,7 +84,8 @@ def test_alone_or_among_32_mixed_requests(llm, start_llm):
     assert len({str(t) for t in tokens(alone)}) > 28, "the requests are to differ, or the test shows nothing"
 
 
-@pytest.mark.parametrize("family", quick_rows(["llama", "qwen2", "mistral"], ["mistral"]))
+@pytest.mark.slow  # test_local_layers.py has families every time
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 def test_alone_or_in_a_batch_in_every_family(checkpoint, start_llm, family):
     window = {"hf_overrides": {"sliding_window": 20}} if family == "mistral" else {}
     with start_llm(checkpoint(family), max_num_seqs=8, max_num_batched_tokens=16, **window) as llm:
@@ -114,7 +115,7 @@ def test_without_prefix_caching(start_llm, simple_alone):
     assert tokens(again) == simple_alone
 
 
-@pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize("chunk", quick_rows([16, 512], [16]))
 def test_for_any_chunk_size(start_llm, simple_alone, chunk):
     """`simple_alone` has chunks of 64."""
     with start_llm(max_num_batched_tokens=chunk, max_num_seqs=8) as llm:

@@ -187,6 +187,7 @@ class TestOneRequestsResultDependsOnNothingElse:
         np.testing.assert_array_equal(cache.view(np.uint8), expected_cache.view(np.uint8))
         np.testing.assert_array_equal(np.concatenate(rows), expected_rows)
 
+    @pytest.mark.slow  # the threads of attention to keys and values are the same
     def test_on_any_number_of_threads(self):
         script = "from tests.kernels import test_latent_attention_cpu as t; print(t.digest())"
         for num_threads in (1, 3):

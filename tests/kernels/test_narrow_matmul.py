@@ -9,6 +9,7 @@ import pytest
 
 from jaxis.kernels.grouped_matmul import gpu
 from jaxis.kernels.weights import dequantize, matmul, narrow
+from tests.support.quick_rows import quick_rows
 from tests.support.weight_stacks import weight_stack
 
 
@@ -34,7 +35,13 @@ def one_weight(kind):
     return jax.tree.map(lambda array: array[0], weight_stack(kind, 1, 96, 256)[0])
 
 
-@pytest.mark.parametrize("kind", ["int8 in groups of 32", "int4 in groups of 128", "fp8 in blocks", "MXFP4"])
+@pytest.mark.parametrize(
+    "kind",
+    quick_rows(
+        ["int8 in groups of 32", "int4 in groups of 128", "fp8 in blocks", "MXFP4"],
+        ["int8 in groups of 32", "fp8 in blocks"],
+    ),
+)
 def test_kernels_multiply_what_xla_would_widen(kind, calls):
     x, weight = random(2, 3, 256), one_weight(kind)
     y = matmul(x.astype(jnp.bfloat16), weight, preferred_element_type=jnp.float32)

@@ -25,7 +25,13 @@ INT8 = [*(("int8", group, "absmax", False) for group in (None, 32, 64, 128)), ("
 INT4 = [("int4", group, how, False) for group in (None, 32, 64, 128) for how in ("absmax", "minmax")]
 WIDE = [("int8", None, "absmax", True), ("int4", None, "absmax", True), ("int4", 128, "minmax", True)]
 SCHEMES = ["float32", "bfloat16", *NARROW_FLOATS, *INT8, *INT4, *WIDE]
-schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s if isinstance(s, str) else "-".join(map(str, s)))
+# Groups of other lengths differ from those of 32 by a number that a loop counts to.
+SLOW = [scheme for scheme in SCHEMES if not isinstance(scheme, str) and scheme[1] in (64, 128) and not scheme[3]]
+schemes = pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(scheme, marks=[pytest.mark.slow] * (scheme in SLOW)) for scheme in SCHEMES],
+    ids=[scheme if isinstance(scheme, str) else "-".join(map(str, scheme)) for scheme in SCHEMES],
+)
 ROWS = 40
 # Of a batch: one row, and as many as the micro-kernels take and do not.
 PARTS = [

@@ -15,6 +15,7 @@ from jaxis.config.attention_span import AttentionSpan
 from jaxis.errors import ConfigError
 from jaxis.kernels.ragged_paged_attention import tpu, tpu_items, tpu_layout
 from tests.support.attention_steps import BFLOAT16, Step, make_step, with_cache_type
+from tests.support.quick_rows import quick_rows
 from tests.support.tpu_attention import TpuStep, assert_equal_caches, strict_interpreter, tpu_step
 
 SINKS = np.array([-3.0, 0.5, 2.0, 30.0], np.float32)
@@ -102,7 +103,7 @@ def check_mix(requests: list[tuple[int, int]], case: str) -> None:
     check(make_step(requests, **PADDING, **sizes), cache_type, atol, **options)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_rows(CASES, ["bfloat16, 64, sinks and window"]))
 def test_a_short_mix_of_decodes_and_prefills_equals_dense_attention(case):
     check_mix(SHORT_MIX, case)
 
@@ -153,6 +154,7 @@ def test_a_step_without_requests_is_finite_and_changes_no_cache():
     assert np.isfinite(out).all()
 
 
+@pytest.mark.slow  # test_ragged_paged_attention.py has it of the definition
 def test_without_keys_and_values_the_cache_is_read_as_it_is():
     """As by a layer that attends to what another one cached in this step."""
     step = padded_step([(50, 1), (3, 9), (20, 30)])

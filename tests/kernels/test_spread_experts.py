@@ -5,7 +5,7 @@ import pytest
 from tests.support.simulated_devices import run_on_devices
 from tests.support.weight_stacks import KINDS
 
-QUICK = ["float32", "MXFP4"]
+QUICK = ["MXFP4"]
 OTHERS = [kind for kind in KINDS if kind not in QUICK and not kind.endswith("256")]
 
 
@@ -13,7 +13,7 @@ OTHERS = [kind for kind in KINDS if kind not in QUICK and not kind.endswith("256
 @pytest.mark.parametrize(
     "kinds",
     [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)],
-    ids=["two", "others"],
+    ids=["one", "others"],
 )
 def test_four_devices_or_ranks_give_what_one_does(kinds):
     run_on_devices("-m", "tests.support.spread_experts", *kinds)

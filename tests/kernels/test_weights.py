@@ -52,7 +52,7 @@ def cases():
 
 
 # Codes with and without upper bits, levels, minima, zero points and scales of scales; others combine these.
-QUICK_CODES = {"q5_1", "q3_k", "q4_k", "iq4_xs", "nvfp4", "hqq"}
+QUICK_CODES = {"q5_1", "q3_k", "iq4_xs", "nvfp4", "hqq"}
 
 
 def rows(named_weights):

@@ -77,7 +77,9 @@ def test_the_share_of_features_that_pass_is_the_one_asked_for():
     np.testing.assert_allclose(np.mean(np.asarray(GaussianTopK(0.95)(x)) > 0, axis=1), 0.05, atol=0.005)
 
 
-@pytest.mark.parametrize(("quantization", "least"), [(None, 1 - 1e-9), ("int8", 0.99)])
+@pytest.mark.parametrize(
+    ("quantization", "least"), [(None, 1 - 1e-9), pytest.param("int8", 0.99, marks=pytest.mark.slow)]
+)
 def test_a_published_checkpoint_is_served(tmp_path, quantization, least):
     """Under the names of a published one, with tensors of what is not served beside it."""
     text = Path(checkpoint_folder(FAMILY))

@@ -257,7 +257,8 @@ def test_weights_are_processed_once_a_layer_after_all_are_loaded(tmp_path):
 
 
 @pytest.mark.production_xla
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, pytest.param(np.float32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
 def test_loading_takes_little_more_memory_than_the_checkpoint(tmp_path, dtype):
     """About 420 MB, cast from bfloat16 or taken as it is."""
     script = """

@@ -63,8 +63,16 @@ def test_logits_and_every_layer_equal_transformers_on_whole_sequences(family: Fa
 
 
 @families
-def test_logits_equal_transformers_in_every_paged_path(family: Family):
-    errors = {path: parity.path_error(family, path) for path in parity.PATHS}
+def test_logits_equal_transformers_in_paged_paths(family: Family):
+    paths = ["prefill", "shared prefix"] if family.name not in EVERY_KIND else parity.PATHS
+    errors = {path: parity.path_error(family, path) for path in paths}
+    assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
+
+
+@each_of(NAMES - EVERY_KIND, NAMES)
+def test_logits_equal_transformers_in_chunks_and_token_by_token(family: Family):
+    """Of the families whose other paths the test above runs."""
+    errors = {path: parity.path_error(family, path) for path in ("chunks of 7", "token by token")}
     assert max(errors.values()) < MAX_RELATIVE_ERROR, errors
 
 

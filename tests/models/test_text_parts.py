@@ -107,7 +107,7 @@ CONFIGS["Qwen3-VL MoE"] = CONFIGS["Qwen3-VL MoE, saved by transformers 5"]
 # Whose published files have stacks of experts that transformers transposes.
 TRANSPOSED = ("Qwen3-VL MoE",)
 # Their text is a family's own, under names that others of these have.
-SLOW = {"Mistral Small 4", "Step 3.7", "Qwen3-VL MoE, saved by transformers 5"}
+SLOW = {"Mistral Small 4", "Step 3.7", "Ministral 3", "Qwen3-VL", "Qwen3-VL MoE, saved by transformers 5"}
 
 
 @pytest.fixture(scope="module", params=quick_rows(CONFIGS, CONFIGS.keys() - SLOW))

@@ -70,7 +70,7 @@ family = next(f for f in parity.FAMILIES if f.name == sys.argv[1])
 folder = parity.checkpoint_folder(family)
 tokens, expected = parity.prompt(40), parity.reference_run(family, 40)[0]
 assert len(jax.devices()) == 8
-for size in (2, 8):
+for size in map(int, sys.argv[2:]):
     mesh = make_mesh(size)
     model = load_model(VllmConfig(ModelConfig(folder, HFConfig.from_folder(folder))), mesh)
     layer = model.model.layers[0]
@@ -101,8 +101,12 @@ SLOW_FAMILIES = ["Llama, biases", "GLM-4-0414", "Phi-4", "OLMo 2", "Command R+, 
 
 @pytest.mark.multi_device
 @pytest.mark.parametrize(
-    "family", ["Qwen3, tied", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
+    ("family", "sizes"),
+    [
+        ("Qwen3, tied", "8"),
+        *(pytest.param(name, "2 8", marks=pytest.mark.slow) for name in ["Qwen3, tied", *SLOW_FAMILIES]),
+    ],
 )
-def test_every_number_of_devices_gives_transformers_logits(family):
+def test_every_number_of_devices_gives_transformers_logits(family, sizes):
     """Two kv heads on one device each, and on four that share one."""
-    run_on_devices("-c", SCRIPT, family, num_devices=8)
+    run_on_devices("-c", SCRIPT, family, *sizes.split(), num_devices=8)

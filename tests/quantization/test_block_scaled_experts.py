@@ -126,6 +126,7 @@ def test_what_is_no_expert_is_as_it_was(folders):
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
+@pytest.mark.slow  # its logits are compared above
 def test_through_the_engine(folders, start_llm):
     narrow, wide = folders("gpt_oss")
     ids = list(range(3, 23))

@@ -19,12 +19,13 @@ IDS = [1, 5, 9, 120, 33, 44, 45, 7, 99, 98, 97]
 BY_NAME = {family.name: family for family in FAMILIES}
 # Attention, convolutions, states and experts. Of the other families, the first row with each of transformers'
 # configurations.
-QUICK = ("LFM2", "MiniMax M2", "Nemotron 3", "Qwen3.5")
+QUICK = ("Nemotron 3", "Qwen3.5")
 _FIRST = {family.config_class: family.name for family in reversed(FAMILIES)}
 OTHERS = [name for name in _FIRST.values() if name not in QUICK]
 # Also in 4 bits.
 NARROW = (
     *QUICK,
+    *("LFM2", "MiniMax M2"),
     *("DeepSeek V3.2", "Gemma 4, shared keys and values, embeddings of layers"),
     *("Falcon Mamba", "Gemma 3n", "GPT-OSS", "Jamba", "Kimi Linear", "Llama 4", "MiMo V2 Flash", "Mistral 4"),
     *("OLMo Hybrid", "Step 3.5"),

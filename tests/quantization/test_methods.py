@@ -149,6 +149,7 @@ def test_mistakes_show_before_weights_are_read(start_llm, quantization, message)
         start_llm(quantization=quantization)
 
 
+@pytest.mark.slow  # test_sharded_weights.py has its products
 @pytest.mark.multi_device
 def test_several_devices_give_what_one_gives(checkpoint):
     script = """

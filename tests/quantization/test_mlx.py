@@ -42,7 +42,7 @@ def sparse(tmp_path_factory):
     ("kind", "mode"),
     quick_rows(
         itertools.product(["dense with a tied head", "experts"], MODES),
-        [*(("dense with a tied head", mode) for mode in ("affine 4", "nvfp4")), ("experts", "mixed")],
+        [*(("dense with a tied head", mode) for mode in ("affine 4",)), ("experts", "mixed")],
     ),
 )
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(source, sparse, tmp_path, kind, mode):

@@ -95,7 +95,7 @@ OWNERS = {
 
 
 # Others have parts of these.
-SLOW = {"Nemotron 3 FP8", "Qwen3.5 FP8, all of the delta net"}
+SLOW = {"Kimi K2.5 INT4", "MiniMax M2 FP8", "Nemotron 3 FP8", "Qwen3.5 FP8, all of the delta net"}
 
 
 @pytest.mark.parametrize("name", quick_rows(OWNERS, OWNERS.keys() - SLOW))

@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 PROMPT_LENGTHS = (1, 17, 500)
 PAGED_LENGTH = 100  # crosses many blocks and stays within every family's `max_position_embeddings`
 GREEDY_TOKENS = 24  # past a prompt of 17, that is beyond every window
-SINGLE_STEPS = 40  # of one token each, from the first on: several windows and blocks, more than a chunk
+SINGLE_STEPS = 24  # of one token each, from the first on: two windows, several blocks
 NUM_KEPT = 2  # families whose models, programs and figures are kept for the next test; tests go family by family
 
 _SIZES = {

@@ -1,26 +1,27 @@
-"""Kernels with a state, with random inputs and transformers' torch code as their oracle, and steps for them."""
+"""Kernels with a state, with random inputs and transformers' torch code as their oracle, and steps for them.
+
+The oracles import their code: scripts that use the rest need not wait seconds for it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from transformers.models.jamba.modeling_jamba import mamba_selective_state_update
-from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
-from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_update, mamba2_chunk_scan
-from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from jaxis.kernels.causal_conv import causal_conv
 from jaxis.kernels.delta_rule import gated_delta_rule
 from jaxis.kernels.selective_scan import selective_scan
 from jaxis.kernels.ssd import ssd
 from jaxis.kernels.state_slots import StateSlots
+
+if TYPE_CHECKING:
+    import torch
 
 EPSILON = 1e-6  # of transformers' L2 norms
 Arrays = tuple[Any, ...]
@@ -60,6 +61,8 @@ class StateKernel:
 
     def expected(self, inputs: Arrays, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The oracle's output and final state for one request."""
+        import torch
+
         tensors = [torch.tensor(np.asarray(x, np.float32))[None] for x in inputs]
         out, state = self.oracle(tensors, torch.tensor(np.asarray(state, np.float32))[None])
         return out[0].numpy(), state[0].numpy()
@@ -119,6 +122,9 @@ def delta_rule_kernel(
         return gated_delta_rule(*inputs, *step, l2_norm_epsilon=EPSILON, scale=key_dim**-0.5)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
+        from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
         q, k, v, decay, beta = inputs
         options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
         if not by_channel:
@@ -146,6 +152,9 @@ def ssd_kernel(heads: int, groups: int, head_dim: int, state_size: int, *, has_d
         return ssd(x, dt, jnp.asarray(a), b, c, None if d is None else jnp.asarray(d), *step)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+        from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+
         x, dt, b, c = inputs
         skip = None if d is None else torch.tensor(d)
         return mamba2_chunk_scan(
@@ -172,6 +181,9 @@ def scan_kernel(channels: int, state_size: int) -> StateKernel:
         return selective_scan(x, dt, jnp.asarray(a), b, c, jnp.asarray(d), *step)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+        from transformers.models.jamba.modeling_jamba import mamba_selective_state_update
+
         state = state.mT.clone()
         tokens = zip(*(x.unbind(1) for x in inputs), strict=True)
         y = [
@@ -197,6 +209,9 @@ def conv_kernel(
         return causal_conv(*inputs, jnp.asarray(weight), b, *step, activation=activation)
 
     def oracle(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+        from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_update
+
         x, state = inputs[0].mT, state.mT.clone()
         b = None if offset is None else torch.tensor(offset)
         y = causal_conv1d_update(x, state, torch.tensor(weight), b, activation)

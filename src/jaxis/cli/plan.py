@@ -47,6 +47,12 @@ def plan(
             "--enable-expert-parallel", help="Experts lie whole on all these devices; always of several groups."
         ),
     ] = False,
+    decode_context_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NUMBER", help="Devices that share the tokens of a cache of latents: 1, or all of a group."
+        ),
+    ] = None,
     quantization: Annotated[
         Literal["none", "int8", "int4", "dequantize"] | None,
         typer.Option(help="Weights as for jaxis serve; none: as stored (default: the widest that fit)."),
@@ -100,7 +106,9 @@ def plan(
             raise ConfigError("--compile is for one target: give one with --on")
         targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
         source = open_source(model, revision=revision)
-        layout = WantedLayout(tensor_parallel_size, data_parallel_size, enable_expert_parallel)
+        layout = WantedLayout(
+            tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size
+        )
         planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout))
         plans = [planner.plan(target) for target in targets]
         if compiles:

@@ -40,7 +40,7 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
       max_model_len: Most tokens of a request, as it has turned out.
     """
     digest = hashlib.sha256()
-    facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments.num_devices)]
+    facts = [__version__, max_model_len, _arguments(arguments), _kernels(arguments)]
     digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
     _add_files(digest, checkpoint)
     return f"fp_{digest.hexdigest()[:20]}"
@@ -62,8 +62,8 @@ def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     # How a block's bytes are arranged may depend on the devices that share it.
     named = {name for name, info in infos.items() if not info.speed_only or info.panel == "Devices"}
     values = _values(arguments, named - {"max_model_len", "chat_template", "revision"})
-    kernels = _kernels(arguments.num_devices)
-    if not native.usable():
+    kernels = _kernels(arguments)
+    if not _uses_native_kernels(arguments):
         kernels = [jax.__version__, version("jaxlib"), jax.local_devices()[0].device_kind]
     digest.update(json.dumps([__version__, max_model_len, values, kernels], sort_keys=True, default=repr).encode())
     _add_files(digest, checkpoint)
@@ -91,10 +91,9 @@ def _add_files(digest: hashlib._Hash, checkpoint: Path) -> None:
 
 def _arguments(arguments: EngineArgs) -> dict[str, Any]:
     """The arguments that matter; files stand for their contents."""
-    # Without native kernels, how many tokens share a step can show in the last bits.
-    return _values(
-        arguments, {name for name, info in argument_infos().items() if not (info.speed_only and native.usable())}
-    )
+    # Otherwise how many tokens share a step, and which device sums what, can show in the last bits.
+    is_native = _uses_native_kernels(arguments)
+    return _values(arguments, {name for name, info in argument_infos().items() if not (info.speed_only and is_native)})
 
 
 def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
@@ -113,6 +112,7 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
         "kv_offloading_dir",
         "kv_offloading_disk_size",
         "kv_transfer_config",
+        "kv_events_config",
     }
     if arguments.load_format != "dummy":
         left_out.add("seed")
@@ -124,14 +124,20 @@ def _values(arguments: EngineArgs, names: set[str]) -> dict[str, Any]:
     }
 
 
-def _kernels(num_devices: int) -> list[Any]:
+def _uses_native_kernels(arguments: EngineArgs) -> bool:
+    """Whether the engine computes with native kernels, which give the same bits in any batch: on one CPU device."""
+    return native.usable() and arguments.num_devices == 1
+
+
+def _kernels(arguments: EngineArgs) -> list[Any]:
     # The devices of the engine's mesh, as `make_mesh` takes them.
-    devices = sorted({(device.platform, device.device_kind) for device in jax.local_devices()[:num_devices]})
+    local = jax.local_devices()[: arguments.num_devices]
+    devices = sorted({(device.platform, device.device_kind) for device in local})
     kernels: list[Any] = [jax.__version__, version("jaxlib"), devices]
     # XLA compiles for the processor that it finds.
     kernels += [platform.machine(), cpu_flags(), os.environ.get("XLA_FLAGS", "")]
     library = native.library()
-    if library is not None and native.usable():
+    if library is not None and _uses_native_kernels(arguments):
         return [*kernels, native.isa(), hashlib.sha256(Path(library._name).read_bytes()).hexdigest()]
     return [*kernels, usable_cores()]
 

@@ -31,7 +31,9 @@ from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels import native
+from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
+from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.model_loader import construct_abstractly
 
 QUANTIZATIONS = ("int8", "int4")
@@ -80,11 +82,34 @@ class _Width:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class PlannedDraft:
+    """What drafts tokens for a model, from a checkpoint of its own.
+
+    Attributes:
+      model: Constructed without weights.
+      config: What it was constructed from.
+      stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats.
+    """
+
+    model: JaxModule
+    config: VllmConfig
+    stored_bytes: int | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights once loaded."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        return weight_bytes(self.model, _float_bytes(self.config))
+
+
 def plan_memory(
     args: EngineArgs,
     make_config: Callable[[EngineArgs], VllmConfig],
     mesh: jax.sharding.Mesh,
     stored_bytes: int | None,
+    make_draft: Callable[[EngineArgs], PlannedDraft | None],
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
@@ -93,6 +118,7 @@ def plan_memory(
       make_config: The configuration for arguments.
       mesh: The devices.
       stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can be narrowed.
+      make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
 
     Returns:
       The plan; None for devices that do not say how much memory they have.
@@ -105,10 +131,14 @@ def plan_memory(
     free = free_host_bytes() if on_cpu else _free_device_bytes(mesh)
     if free is None:
         return None
-    budget = int(free * _CPU_SHARE) - _STEP_BYTES if on_cpu else free
+    # On CPU, blocks beyond the KV cache are in the same memory.
+    kept = args.kv_offloading_bytes or 0
+    budget = int(free * _CPU_SHARE) - _STEP_BYTES - kept if on_cpu else free
+    draft = make_draft(args)
     model = construct_abstractly(config, check_config=False)
     num_devices = mesh.shape["model"]
-    specs = [spec.on_devices(num_devices) for spec in kv_cache_specs(model, config)]
+    specs = kv_cache_specs(model, config) + ([] if draft is None else kv_cache_specs(draft.model, draft.config))
+    specs = [spec.on_devices(num_devices) for spec in specs]
     state_bytes = slot_bytes(state_cache_specs(model), config.model_config.dtype, mesh)
     cache_type = config.cache_config.cache_dtype or config.model_config.dtype
     with jax.set_mesh(mesh):
@@ -116,13 +146,16 @@ def plan_memory(
     cache = _Cache(config, per_block, state_bytes)
     wanted = config.model_config.max_model_len
     needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
-    widths = [_Width(None, weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes)]
+    nbytes = weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes
+    widths = [_Width(None, nbytes + (0 if draft is None else draft.weight_bytes))]
     while widths[-1].nbytes + needed > budget and not _is_chosen(args):
         tried = len(widths) - 1
         if stored_bytes is not None or tried == len(QUANTIZATIONS):
             raise EngineError(_does_not_fit(widths, needed, budget))
-        narrowed = make_config(dataclasses.replace(args, quantization=QUANTIZATIONS[tried]))
-        widths.append(_Width(QUANTIZATIONS[tried], weight_bytes(construct_abstractly(narrowed, check_config=False))))
+        narrow_args = dataclasses.replace(args, quantization=QUANTIZATIONS[tried])
+        nbytes = weight_bytes(construct_abstractly(make_config(narrow_args), check_config=False))
+        draft = make_draft(narrow_args)
+        widths.append(_Width(QUANTIZATIONS[tried], nbytes + (0 if draft is None else draft.weight_bytes)))
     memory, context = None, wanted
     if on_cpu:
         memory = cache.memory(at_least=needed, left=budget - widths[-1].nbytes)
@@ -169,11 +202,13 @@ def _is_chosen(args: EngineArgs) -> bool:
 
 def _float_bytes(config: VllmConfig) -> int:
     """Bytes of a float weight in memory: native kernels keep a checkpoint's 16-bit floats, XLA has the model's type."""
-    stored = str(config.model_config.hf_config.get("dtype", config.model_config.hf_config.get("torch_dtype")))
-    is_read = config.load_config.load_format != "dummy"
-    if is_read and native.usable() and not stored.endswith("float32"):
-        return 2
-    return np.dtype(config.model_config.dtype).itemsize
+    if config.load_config.load_format == "dummy" or not native.usable():
+        return np.dtype(config.model_config.dtype).itemsize
+    hf_config = config.model_config.hf_config
+    stored = hf_config.get("dtype", hf_config.get("torch_dtype"))
+    if stored is None:  # as of many heads that draft
+        stored = max(TensorListing(config.model_config.model).values(), key=lambda info: info.nbytes).dtype
+    return 4 if str(stored).endswith("float32") else 2
 
 
 def _free_device_bytes(mesh: jax.sharding.Mesh) -> int | None:

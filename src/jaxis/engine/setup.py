@@ -32,7 +32,7 @@ from jaxis.engine.execution.stage_caches import plan_stage_caches
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, blocks_fingerprint, checkpoint_digest, engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
-from jaxis.engine.memory_plan import MemoryPlan, plan_memory
+from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
 from jaxis.engine.settings import check_quant_method, make_quant_config, make_vllm_config
 from jaxis.engine.store_setup import make_peers, make_store
 from jaxis.errors import ConfigError
@@ -48,7 +48,7 @@ from jaxis.loading.open_checkpoint import (
     read_config_values,
     read_generation_defaults,
 )
-from jaxis.models.draft_loader import check_same_vocabulary, load_draft_model, load_eagle3
+from jaxis.models.draft_loader import check_same_vocabulary, construct_draft, load_draft_model, load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
@@ -363,13 +363,25 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
         hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
         return make_vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
 
-    hf_config = make_config(args).model_config.hf_config
+    def make_draft(args: EngineArgs) -> PlannedDraft | None:
+        speculative = args.parsed_speculative_config
+        if speculative is None or speculative.model is None:
+            return None
+        draft_args, draft_config = _draft_config(args, speculative, make_config(args))
+        model = construct_draft(draft_config, speculative.method)
+        return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
+
+    return plan_memory(args, make_config, mesh, _stored_bytes(args, make_config(args)), make_draft)
+
+
+def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:
+    """Bytes of a checkpoint whose weights stay as they are stored; None for one in floats."""
+    path, hf_config = Path(config.model_config.model), config.model_config.hf_config
     quantized = gguf_file(path) is not None or hf_config.read_object("quantization_config") is not None
-    stored_bytes = None
     dequantized = args.requested_quantization is not None and args.requested_quantization.dequantize
-    if quantized and not dequantized and args.load_format != "dummy":
-        stored_bytes = sum(info.nbytes for info in TensorListing(path).values())
-    return plan_memory(args, make_config, mesh, stored_bytes)
+    if not quantized or dequantized or args.load_format == "dummy":
+        return None
+    return sum(info.nbytes for info in TensorListing(path).values())
 
 
 def _load_draft(
@@ -386,23 +398,35 @@ def _load_draft(
       ConfigError, CheckpointError: The checkpoint cannot be loaded, or was not made for this model.
     """
     assert speculative.model is not None
+    _, draft_config = _draft_config(args, speculative, target)
+    if speculative.method == "draft_model":
+        check_same_vocabulary(target, draft_config)
+    load = load_eagle3 if speculative.method == "eagle3" else load_draft_model
+    with progress.loading(speculative.model) as on_progress:
+        load(model, draft_config, mesh, on_progress)
+
+
+def _draft_config(
+    args: EngineArgs, speculative: SpeculativeConfig, target: VllmConfig
+) -> tuple[EngineArgs, VllmConfig]:
+    """The arguments and the configuration of what drafts for a model, from a checkpoint of its own.
+
+    Raises:
+      ConfigError, CheckpointError: The checkpoint is not there, or cannot be quantized so.
+    """
+    assert speculative.model is not None
     path = resolve_model(speculative.model, revision=speculative.revision, token=args.token, cache_dir=args.cache_dir)
     config = read_config_values(path)
     hf_config = HFConfig(config.values, source=config.source)
     args = dataclasses.replace(
         args, quantization=speculative.quantization or args.quantization, additional_config=None, load_format="auto"
     )
-    draft_config = dataclasses.replace(
+    return args, dataclasses.replace(
         target,
         model_config=dataclasses.replace(target.model_config, model=str(path), hf_config=hf_config),
         load_config=LoadConfig(),
         quant_config=make_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
     )
-    if speculative.method == "draft_model":
-        check_same_vocabulary(target, draft_config)
-    load = load_eagle3 if speculative.method == "eagle3" else load_draft_model
-    with progress.loading(speculative.model) as on_progress:
-        load(model, draft_config, mesh, on_progress)
 
 
 def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:

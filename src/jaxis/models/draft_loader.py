@@ -10,13 +10,14 @@ from jaxis.errors import ConfigError
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.draft_model import DraftModel
 from jaxis.models.eagle3 import ARCHITECTURES, Eagle3Head
-from jaxis.models.model_loader import load_model
+from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import jax
 
     from jaxis.config import VllmConfig
+    from jaxis.config.hf_config import HFConfig
     from jaxis.layers.module import JaxModule
 
 
@@ -40,11 +41,7 @@ def load_eagle3(
     """
     target = _checked_target(model)
     hf_config = head_config.model_config.hf_config
-    if not set(architectures_of(hf_config)) & set(ARCHITECTURES):
-        raise ConfigError(
-            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of an EAGLE-3 head, which is "
-            f"one of: {', '.join(ARCHITECTURES)}; for a model of its own, the method is draft_model"
-        )
+    _check_architecture(hf_config)
     head: Any = load_model(head_config, mesh, on_progress, model_class=Eagle3Head)
     size, head_size = target.decoder.embed_tokens.input_size, head.midlayer.input_layernorm.num_features
     if head.target_size != size or (head.embed_tokens is None and head_size != size):
@@ -78,6 +75,22 @@ def load_draft_model(
     target.draft = DraftModel(load_model(draft_config, mesh, on_progress), vocab_size)
 
 
+def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
+    """What drafts, without any weights: parameters that have shapes and types only.
+
+    Args:
+      draft_config: Of its checkpoint.
+      method: "eagle3" or "draft_model".
+
+    Raises:
+      ConfigError: The checkpoint is of something else, or of what is not supported.
+    """
+    if method != "eagle3":
+        return construct_abstractly(draft_config, check_config=False)
+    _check_architecture(draft_config.model_config.hf_config)
+    return construct_abstractly(draft_config, check_config=False, model_class=Eagle3Head)
+
+
 def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -> None:
     """Raises a ConfigError if token ids of two checkpoints do not mean the same.
 
@@ -98,6 +111,14 @@ def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -
         f"{configs[1].model} has another vocabulary than {configs[0].model}, for which it was to draft: {reason}. "
         "Draft with a model of the same family"
     )
+
+
+def _check_architecture(hf_config: HFConfig) -> None:
+    if not set(architectures_of(hf_config)) & set(ARCHITECTURES):
+        raise ConfigError(
+            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of an EAGLE-3 head, which is "
+            f"one of: {', '.join(ARCHITECTURES)}; for a model of its own, the method is draft_model"
+        )
 
 
 def _checked_target(model: JaxModule) -> CausalLM:

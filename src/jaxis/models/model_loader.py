@@ -100,17 +100,20 @@ def construct_model(
     return model_class(**_arguments_named_by(model_class.__init__, offered))
 
 
-def construct_abstractly(vllm_config: VllmConfig, *, check_config: bool = True) -> JaxModule:
+def construct_abstractly(
+    vllm_config: VllmConfig, *, check_config: bool = True, model_class: type[Any] | None = None
+) -> JaxModule:
     """The checkpoint's model without any weights: parameters that have shapes and types only.
 
     Args:
       vllm_config: Names the folder and the data type.
       check_config: Whether unread keys and rules are errors; if False, see `HFConfig.unread_keys`.
+      model_class: None means that of config.json's `architectures`.
 
     Raises:
       ConfigError: An architecture, a config key or a quantization rule that is not supported.
     """
-    model_class = model_class_of(vllm_config.model_config.hf_config)
+    model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
     with initializers_skipped():
         model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
     if check_config:

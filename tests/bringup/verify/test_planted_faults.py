@@ -39,11 +39,10 @@ PLANTED = [
 # One of each kind of module, and of each way in which one can be found.
 QUICK = (
     *(faults.norms_swapped, faults.no_residual_around_the_mlp, faults.weight_transposed, faults.other_activation),
-    *(faults.window_one_too_long, faults.head_norms_forgotten, faults.bias_forgotten),
-    faults.shared_experts_forgotten,
+    *(faults.window_one_too_long, faults.head_norms_forgotten),
 )
 PUBLISHED = list(dict.fromkeys(row[0] for row in PLANTED))
-QUICK_PUBLISHED = ("LLAMA_2", "QWEN_3", "MISTRAL", "deepseek-v3")
+QUICK_PUBLISHED = ("LLAMA_2", "QWEN_3", "MISTRAL")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,9 @@ def test_a_model_whose_layers_all_have_states_is_compared_too(config):
     assert {name.rpartition(".")[2] for name in check.unmatched} == {"conv1d", "embed_tokens", "norm"}
 
 
-@pytest.mark.parametrize("fault", [faults.other_rope_pairing, faults.gate_and_up_exchanged])
+@pytest.mark.parametrize(
+    "fault", quick_rows([faults.other_rope_pairing, faults.gate_and_up_exchanged], [faults.other_rope_pairing])
+)
 def test_in_bfloat16_too(fault):
     assert layers_of("LLAMA_3_2", dtype="bfloat16").passed
     check = layers_of("LLAMA_3_2", fault, dtype="bfloat16")

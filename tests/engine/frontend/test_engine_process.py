@@ -170,6 +170,7 @@ def test_its_death_is_told_to_who_waits_and_another_is_started(monkeypatch, capl
     assert "starting it again (1 of 1)" in logged[0][1]
 
 
+@pytest.mark.slow
 def test_a_restart_that_fails_is_tried_again_and_then_given_up(monkeypatch, caplog):
     monkeypatch.setattr(engine_process, "MAX_RESTARTS", 2)
     monkeypatch.setattr(engine_process, "RESTART_DELAY_SECONDS", 0.01)

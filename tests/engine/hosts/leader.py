@@ -17,7 +17,6 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
-from tests.support import parity
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 NUM_MIXED = 13  # one of each kind
@@ -85,6 +84,8 @@ def _fail(*_: object) -> None:
 
 def family_answers(llm: LLM) -> dict[str, Any]:
     """Greedy tokens, and logits of a prompt at once and through the caches."""
+    from tests.support import parity  # with PyTorch
+
     [output] = llm.generate([parity.prompt(17)], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
     tokens = parity.prompt(parity.PAGED_LENGTH)
     logits = {path: llm.compute_logits(tokens, path=path).tolist() for path in ("whole", "paged")}

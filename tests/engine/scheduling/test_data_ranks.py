@@ -80,7 +80,7 @@ class RanksMachine(RuleBasedStateMachine):
 
 
 RanksMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestDataRanks = RanksMachine.TestCase
 

@@ -162,7 +162,7 @@ MIXES = {
 
 @pytest.mark.parametrize(("spans", "has_states"), MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize(("run_ahead", "max_drafts"), quick_rows([(0, 0), (1, 0), (2, 0), (0, 6), (1, 6)], [(1, 6)]))
-@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("has_store", quick_rows([False, True], [True]))
 def test_thousands_of_requests_in_scarce_blocks_return_what_each_would_alone(
     has_store: bool, run_ahead: int, max_drafts: int, spans: tuple[AttentionSpan, ...], has_states: bool
 ) -> None:

@@ -75,7 +75,7 @@ def check_blocks(told):
     assert num_blocks
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(interleavings(), st.integers(1, 5))
 def test_blocks_never_overlap_and_lose_nothing(events, step):
     output = MessageOutput()

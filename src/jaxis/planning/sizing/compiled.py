@@ -100,6 +100,7 @@ def _engine_config(config: VllmConfig, plan: Plan, option: PlanOption) -> VllmCo
             tensor_parallel_size=option.tensor_parallel_size,
             data_parallel_size=option.data_parallel_size,
             enable_expert_parallel=option.enable_expert_parallel,
+            decode_context_parallel_size=option.decode_context_parallel_size,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from jaxis.bench.cost import EMBEDDING, EXPERTS, HEAD, DecodeCost, decode_cost_o
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.state_cache import slot_bytes
+from jaxis.errors import ConfigError
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.mla import LatentCacheSpec
@@ -30,6 +32,7 @@ from jaxis.planning.sizing.roofline import StepCost
 from jaxis.planning.sizing.stored_weights import StoredWeight
 
 _LOGIT_BYTES = 4
+_SUM_BYTES = 4  # of an element of what a device's part of the context adds to the output
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class DeviceModel:
       logits_bytes: Bytes of one token's logits.
       num_layers: Layers, each of which sums its attention's and its feed-forward block's output over the devices.
       num_expert_layers: Those with experts.
+      num_divided_contexts: Layers whose context the devices share.
+      query_bytes, sum_bytes: There, bytes of one token's queries of all heads, and of what is summed up for them.
       gathers_logits: Whether each device computes a part of the logits, and has a part of the embeddings.
     """
 
@@ -85,6 +90,9 @@ class DeviceModel:
     logits_bytes: int
     num_layers: int
     num_expert_layers: int
+    num_divided_contexts: int
+    query_bytes: int
+    sum_bytes: int
     gathers_logits: bool
 
     @property
@@ -143,6 +151,12 @@ class DeviceModel:
         if model > 1:
             if self.gathers_logits:
                 yield Exchange("embeddings", "all-reduce", (MODEL_AXIS,), model, hidden, 1)
+            if self.num_divided_contexts:
+                # Each attends with the queries of all heads to its part, and gets the sums of its own heads.
+                number = self.num_divided_contexts
+                yield Exchange("queries", "all-gather", (MODEL_AXIS,), model, num_tokens * self.query_bytes, number)
+                sums = num_tokens * self.sum_bytes
+                yield Exchange("context", "reduce-scatter", (MODEL_AXIS,), model, sums, number)
             yield Exchange("attention", "all-reduce", (MODEL_AXIS,), model, hidden, self.num_layers)
             if self.num_layers > num_spread:
                 number = self.num_layers - num_spread
@@ -178,8 +192,11 @@ def device_model(
       cache_dtype: Type of the cache.
 
     Raises:
-      ConfigError: The model cannot be spread over so many devices.
+      ConfigError: The model, or its context, cannot be spread over so many devices.
     """
+    block_size = vllm_config.cache_config.block_size
+    if layout.decode_context_parallel_size > 1:
+        specs = _with_divided_context(specs, layout.decode_context_parallel_size, block_size)
     config = vllm_config.model_config.hf_config.get_text_config()
     num_heads: int = config["num_attention_heads"]
     num_devices = layout.tensor_parallel_size  # that share a layer of one request
@@ -198,6 +215,10 @@ def device_model(
     )
     experts = [weight for weight in weights if EXPERTS in weight.name]
     others = [weight for weight in weights if EXPERTS not in weight.name]
+    divided = [
+        (spec, number) for spec, number in paged if isinstance(spec, LatentCacheSpec) and spec.context_devices > 1
+    ]
+    element_bytes = jnp.dtype(vllm_config.model_config.dtype).itemsize
     vocab_size: int = config["vocab_size"]
     is_vocab_split = num_devices > 1 and vocab_size % num_devices == 0
     return DeviceModel(
@@ -210,7 +231,7 @@ def device_model(
         caches=tuple(
             LayerCache(
                 spec.span,
-                _block_bytes(spec, vllm_config.cache_config.block_size, cache_dtype, mesh),
+                _block_bytes(spec, block_size, cache_dtype, mesh),
                 _flops_per_key(spec, num_heads // num_devices),
                 number,
                 spec.num_selected if isinstance(spec, LatentCacheSpec) else None,
@@ -218,13 +239,41 @@ def device_model(
             for spec, number in paged
         ),
         state_bytes=slot_bytes(states, vllm_config.model_config.dtype, mesh) // mesh.size,
-        block_size=vllm_config.cache_config.block_size,
-        hidden_bytes=config["hidden_size"] * jnp.dtype(vllm_config.model_config.dtype).itemsize,
+        block_size=block_size,
+        hidden_bytes=config["hidden_size"] * element_bytes,
         logits_bytes=vocab_size * _LOGIT_BYTES,
         num_layers=num_layers,
         num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
+        num_divided_contexts=sum(number for _, number in divided),
+        query_bytes=max((num_heads * (s.latent_dim + s.rope_dim) * element_bytes for s, _ in divided), default=0),
+        # Beside each head's latent, what its scores sum up to.
+        sum_bytes=max((num_heads * (s.latent_dim + 1) * _SUM_BYTES for s, _ in divided), default=0),
         gathers_logits=is_vocab_split,
     )
+
+
+def _with_divided_context(
+    specs: Sequence[CacheSpec | StateCacheSpec], num_devices: int, block_size: int
+) -> list[CacheSpec | StateCacheSpec]:
+    """The caches where so many devices share the tokens of latents.
+
+    Raises:
+      ConfigError: The engine would refuse it.
+    """
+    option = f"--decode-context-parallel-size {num_devices}"
+    latents = [spec for spec in specs if isinstance(spec, LatentCacheSpec)]
+    if not latents:
+        raise ConfigError(f"{option} is for caches of latents, which this model does not have: leave it out")
+    if any(spec.num_selected is not None for spec in latents):
+        raise ConfigError(
+            f"{option}: the model attends to selected tokens, whose context cannot be divided: leave it out"
+        )
+    if block_size % num_devices:
+        raise ConfigError(f"{option} does not divide blocks of {block_size} tokens: give a divisor of {block_size}")
+    return [
+        dataclasses.replace(spec, context_devices=num_devices) if isinstance(spec, LatentCacheSpec) else spec
+        for spec in specs
+    ]
 
 
 def _flops(weights: Sequence[StoredWeight], *, of_head: bool) -> float:

@@ -21,16 +21,23 @@ class Layout:
       tensor_parallel_size: Devices that share the attention and dense layers of the same requests.
       data_parallel_size: Groups of such devices, each with requests of its own.
       enable_expert_parallel: Whether experts lie whole on all these devices; else each group has all of them.
+      decode_context_parallel_size: Devices that share the tokens of a cache of latents: 1, or all of a group.
     """
 
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
 
     def __str__(self) -> str:
+        parts = []
         if self.data_parallel_size > 1:
-            return f"{self.num_devices} (TP{self.tensor_parallel_size} DP{self.data_parallel_size})"
-        return f"{self.num_devices} (EP)" if self.enable_expert_parallel else str(self.num_devices)
+            parts = [f"TP{self.tensor_parallel_size}", f"DP{self.data_parallel_size}"]
+        elif self.enable_expert_parallel:
+            parts = ["EP"]
+        if self.decode_context_parallel_size > 1:
+            parts.append(f"DCP{self.decode_context_parallel_size}")
+        return f"{self.num_devices} ({' '.join(parts)})" if parts else str(self.num_devices)
 
     @property
     def in_words(self) -> str:
@@ -40,6 +47,8 @@ class Layout:
             parts.append(f"DP {self.data_parallel_size}")
         if self.enable_expert_parallel:
             parts.append("EP")
+        if self.decode_context_parallel_size > 1:
+            parts.append(f"DCP {self.decode_context_parallel_size}")
         devices = "1 device" if self.num_devices == 1 else f"{self.num_devices} devices"
         return f"{devices} ({', '.join(parts)})" if len(parts) > 1 else devices
 
@@ -65,11 +74,13 @@ class WantedLayout:
 
     Attributes:
       tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
+      decode_context_parallel_size: The same, but never chosen: None is 1.
     """
 
     tensor_parallel_size: int | None = None
     data_parallel_size: int | None = None
     enable_expert_parallel: bool | None = None
+    decode_context_parallel_size: int | None = None
 
 
 ANY_LAYOUT = WantedLayout()
@@ -102,11 +113,13 @@ def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layo
 
 def _candidates(target: Target, wanted: WantedLayout, num_experts: int) -> Iterator[Layout]:
     sizes = [size for size in range(1, target.num_devices + 1) if target.num_devices % size == 0]
+    context_size = wanted.decode_context_parallel_size or 1
     model_sizes = sizes if wanted.tensor_parallel_size is None else [wanted.tensor_parallel_size]
+    model_sizes = [size for size in model_sizes if context_size in (1, size)]
     data_sizes = [wanted.data_parallel_size] if wanted.data_parallel_size else sizes if num_experts else [1]
     for model in model_sizes:
         for data in data_sizes:
-            layout = Layout(model, data, bool(wanted.enable_expert_parallel or data > 1))
+            layout = Layout(model, data, bool(wanted.enable_expert_parallel or data > 1), context_size)
             is_shared = not layout.enable_expert_parallel or num_experts % layout.num_devices == 0
             if layout.num_devices <= target.num_devices and is_shared:
                 yield layout
@@ -122,7 +135,13 @@ def _fits_hosts(target: Target, layout: Layout) -> bool:
 
 
 def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
-    for name in ("tensor_parallel_size", "data_parallel_size"):
+    context_size = wanted.decode_context_parallel_size or 1
+    if context_size > 1 and wanted.tensor_parallel_size not in (None, context_size):
+        raise ConfigError(
+            f"--decode-context-parallel-size {context_size} must be 1 or --tensor-parallel-size "
+            f"{wanted.tensor_parallel_size}: all devices that share the model, or none, share its context"
+        )
+    for name in ("tensor_parallel_size", "data_parallel_size", "decode_context_parallel_size"):
         if not 1 <= (getattr(wanted, name) or 1) <= target.num_devices:
             option = f"--{name.replace('_', '-')} {getattr(wanted, name)}"
             raise ConfigError(f"{option}: {target} has {target.num_devices} devices")
@@ -145,4 +164,6 @@ def _options(wanted: WantedLayout) -> str:
         parts.append(f"--data-parallel-size {wanted.data_parallel_size}")
     if wanted.enable_expert_parallel:
         parts.append("--enable-expert-parallel")
+    if wanted.decode_context_parallel_size is not None:
+        parts.append(f"--decode-context-parallel-size {wanted.decode_context_parallel_size}")
     return " ".join(parts)

@@ -79,7 +79,7 @@ class PlanOption:
       quantization: What `--quantization` gets; None leaves weights as stored.
       weights: How they are stored, for people.
       kv_cache_dtype: What `--kv-cache-dtype` gets.
-      tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
+      tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size: See `Layout`.
       num_servers: Servers that the target has devices for; they share nothing.
       hosts_of_server: Hosts whose devices one server needs.
       device_weight_bytes: Bytes of the weights on each device.
@@ -96,6 +96,7 @@ class PlanOption:
     tensor_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
+    decode_context_parallel_size: int
     num_servers: int
     hosts_of_server: int
     device_weight_bytes: int
@@ -107,7 +108,12 @@ class PlanOption:
     @property
     def layout(self) -> Layout:
         """How the devices of a server share the model."""
-        return Layout(self.tensor_parallel_size, self.data_parallel_size, self.enable_expert_parallel)
+        return Layout(
+            self.tensor_parallel_size,
+            self.data_parallel_size,
+            self.enable_expert_parallel,
+            self.decode_context_parallel_size,
+        )
 
     @property
     def fits(self) -> bool:
@@ -243,8 +249,8 @@ class Planner:
         for layout in layouts(target, wanted, width.num_experts):
             try:
                 self._device_model(target, width, "auto", layout)
-            except ConfigError:  # its heads cannot be split so
-                if wanted.tensor_parallel_size is not None:
+            except ConfigError:  # its heads, or its context, cannot be split so
+                if wanted.tensor_parallel_size is not None or layout.decode_context_parallel_size > 1:
                     raise
                 continue
             found.append(layout)
@@ -260,6 +266,7 @@ class Planner:
             tensor_parallel_size=layout.tensor_parallel_size,
             data_parallel_size=layout.data_parallel_size,
             enable_expert_parallel=layout.enable_expert_parallel,
+            decode_context_parallel_size=layout.decode_context_parallel_size,
             num_servers=target.num_devices // layout.num_devices,
             hosts_of_server=layout.num_hosts(target),
             device_weight_bytes=part.held_bytes,

@@ -103,6 +103,8 @@ def command(report: PlanReport, plan: Plan) -> str | None:
         parts.append(f"--data-parallel-size {chosen.data_parallel_size}")
     if chosen.enable_expert_parallel:
         parts.append("--enable-expert-parallel")
+    if chosen.decode_context_parallel_size > 1:
+        parts.append(f"--decode-context-parallel-size {chosen.decode_context_parallel_size}")
     if chosen.hosts_of_server > 1:
         parts.append(f"--nnodes {chosen.hosts_of_server} --node-rank 0 --master-addr ADDRESS")
     if plan.wanted.dtype is not None:
