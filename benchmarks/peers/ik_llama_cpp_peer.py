@@ -69,6 +69,7 @@ class IkLlamaCppPeer:
             [prefill_seconds] * load.batch_size,
             [decode_seconds / num_steps] * num_steps if num_steps else [],
             load.input_len + load.output_len / 2,
+            num_steps * load.batch_size,
         )
 
 

@@ -83,7 +83,10 @@ class LlamaCppPeer:
             now = time.perf_counter()
             step_seconds.append(now - previous)
             previous = now
-        return BatchRun([first - start] * load.batch_size, step_seconds, load.input_len + load.output_len / 2)
+        num_tokens = len(step_seconds) * load.batch_size
+        return BatchRun(
+            [first - start] * load.batch_size, step_seconds, load.input_len + load.output_len / 2, num_tokens
+        )
 
     def _decode(self, sequences: list[list[int]], position: int) -> list[int]:
         """Computes more tokens of each sequence, from `position` on; returns the likeliest next one of each."""

@@ -58,4 +58,7 @@ class TransformersPeer:
             now = time.perf_counter()
             step_seconds.append(now - previous)
             previous = now
-        return BatchRun([first - start] * load.batch_size, step_seconds, load.input_len + load.output_len / 2)
+        num_tokens = len(step_seconds) * load.batch_size
+        return BatchRun(
+            [first - start] * load.batch_size, step_seconds, load.input_len + load.output_len / 2, num_tokens
+        )

@@ -65,9 +65,9 @@ class RequestOutput:
       outputs: One CompletionOutput for each of `n`.
       finished: Whether every completion has ended.
       num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
-      kv_transfer_params: With these, another engine finds the prompt's blocks here, if that was asked for.
       first_scheduled_time: When the request's first step began, in seconds of `time.monotonic`; set by AsyncLLMEngine.
       first_token_time: When its first token was there, on the same clock; set by AsyncLLMEngine.
+      kv_transfer_params: With these, another engine finds the prompt's blocks here, if that was asked for.
     """
 
     request_id: str
@@ -77,6 +77,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
-    kv_transfer_params: dict[str, Any] | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    kv_transfer_params: dict[str, Any] | None = None

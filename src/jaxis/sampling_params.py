@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxis.config.kv_transfer import KVTransferParams
 from jaxis.errors import RequestError
+from jaxis.kv_transfer_params import KVTransferParams
 from jaxis.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20

@@ -46,6 +46,15 @@ def test_num_speculative_tokens(llm):
         SamplingParams(num_speculative_tokens=-1)
 
 
+def test_extra_args(llm):
+    """More of it: tests/engine/test_kv_transfer.py."""
+    params = SamplingParams(extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+    with pytest.raises(RequestError, match="kv_transfer_params needs an engine with kv_transfer_config"):
+        llm.generate(PROMPT, params)
+    with pytest.raises(RequestError, match="extra_args"):
+        SamplingParams(extra_args={"other": 1})
+
+
 def test_prediction(llm):
     """More of it: tests/engine/drafting."""
     [plain], [predicted] = (

@@ -118,7 +118,7 @@ def without_times(path):
 
 @pytest.mark.parametrize(
     ("num_kills", "seed"),
-    [(1, 0), pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(40, 2, marks=pytest.mark.slow)],
+    [(2, 0), pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(40, 2, marks=pytest.mark.slow)],
 )
 def test_infer_loses_and_repeats_nothing(tmp_path, num_kills, seed):
     conversations(tmp_path / "input.jsonl")

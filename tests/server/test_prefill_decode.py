@@ -111,8 +111,7 @@ def server_in_a_thread(**transfer):
 def test_both_endpoints_hand_a_prompt_over_and_streams_and_lists_of_prompts_take_it():
     with server_in_a_thread(kv_role="kv_producer") as one, server_in_a_thread(kv_role="kv_consumer") as two:
         for path, request in ((CHAT, {"messages": MESSAGES, **GREEDY}), (COMPLETIONS, TEXT)):
-            expected = two.post(path, json=request).json()
-            two.post("/reset_prefix_cache")
+            expected = two.post(path, json={**request, "cache_salt": path}).json()
             answer = decode(two, path, request, prefill(one, path, request))
             assert said(answer) == said(expected)
             assert cached(answer) == (answer["usage"]["prompt_tokens"] - 1) // 16 * 16 > 48
@@ -120,7 +119,6 @@ def test_both_endpoints_hand_a_prompt_over_and_streams_and_lists_of_prompts_take
         batch = {**TEXT, "prompt": ["The sea. " * 30, "The land. " * 30]}
         answer = decode(two, COMPLETIONS, batch, params := prefill(one, COMPLETIONS, batch))
         assert cached(answer) > 2 * 48
-        two.post("/reset_prefix_cache")
         streamed = two.post(COMPLETIONS, json={**batch, "stream": True, "kv_transfer_params": params}).text
         events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
         choices = [choice for event in events for choice in event["choices"]]
@@ -163,9 +161,8 @@ def test_a_decode_server_answers_as_one_server_alone_whatever_becomes_of_the_pre
         first.process.kill()
         first.process.wait()
         wait_until_refused(params)
-        for _ in range(2):
-            two.post("/reset_prefix_cache")
-            answer = decode(two, CHAT, other, params)
+        for more in ({}, {"cache_salt": "another"}):  # which finds nothing of the first answer
+            answer = decode(two, CHAT, {**other, **more}, params)
             assert said(answer) == said(expected)
             assert cached(answer) == 0
         assert counted(two, "failed_blocks") >= 2

@@ -36,7 +36,7 @@ class FakeEngine:
             model_config=types.SimpleNamespace(model="", hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
         )
-        self.runner = types.SimpleNamespace(vocab_size=100, num_ranks=1, model=JaxModule())
+        self.runner = types.SimpleNamespace(vocab_size=100, num_ranks=1, models=[JaxModule()])
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}
@@ -48,7 +48,8 @@ class FakeEngine:
     @property
     def scheduler(self):
         blocks = types.SimpleNamespace(usage=0.0, num_blocks=10, block_size=16)
-        return types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
+        rank = types.SimpleNamespace(num_running=len(self.requests), num_waiting=0, block_manager=blocks)
+        return types.SimpleNamespace(**vars(rank), ranks=(rank,))
 
     @property
     def kv_tiers(self):

@@ -214,7 +214,9 @@ class EngineArgs:
     enable_expert_parallel: bool = field(
         default=False,
         metadata=_info(
-            help="Place experts on devices whole, not a part of each on every device.", panel="Devices", speed_only=True
+            help="Place experts on devices whole, not a part of each on every device.",
+            panel="Devices: experts and contexts",
+            speed_only=True,
         ),
     )
     decode_context_parallel_size: int = field(
@@ -223,7 +225,7 @@ class EngineArgs:
             minimum=1,
             metavar="N",
             help="Devices that share the tokens of a cache of latents: 1, or all that share the model.",
-            panel="Devices",
+            panel="Devices: experts and contexts",
             speed_only=True,
         ),
     )

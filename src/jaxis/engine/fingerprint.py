@@ -25,6 +25,13 @@ WHOLE_FILE_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
+# How a block's bytes are arranged may depend on the devices that share it.
+_ARRANGE_BLOCKS = frozenset(
+    {
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        *("enable_expert_parallel", "decode_context_parallel_size"),
+    }
+)
 _IGNORED_SUFFIXES = frozenset({".md", ".png", ".jpg", ".gitattributes"})
 
 
@@ -59,8 +66,7 @@ def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
     """
     digest = hashlib.sha256()
     infos = argument_infos()
-    # How a block's bytes are arranged may depend on the devices that share it.
-    named = {name for name, info in infos.items() if not info.speed_only or info.panel == "Devices"}
+    named = {name for name, info in infos.items() if not info.speed_only or name in _ARRANGE_BLOCKS}
     values = _values(arguments, named - {"max_model_len", "chat_template", "revision"})
     kernels = _kernels(arguments)
     if not _uses_native_kernels(arguments):

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: the Llama layer with biases on queries, keys and values, and an optional sliding window."""
+"""Qwen2 and MiMo 7B: the Llama layer with biases on queries, keys and values, and an optional sliding window."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from jaxis.layers.decoder_layer import PreNormDecoderLayer
 from jaxis.layers.grouped_query_attention import GroupedQueryAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
-from jaxis.models.common.decoder import CausalLM
+from jaxis.models.common.decoder import CausalLM, DecoderOptions
+from jaxis.models.common.prediction_layers import PredictionNames
 from jaxis.models.common.qwen import qwen_layer_span
 from jaxis.models.common.text_part import TextPart
+
+_MIMO_PREDICTION = PredictionNames(
+    module="model.mtp_layers.0",
+    embedding_norm="token_layernorm",
+    hidden_norm="hidden_layernorm",
+    projection="input_proj",
+    norm="final_layernorm",
+    layer="",
+    layer_index=0,
+    hidden_first=True,
+)
 
 
 class Qwen2DecoderLayer(PreNormDecoderLayer):
@@ -28,6 +40,17 @@ class Qwen2ForCausalLM(CausalLM):
     def check_config(cls, config: HFConfig) -> None:
         for key in ("attention_bias", "qkv_bias"):
             config.ignore(key, because="there are always biases: a checkpoint without them lacks tensors")
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """Qwen2, and a layer that predicts later tokens."""
+
+    @classmethod
+    def options(cls, scope: LayerScope) -> DecoderOptions:
+        predicts = scope.config.get("num_nextn_predict_layers", 0) > 0
+        return DecoderOptions(
+            prediction_modules=("model.mtp_layers.",), prediction=_MIMO_PREDICTION if predicts else None
+        )
 
 
 class Qwen2_5_VLForConditionalGeneration(TextPart, Qwen2ForCausalLM):

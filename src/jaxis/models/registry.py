@@ -65,7 +65,7 @@ _BUILT_IN: dict[str, str] = {
     "Mamba2ForCausalLM": "jaxis.models.mamba2:Mamba2ForCausalLM",
     "MambaForCausalLM": "jaxis.models.mamba:MambaForCausalLM",
     "MellumForCausalLM": "jaxis.models.mellum:MellumForCausalLM",
-    "MiMoForCausalLM": "jaxis.models.mimo:MiMoForCausalLM",
+    "MiMoForCausalLM": "jaxis.models.qwen2:MiMoForCausalLM",
     "MiMoV2FlashForCausalLM": "jaxis.models.mimo_v2_flash:MiMoV2FlashForCausalLM",
     "MiniMaxM2ForCausalLM": "jaxis.models.minimax_m2:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "jaxis.models.mistral3:Ministral3ForCausalLM",

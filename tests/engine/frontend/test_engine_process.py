@@ -287,6 +287,7 @@ def test_every_parameter_is_carried():
         **{"min_tokens": 2, "stop": ["a\n", "\u2028"], "stop_token_ids": [4], "ignore_eos": True},
         **{"include_stop_str_in_output": True, "logprobs": 0, "prompt_logprobs": 5, "detokenize": True},
         **{"skip_special_tokens": False, "num_speculative_tokens": 2, "prediction": "def f():\n"},
+        **{"extra_args": {"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1}}},
     }
     grammars = [
         StructuredOutputs(json_schema={"type": "object", "properties": {"a": {"const": None}}}),
@@ -320,7 +321,9 @@ def test_what_comes_before_a_grammar_is_carried():
 def test_an_output_is_carried_in_any_pieces():
     logprobs = [{5: Logprob(float("-inf"), 3, "a"), 2**31: Logprob(-0.5, 1)}]
     completion = CompletionOutput(1, "é", [5], -1.5, logprobs, "stop", 7)
-    output = RequestOutput("r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5)
+    output = RequestOutput(
+        "r", None, [], [None, {2: Logprob(-1.0, 1, "b")}], [completion], True, 1, 2.5, 3.5, {"remote_port": 1}
+    )
     delta = TokenDelta("s", "ü", [6, 2**31])
     error = RequestError("no")
     frame = wire.to_frame(wire.StepOutputs.of(EngineOutputs([output], [delta], [("x", error)])))

@@ -250,7 +250,7 @@ def test_what_can_be_got_can_be_asked_for_without_its_body(serve):
 def test_half_open_connections_are_closed(serve, sent):
     server = serve(idle_timeout_seconds=0.2)
     with connect(server, sent) as connection:
-        assert 0.2 < seconds_until_closed(connection) < 25
+        assert 0.1 < seconds_until_closed(connection) < 25  # the server counts from a moment earlier
 
 
 def test_headers_that_drip_in_are_cut_off(serve):
@@ -292,7 +292,14 @@ def test_more_connections_than_open_files_are_closed_and_the_server_recovers(ser
             connect_often = (connections.enter_context(connect(server)) for _ in range(100))
             with pytest.raises(OSError, match="Too many open files"):
                 list(connect_often)
-        assert httpx.get(f"{server.url}/health").status_code == 200
+
+        def is_well() -> bool:
+            # The server, in this process, closes its ends a moment later.
+            with contextlib.suppress(OSError, httpx.TransportError):
+                return httpx.get(f"{server.url}/health").status_code == 200
+            return False
+
+        wait_until(is_well)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
