@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxis.kernels.materialize import materialize
 from jaxis.kernels.row_moments import row_moments
+from jaxis.kernels.whole_vectors import in_whole_vectors
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule, make_parameter
@@ -63,7 +64,7 @@ class AltUp(JaxModule):
     def _modalities(self, x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, A], from -1 to 1."""
         routed = self.modality_router(scaled(self.router_norm(x), 1 / self.size))
-        return materialize(jnp.tanh(routed.astype(jnp.float32)).astype(x.dtype))
+        return materialize(in_whole_vectors(jnp.tanh, routed.astype(jnp.float32)).astype(x.dtype))
 
 
 def split_states(x: jax.Array, projections: Sequence[JaxLinear]) -> jax.Array:

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxis.config.quantization import QuantizationConfig, without_quantization
 from jaxis.errors import ConfigError
 from jaxis.kernels.gates import softmax
+from jaxis.kernels.whole_vectors import in_whole_vectors
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import make_parameter
 from jaxis.layers.weight_loader import default_weight_loader
@@ -107,10 +108,10 @@ def choose_experts(
     """
     logits = logits.astype(jnp.float32)
     if routing.logit_soft_cap is not None:
-        logits = routing.logit_soft_cap * jnp.tanh(logits / routing.logit_soft_cap)
+        logits = routing.logit_soft_cap * in_whole_vectors(jnp.tanh, logits / routing.logit_soft_cap)
     if routing.score_function == "sparsemixer":
         return _sparsemixer(routing, logits)
-    scores = softmax(logits) if routing.score_function == "softmax" else jax.nn.sigmoid(logits)
+    scores = softmax(logits) if routing.score_function == "softmax" else in_whole_vectors(jax.nn.sigmoid, logits)
     if selection_bias is not None:
         choice = scores + selection_bias
     elif routing.num_groups == 1:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxis.kernels.sampling import cpu
 from jaxis.kernels.sampling.filters import TokenFilters, weigh_tokens
 from jaxis.kernels.sampling.tiles import TILE
+from jaxis.kernels.whole_vectors import in_whole_vectors
 
 
 def sample_categorical(
@@ -34,8 +35,9 @@ def sample_categorical(
     weigh = cpu.weigh_tokens if cpu.supports(logits) else weigh_tokens
     scale, tile_mass, cutoff = weigh(logits, 1.0 / temperature, filters)
     num_tiles = tile_mass.shape[1]
-    noise = jax.vmap(lambda seed, step: _gumbel(seed, step, num_tiles + TILE))(seed, step)
-    tile_id = jnp.argmax(jnp.log(tile_mass) + noise[:, :num_tiles], axis=-1).astype(jnp.int32)
+    uniform = jax.vmap(lambda seed, step: _uniform(seed, step, num_tiles + TILE))(seed, step)
+    noise = in_whole_vectors(_gumbel, uniform)
+    tile_id = jnp.argmax(in_whole_vectors(jnp.log, tile_mass) + noise[:, :num_tiles], axis=-1).astype(jnp.int32)
     token_ids = tile_id[:, None] * TILE + jnp.arange(TILE)
     tile = logits.at[jnp.arange(logits.shape[0])[:, None], token_ids].get(mode="fill", fill_value=-jnp.inf)
     score = scale.scaled(tile) + noise[:, num_tiles:]
@@ -44,10 +46,14 @@ def sample_categorical(
     return tile_id * TILE + jnp.argmax(score, axis=-1).astype(jnp.int32)
 
 
-def _gumbel(seed: jax.Array, step: jax.Array, n: int) -> jax.Array:
-    """n independent standard Gumbel samples, a function of only seed uint32 [2] and step int32 []."""
+def _uniform(seed: jax.Array, step: jax.Array, n: int) -> jax.Array:
+    """n independent numbers between 0 and 1, exclusive, a function of only seed uint32 [2] and step int32 []."""
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), step)
     bits = jax.random.bits(key, (n,), jnp.uint32)
     # All 32 bits count near 0, which maps to large Gumbel samples; 1 itself must not occur.
-    uniform = jnp.minimum(bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33, 1 - 2.0**-24)
+    return jnp.minimum(bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33, 1 - 2.0**-24)
+
+
+def _gumbel(uniform: jax.Array) -> jax.Array:
+    """Standard Gumbel samples from uniform ones."""
     return -jnp.log(-jnp.log1p(-uniform))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxis.kernels import native
 from jaxis.kernels.sampling.filters import LogitScale, TokenFilters, TokenWeights
 from jaxis.kernels.sampling.tiles import TILE
+from jaxis.kernels.whole_vectors import in_whole_vectors
 
 
 def supports(logits: jax.Array) -> bool:
@@ -27,7 +28,7 @@ def argmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def logsumexp(logits: jax.Array) -> jax.Array:
     """Same arguments and result as `jaxis.kernels.sampling.logsumexp`."""
     _, _, row_max, total = _tile_weights(logits, jnp.ones(logits.shape[0], jnp.float32))
-    return row_max + jnp.log(total)
+    return row_max + in_whole_vectors(jnp.log, total[:, None])[:, 0]
 
 
 def top_tokens(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -61,7 +62,7 @@ def weigh_tokens(logits: jax.Array, inverse_temperature: jax.Array, filters: Tok
         total,
         filters.top_k,
         filters.top_p,
-        row_max + jnp.log(filters.min_p) / inverse_temperature,
+        row_max + in_whole_vectors(jnp.log, filters.min_p[:, None])[:, 0] / inverse_temperature,
     )
     return TokenWeights(scale, tile_mass, cutoff)
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.kernels.materialize import materialize
+from jaxis.kernels.whole_vectors import in_whole_vectors
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.decoder_layer import LayerCache, LayerOutput
 from jaxis.layers.embed import JaxLmHead
@@ -380,7 +381,7 @@ class CausalLM(JaxModule, LoadableWithIterator):
             return logits
         logits = scaled(logits, self.logits_multiplier)
         if self.logits_soft_cap is not None:
-            logits = self.logits_soft_cap * jnp.tanh(logits / self.logits_soft_cap)
+            logits = self.logits_soft_cap * in_whole_vectors(jnp.tanh, logits / self.logits_soft_cap)
         return materialize(logits)
 
     def load_weights(self, weights: Iterable[tuple[str, np.ndarray]]) -> set[str]:
