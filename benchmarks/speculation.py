@@ -118,7 +118,9 @@ def compare(llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams
         f"{share:.0%} of {counts.num_draft_tokens} drafts right, by place {' '.join(places)}; {same}",
         flush=True,
     )
-    times = ", ".join(f"{rows}: {1000 * seconds:.1f}" for rows, seconds in speculation.lengths.step_seconds.items())
+    times = ", ".join(
+        f"{rows}: {1000 * seconds:.1f}" for rows, seconds in sorted(speculation.lengths.step_seconds.items())
+    )
     print(f"  milliseconds of a step, by rows: {times}", flush=True)
 
 

@@ -309,7 +309,6 @@ class EngineArgs:
         self._check_kv_events()
         self._check_kv_transfer()
         self._check_speculation()
-        self._check_ranks()
         self._check_stages()
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
@@ -343,26 +342,25 @@ class EngineArgs:
             raise ConfigError("kv_transfer_config needs prefix caching, which finds the blocks: leave one of them out")
         if self.nnodes > 1:
             raise ConfigError(f"kv_transfer_config is for one host, not for nnodes={self.nnodes}: leave it out")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"kv_transfer_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
+                "it out"
+            )
 
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config
-        if speculative is not None and speculative.method in LAYER_METHODS and self.nnodes > 1:
+        if speculative is None or speculative.method not in LAYER_METHODS:
+            return
+        if self.nnodes > 1:
             raise ConfigError(
                 f"speculative_config: method={speculative.method!r} is not implemented for several hosts "
                 f"(nnodes={self.nnodes}): give ngram or suffix"
             )
-
-    def _check_ranks(self) -> None:
-        speculative = self.parsed_speculative_config
-        if self.data_parallel_size > 1 and speculative is not None and speculative.method in LAYER_METHODS:
+        if self.data_parallel_size > 1:
             raise ConfigError(
                 f"speculative_config: method={speculative.method!r} is for one data rank, not for "
                 f"data_parallel_size={self.data_parallel_size}: give ngram or suffix"
-            )
-        if self.data_parallel_size > 1 and self.kv_transfer is not None:
-            raise ConfigError(
-                f"kv_transfer_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
-                "it out"
             )
 
     def _check_stages(self) -> None:

@@ -10,16 +10,17 @@ from flax import nnx
 
 from jaxis.errors import ConfigError
 from jaxis.kernels.delta_rule import gated_delta_rule
-from jaxis.kernels.gates import gated, softplus
-from jaxis.kernels.materialize import materialize
+from jaxis.kernels.gates import gated
 from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.causal_conv import CausalConv
+from jaxis.layers.decay_gate import DecayGate
 from jaxis.layers.leaves import linear, rms_norm
 from jaxis.layers.linear import apply_together
 from jaxis.layers.module import JaxModule, make_parameter
 from jaxis.layers.scope import LayerScope, never_quantized
 from jaxis.layers.state_cache_spec import StateArray, StateCacheSpec
 
+_DECAY = DecayGate(per_channel=False)
 _L2_NORM_EPSILON = 1e-6
 
 State = tuple[jax.Array, jax.Array] | None
@@ -112,14 +113,11 @@ class GatedDeltaNet(JaxModule):
         qkv, z, b, a = self.project(x)
         inputs, qkv = self.conv1d(inputs, qkv, metadata)
         q, k, v = jnp.split(qkv, [self.keys_size, 2 * self.keys_size], axis=-1)
-        # Otherwise XLA takes the exponentials within the product, in vectors or one by one as the number of tokens is.
-        rates = materialize(jnp.exp(self.A_log[...]))
-        log_decay = -rates * softplus(a.astype(jnp.float32), self.dt_bias[...])
         recurrent, out = gated_delta_rule(
             q.reshape(num_tokens, self.num_key_heads, self.key_dim),
             k.reshape(num_tokens, self.num_key_heads, self.key_dim),
             v.reshape(num_tokens, self.num_value_heads, self.value_dim),
-            log_decay,
+            _DECAY(a, self.A_log[...], self.dt_bias[...]),
             gated(jnp.ones_like(b, jnp.float32), b.astype(jnp.float32), "sigmoid"),
             recurrent,
             None if recurrent is None else metadata.state_slots,

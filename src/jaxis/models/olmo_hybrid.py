@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_layer_type
+from jaxis.layers.decay_gate import DecayGate
 from jaxis.layers.decoder_layer import PostNormDecoderLayer, PreNormDecoderLayer
-from jaxis.layers.delta_attention import DecayGate, DeltaAttention, DeltaAttentionSizes
+from jaxis.layers.delta_attention import DeltaAttention, DeltaAttentionSizes
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.scope import LayerScope
 from jaxis.models.common.decoder import CausalLM

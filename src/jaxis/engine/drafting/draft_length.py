@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 # Of a sequence's earlier steps, each weighs so much of the one after it: texts change.
 DECAY = 0.8
@@ -57,6 +57,9 @@ class DraftLengths:
       is_compiled: Whether a step of so many rows can run at once; if not, it is going to be compiled.
       max_tokens: Most rows of a step.
       most_drafts: Most drafts of a sequence where so many run; None: as many as each may have.
+
+    Attributes:
+      step_seconds: Median times of the steps that were measured, by their padded number of rows.
     """
 
     def __init__(
@@ -68,14 +71,10 @@ class DraftLengths:
     ) -> None:
         self._padded, self._is_compiled, self._max_tokens = padded, is_compiled, max_tokens
         self._most_drafts = most_drafts
+        self.step_seconds: dict[int, float] = {}
         self._seconds: dict[int, deque[float]] = {}
         self._num_steps = 0
         self._newest_step: dict[int, int] = {}
-
-    @property
-    def step_seconds(self) -> dict[int, float]:
-        """Median times of the steps that were measured, by their padded number of rows."""
-        return {size: statistics.median(times) for size, times in sorted(self._seconds.items()) if times}
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Takes in the time of a step without prefills."""
@@ -84,12 +83,14 @@ class DraftLengths:
         self._newest_step[padded] = self._num_steps
         if padded in self._seconds:
             self._seconds[padded].append(seconds)
+            self.step_seconds[padded] = statistics.median(self._seconds[padded])
         else:
             # The first run of a program also sets it up.
             self._seconds[padded] = deque(maxlen=NUM_TIMES)
         oldest = min(self._newest_step, key=self._newest_step.__getitem__)
         if self._newest_step[oldest] < self._num_steps - MAX_AGE:
             del self._newest_step[oldest], self._seconds[oldest]
+            self.step_seconds.pop(oldest, None)
 
     def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int] | None:
         """How many drafts to compute for each of these sequences.
@@ -115,8 +116,7 @@ class DraftLengths:
             # Up to the next padded size, another draft costs nothing.
             num_tokens = self._padded(num_tokens + 1)
             counts.append(min(num_tokens - num_running, len(gains)))
-        measured = self.step_seconds
-        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count, measured))
+        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count))
         lengths = [0] * len(places)
         for count in counts:
             if count == 0:
@@ -127,9 +127,9 @@ class DraftLengths:
                 return lengths
         return None
 
-    def _estimate(self, num_tokens: int, measured: Mapping[int, float]) -> float:
+    def _estimate(self, num_tokens: int) -> float:
         """The seconds of a step; of sizes not measured, by the one before; in proportion to each other if none was."""
-        padded = self._padded(num_tokens)
+        padded, measured = self._padded(num_tokens), self.step_seconds
         if padded in measured:
             return measured[padded]
         nearest = max((size for size in measured if size < padded), default=min(measured, default=1))

@@ -104,7 +104,8 @@ class PeerClient:
                 self._stats.failed_blocks += max(1, len(wanted) - num_arrived)
                 # Each reason once: a proxy may name an engine that has ended with every request.
                 is_new = reason not in self._reasons and len(self._reasons) < MAX_AVOIDED
-                self._reasons |= {reason} if is_new else set()
+                if is_new:
+                    self._reasons.add(reason)
             if is_new:
                 _logger.warning("blocks of another engine did not arrive, and are computed: %s", reason)
 

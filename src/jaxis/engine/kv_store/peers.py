@@ -46,11 +46,6 @@ class Peers:
         """What was sent and fetched so far."""
         return dataclasses.replace(self._stats)
 
-    @property
-    def is_producer(self) -> bool:
-        """Whether `hand_over` does anything."""
-        return self._server is not None
-
     def hand_over(self, keys: Sequence[BlockKey]) -> dict[str, Any] | None:
         """Keeps a prompt's blocks, which are in the store or on their way, for another engine.
 

@@ -7,7 +7,8 @@ from jaxis.config.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, listed_la
 from jaxis.config.other_names import value_of_either
 from jaxis.config.rope_config import RopeConfig
 from jaxis.kernels.weights import GatedUnit
-from jaxis.layers.delta_attention import DecayGate, DeltaAttention, DeltaAttentionSizes
+from jaxis.layers.decay_gate import DecayGate
+from jaxis.layers.delta_attention import DeltaAttention, DeltaAttentionSizes
 from jaxis.layers.mla import MultiHeadLatentAttention
 from jaxis.layers.mlp import GatedMLP
 from jaxis.layers.moe import SparseMoE
