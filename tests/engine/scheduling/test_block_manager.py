@@ -253,6 +253,16 @@ class TestLocalLayers:
         manager.free(sequence)
         assert manager.num_free_blocks == manager.num_blocks == 32
 
+    def test_blocks_made_for_drafts_do_not_keep_those_that_left_the_window(self) -> None:
+        manager = BlockManager({WINDOW: 8}, block_size=4)
+        sequence = make_sequence([0])
+        for num_computed in range(40):
+            sequence.num_computed_tokens = num_computed
+            assert manager.allocate(sequence, num_computed + 1)
+            # A window of 5 touches at most 2 blocks, and there is one more for drafts.
+            assert len(table(manager, sequence, WINDOW).block_ids) <= 3
+            assert manager.extend(sequence, 0, num_computed + 4)
+
     def test_a_prompt_takes_blocks_of_a_window_chunk_by_chunk(self) -> None:
         manager = BlockManager({FULL_CONTEXT: 16, WINDOW: 4}, block_size=4)
         sequence = make_sequence(list(range(40)))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
 from jaxis.errors import RequestError
 from tests.support.simulated_engine import VOCABULARY_SIZE
 from tests.support.simulated_ranks import SimulatedRanks
@@ -247,3 +251,11 @@ def test_a_sequence_that_no_rank_could_hold_is_refused():
     ranks = SimulatedRanks(2, num_blocks=8, max_model_len=64)
     with pytest.raises(RequestError, match="may need 12 KV cache blocks of 4 tokens, and there are 8"):
         ranks.add(prompt(1, 40))
+
+
+@pytest.mark.parametrize("known", [(True, True), (True, False), (False, False)])
+def test_a_block_needs_no_fetching_only_if_every_rank_has_it(known: tuple[bool, bool]) -> None:
+    ranks: list[Any] = [
+        SimpleNamespace(block_size=4, search=None, is_known=lambda group, digest, knows=knows: knows) for knows in known
+    ]
+    assert DataRanksBlocks(ranks).is_known(0, b"digest") == all(known)
