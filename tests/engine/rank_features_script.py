@@ -64,7 +64,7 @@ def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str)
 def check_store(llm: LLM, expected: list[Any]) -> None:
     """What one rank saved, another one loads; the tokens are those of one device."""
     engine = llm.engine
-    store, ranks = engine.store, engine.scheduler.ranks
+    store, ranks = engine.stored.store, engine.scheduler.ranks
     assert store is not None
     engine.reset_prefix_cache()
     # Prompts of six blocks take the places of everything else, and so do their states.

@@ -99,7 +99,7 @@ def test_evicted_blocks_are_found_on_the_host_whose_memory_is_bounded(start_llm,
             [output] = small.generate([prompt(0)], GREEDY)
             assert tokens([output]) == expected
             assert output.num_cached_tokens == (48 if i else 0)
-        stats = small.engine.store.stats["host"]
+        stats = small.engine.stored.store.stats["host"]
         assert 20 * BLOCK_BYTES < stats.used_bytes <= 30 * BLOCK_BYTES
         assert stats.used_bytes % BLOCK_BYTES == 0
         assert stats.loaded_bytes == stats.loaded_blocks * BLOCK_BYTES > 0
@@ -129,7 +129,7 @@ def test_nan_is_forgotten_by_all_tiers(checkpoint, start_llm, llm, tmp_path):
             with pytest.raises(EngineError, match="not finite"):
                 small.generate([[i] + [NAN_ID] * 70], GREEDY)
         small.engine.finish_saves()
-        assert small.engine.store.stats["host"].used_bytes == 0
+        assert small.engine.stored.store.stats["host"].used_bytes == 0
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={NAN_ID: -100.0})
         assert tokens(small.generate([prompt(0)], params)) == tokens(llm.generate([prompt(0)], params))
     assert all(b"\xff" * 64 not in file.read_bytes() for file in (tmp_path / "blocks").glob("*/*.kv"))
@@ -209,8 +209,8 @@ class TestDisk:
             small.generate([prompt(0)], GREEDY)
         with start(start_llm, kv_offloading_dir=tmp_path) as small:
             answers = threading.Event()
-            monkeypatch.setattr(small.engine.store._disk, "read", lambda *_: answers.wait() and None)
-            monkeypatch.setattr(small.engine._fetcher, "_seconds", 0.1)
+            monkeypatch.setattr(small.engine.stored.store._disk, "read", lambda *_: answers.wait() and None)
+            monkeypatch.setattr(small.engine.stored._fetcher, "_seconds", 0.1)
             try:
                 for _ in range(6):  # more than may be read at a time
                     [output] = small.generate([prompt(0)], GREEDY)

@@ -10,7 +10,6 @@ there are stages, each with other sequences, whose newest tokens the host knows.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import abc, deque
 from collections.abc import Iterator
@@ -18,25 +17,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxis.engine.block_fetcher import BlockFetcher
 from jaxis.engine.drafting.make import make_speculation
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.runner import DispatchedStep, Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
-from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.grammar.compiler import GrammarCompiler
+from jaxis.engine.kv_events.streams import CacheEventStreams
 from jaxis.engine.kv_store.stats import TierStats
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import CompletionState, Request
+from jaxis.engine.paged_logits import paged_logits
 from jaxis.engine.request_factory import RequestFactory
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
+from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
+from jaxis.engine.stored_blocks import StoredBlocks
+from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
-from jaxis.host.extras import check_extra
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
@@ -44,11 +44,8 @@ if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.engine.execution.token_logprobs import TokenLogprobs
     from jaxis.engine.grammar.delayed_grammar import Grammar
-    from jaxis.engine.kv_events.publisher import EventPublisher
     from jaxis.engine.kv_store.peers import Peers
     from jaxis.tokenizer import Tokenizer
-
-_logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -60,8 +57,7 @@ class LLMEngine:
       scheduler: Decides what runs, on each data rank.
       runner: Runs it.
       grammar_compiler: Compiles `structured_outputs`; may be used from other threads.
-      store: Blocks beyond the devices; None: there are none.
-      peers: Other engines that blocks go to or come from; None: there are none.
+      stored: Blocks beyond the devices; None: there are none.
       num_preemptions: Times that a sequence lost its blocks to another, since the start.
       speculation: Makes drafts of sequences' next tokens; None: none are made.
 
@@ -71,7 +67,7 @@ class LLMEngine:
       tokenizer: The checkpoint's, if it has one.
       eos_token_ids: Tokens that end a sequence.
       store: Where blocks go that the devices have no room for; None: nowhere.
-      peers: See above; they need a store.
+      peers: Other engines that blocks go to or come from; they need a store.
     """
 
     def __init__(
@@ -88,23 +84,17 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self.runner = Runner(vllm_config, executor, store)
-        self.store, self.peers = store, peers
-        client = None if peers is None else peers.client
-        self._fetcher = None
-        if store is not None and (store.has_disk or client is not None):
-            self._fetcher = BlockFetcher(store, client)
+        self.stored = None if self.runner.transfer is None else StoredBlocks(self.runner.transfer, peers)
         self.max_model_len = self.runner.max_model_len
         self.grammar_compiler = GrammarCompiler(tokenizer, self.runner.vocab_size, eos_token_ids)
         self.num_preemptions = 0
         self.speculation = make_speculation(vllm_config.speculative_config, self.runner, self._extend_blocks)
-        self._event_streams: abc.Sequence[tuple[CacheEventRecorder, EventPublisher]] = ()
-        if (events := vllm_config.kv_events_config) is not None:
-            check_extra("kv-events", "kv_events_config")
-            from jaxis.engine.kv_events.publisher import open_publishers
-
-            spans = tuple(self.runner.num_blocks)
-            publishers = open_publishers(events, spans, vllm_config.cache_config.block_size, self.runner.num_ranks)
-            self._event_streams = [(CacheEventRecorder(len(spans)), publisher) for publisher in publishers]
+        self._events = CacheEventStreams(
+            vllm_config.kv_events_config,
+            tuple(self.runner.num_blocks),
+            vllm_config.cache_config.block_size,
+            self.runner.num_ranks,
+        )
         # Totals of earlier block managers, which a failed step replaces.
         self._past_prefix_cache_queries = self._past_prefix_cache_hits = 0
         self._factory = RequestFactory(
@@ -183,7 +173,7 @@ class LLMEngine:
         """
         prompt_token_ids = self._factory.checked_prompt(prompt_token_ids)
         self._factory.check_needs_no_tokenizer(params)
-        if params.kv_transfer is not None and self.peers is None:
+        if params.kv_transfer is not None and (self.stored is None or self.stored.peers is None):
             raise RequestError("kv_transfer_params needs an engine with kv_transfer_config: leave it out")
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} already exists: wait for it, abort it, or choose another id")
@@ -210,62 +200,38 @@ class LLMEngine:
             for seq_id in added:
                 self.scheduler.abort_sequence(seq_id)
             raise
-        for completion in request.completions:
-            self._completions[completion.sequence.seq_id] = completion
-            self._sampling[completion.sequence.seq_id] = completion.sampling
-        self._requests[request_id] = request
+        self._requests.add(request)
         if self.speculation is not None and params.prediction:
             self.speculation.prepare(self.scheduler.num_running + 1)
         return request
 
     def fetches_blocks(self, params: SamplingParams) -> bool:
-        """Whether there is anything that `fetch_blocks` could fetch for a request."""
-        if self._fetcher is None or self.store is None or params.prompt_logprobs is not None:
-            return False
-        return self.store.has_disk or (params.kv_transfer is not None and params.kv_transfer.peer is not None)
+        """See `StoredBlocks.fetches`."""
+        return self.stored is not None and self.stored.fetches(params)
 
     def fetch_blocks(self, prompt_token_ids: abc.Sequence[int], cache_salt: str | None, params: SamplingParams) -> None:
-        """Fetches what disk or another engine has of a prompt that is about to be added; may take seconds.
-
-        Other threads may call it while steps run.
-        """
-        if self._fetcher is not None and self.fetches_blocks(params):
-            peer = None if params.kv_transfer is None else params.kv_transfer.peer
-            self._fetcher.fetch(self.scheduler.block_manager, prompt_token_ids, cache_salt, peer)
+        """See `StoredBlocks.fetch`. Other threads may call it while steps run."""
+        if self.stored is not None:
+            self.stored.fetch(self.scheduler, prompt_token_ids, cache_salt, params)
 
     @property
     def kv_tiers(self) -> dict[str, TierStats]:
         """What each tier of blocks beyond the devices has done, by its name. Other threads may ask."""
-        tiers = {} if self.store is None else dict(self.store.stats)
-        return tiers if self.peers is None else tiers | {"peer": self.peers.stats}
+        return {} if self.stored is None else self.stored.stats
 
     def finish_saves(self) -> None:
-        """To be called when no step is to follow for a while: what was computed since the last one is saved too."""
-        transfer = self.runner.transfer
-        if transfer is not None and (transfer.store.saves_registered or transfer.store.is_awaited):
-            saves = []
-            for rank in self.scheduler.ranks:
-                if transfer.store.saves_registered:
-                    rank.block_manager.save_states()
-                moves = rank.block_manager.take_moves()
-                saves.append(() if moves is None else moves.saves)
-            transfer.finish(saves)
+        """See `StoredBlocks.finish_saves`."""
+        if self.stored is not None:
+            self.stored.finish_saves(self.scheduler)
 
     def close_store(self) -> None:
-        """Saves what is left, and waits until it is on disk, for a while; no step may follow."""
-        if self.peers is not None:
-            self.peers.close()
-        if self.store is None:
-            return
-        try:
-            self.finish_saves()
-        except Exception:
-            _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
-        self.store.close()
+        """See `StoredBlocks.close`."""
+        if self.stored is not None:
+            self.stored.close(self.scheduler)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Ends a request; returns what it has so far, or None if it is not unfinished."""
-        request = self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id)
         if request is None:
             return None
         for completion in request.completions:
@@ -274,7 +240,7 @@ class LLMEngine:
                 completion.finish()
             if self.speculation is not None:
                 self.speculation.forget(completion.sequence)
-            self._forget(completion)
+            self._requests.end(completion)
         return request.output()
 
     def step(self) -> list[Request]:
@@ -288,7 +254,7 @@ class LLMEngine:
         """
         try:
             requests = self._step() if self.runner.num_stages == 1 else self._step_of_stages()
-            self._publish_events()
+            self._events.publish()
             return requests
         except BaseException as error:
             message = str(error).partition("\n")[0] or type(error).__name__
@@ -320,8 +286,10 @@ class LLMEngine:
         token_ids = self._factory.checked_prompt(token_ids, spare=0)
         if not paged:
             return self.runner.whole_logits(token_ids)
+        self._discard_inflight()
+        chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
         try:
-            return self._paged_logits(token_ids)
+            return paged_logits(self.runner, self.scheduler, token_ids, chunk)
         except BaseException:
             self.reset()  # the caches were donated to the step, which may have invalidated them
             raise
@@ -336,36 +304,16 @@ class LLMEngine:
             raise EngineError("iterate_logits requires an idle engine: finish or abort the running requests first")
         return self.runner.iterate_whole_logits(self._factory.checked_prompt(token_ids, spare=0))
 
-    def _paged_logits(self, token_ids: list[int]) -> np.ndarray:
-        self._discard_inflight()
-        sequence = Sequence(SequenceId(""), token_ids, SamplingParams(), frozenset(), len(token_ids), arrival=0)
-        blocks = self.scheduler.ranks[0].block_manager
-        logits = []
-        chunk = self.vllm_config.scheduler_config.max_num_batched_tokens
-        for start in range(0, len(token_ids), chunk):
-            sequence.num_computed_tokens = start
-            stop = min(start + chunk, len(token_ids))
-            blocks.begin_step()
-            blocks.allocate(sequence, stop)
-            state = blocks.state_step(sequence, start, stop)
-            entry = ScheduledSequence(sequence, start, stop - start, samples=False, state=state)
-            output = SchedulerOutput((entry,), 0, (), blocks.take_moves())
-            logits.append(self.runner.paged_logits(self.scheduler.on_first_rank(output)))
-            self._commit_saves(output)
-        blocks.free(sequence)
-        return np.concatenate(logits)
-
     def close(self) -> None:
         """Frees the device memory; the engine cannot be used afterwards."""
         self.close_store()
         self._start_over("the engine was closed")
         self.runner.close()
-        for _, publisher in self._event_streams:
-            publisher.close()
+        self._events.close()
 
     def _start_over(self, reason: str) -> None:
         """Fails every request, and resets everything except the counters."""
-        for request in self._requests.values():
+        for request in self._requests:
             request.error = EngineError(reason)
         self._past_prefix_cache_queries = self.prefix_cache_queries
         self._past_prefix_cache_hits = self.prefix_cache_hits
@@ -374,23 +322,14 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         """Makes requests that are added from now on find nothing that was computed before; running ones go on."""
         self.scheduler.block_manager.reset_prefix_cache()
-        self._publish_events()
-
-    def _publish_events(self) -> None:
-        for recorder, publisher in self._event_streams:
-            publisher.publish(recorder.take())
+        self._events.publish()
 
     def _reset_state(self) -> None:
         """Resets to no requests and an empty prefix cache."""
-        recorders = [recorder for recorder, _ in self._event_streams] or [None] * self.runner.num_ranks
-        ranks = [self._new_scheduler(recorder) for recorder in recorders]
-        for recorder, _ in self._event_streams:
-            recorder.clear()
-        self._publish_events()
+        ranks = [self._new_scheduler(recorder) for recorder in self._events.recorders]
+        self._events.clear()
         self.scheduler = ranks[0] if len(ranks) == 1 else DataRanksScheduler(ranks)
-        self._requests: dict[str, Request] = {}
-        self._completions: dict[SequenceId, CompletionState] = {}
-        self._sampling: dict[SequenceId, SequenceSampling] = {}
+        self._requests = UnfinishedRequests()
         self._inflight: deque[DispatchedStep] = deque()
         self._last_step_ended = 0.0
         if self.speculation is not None:
@@ -405,7 +344,7 @@ class LLMEngine:
                 cache.block_size,
                 cache.enable_prefix_caching,
                 self.runner.num_state_slots,
-                self.store,
+                None if self.stored is None else self.stored.store,
                 events,
             ),
             max_num_seqs=limits.max_num_seqs,
@@ -422,12 +361,12 @@ class LLMEngine:
             return []
         if self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running):
             requests = self._process(current)
-        elif any(self._needs_newest_token(entry.sequence.seq_id) for entry in current.output.scheduled):
+        elif any(self._requests.needs_newest_token(entry.sequence) for entry in current.output.scheduled):
             output = self._schedule()
             step = None if output is None else self.runner.forward(output)
             requests = self._process(current)
             if step is not None:
-                self._inflight.append(step.sample(self._sampling))
+                self._inflight.append(step.sample(self._requests.sampling))
         else:
             if (following := self._dispatch()) is not None:
                 self._inflight.append(following)
@@ -439,7 +378,7 @@ class LLMEngine:
                 self.speculation.observe_time(current.output, self._last_step_ended - started)
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
-            if self.store is not None and self.store.is_awaited:
+            if self.stored is not None and self.stored.store.is_awaited:
                 self.finish_saves()  # another engine waits
         return requests
 
@@ -462,12 +401,12 @@ class LLMEngine:
 
     def _dispatch(self) -> DispatchedStep | None:
         output = self._schedule()
-        return None if output is None else self.runner.dispatch(output, self._sampling)
+        return None if output is None else self.runner.dispatch(output, self._requests.sampling)
 
     def _schedule(self) -> SchedulerOutput | None:
         drafts = None
         if self.speculation is not None:
-            drafts = self.speculation.propose(self._sampling, self.scheduler.num_running)
+            drafts = self.speculation.propose(self._requests.sampling, self.scheduler.num_running)
         output = self.scheduler.schedule(drafts)
         if output is None:
             return None
@@ -477,19 +416,14 @@ class LLMEngine:
                 entry.sequence.first_scheduled_time = time.monotonic()
         return output
 
-    def _needs_newest_token(self, seq_id: SequenceId) -> bool:
-        sampling = self._sampling.get(seq_id)
-        return sampling is not None and sampling.needs_newest_token
-
     def _process(self, step: DispatchedStep) -> list[Request]:
         """Applies the tokens that a step sampled; returns the affected requests."""
         scheduled = step.output.scheduled
         logprobs = step.logprobs()
         for index, prompt_logprobs in step.prompt_logprobs:
             entry = scheduled[index]
-            completion = self._completions.get(entry.sequence.seq_id)
-            if completion is not None and completion.sequence is entry.sequence:
-                completion.add_prompt_logprobs(entry.start, prompt_logprobs)
+            if self._requests.has(entry.sequence):
+                self._requests.completion(entry.sequence).add_prompt_logprobs(entry.start, prompt_logprobs)
         accepted = [entry.accepted(tokens) for entry, tokens in zip(scheduled, step.token_ids(), strict=True)]
         valid = [
             list(itertools.takewhile(_is_token, token_ids)) if INVALID_TOKEN_ID in token_ids else token_ids
@@ -505,42 +439,26 @@ class LLMEngine:
             self.speculation.observe(step.output, valid)
         for entry, token_ids, valid_ids in zip(scheduled, accepted, valid, strict=True):
             if entry.samples and len(valid_ids) < len(token_ids) and not entry.sequence.status.finished:
-                request = self._fail(self._completions[entry.sequence.seq_id])
+                request = self._fail(self._requests.completion(entry.sequence))
                 touched[request.request_id] = request
         for request_id, request in touched.items():
             if request.finished:
-                self._requests.pop(request_id, None)
-                self._hand_over(request)
-        self._commit_saves(step.output)
+                self._requests.pop(request_id)
+        if self.stored is not None:
+            self.stored.take_in(step.output, touched.values(), self.scheduler)
         return list(touched.values())
-
-    def _hand_over(self, request: Request) -> None:
-        """Keeps the blocks of a request's prompt for another engine, if it is to decode."""
-        wants = request.params.kv_transfer
-        if self.peers is None or wants is None or not wants.do_remote_decode or request.error is not None:
-            return
-        blocks = self.scheduler.ranks[0].block_manager
-        keys = blocks.known_prompt(request.completions[0].sequence)
-        request.kv_transfer_params = self.peers.hand_over(keys)
-        if request.kv_transfer_params is not None:
-            blocks.save(keys)
-
-    def _commit_saves(self, output: SchedulerOutput) -> None:
-        """What was saved up to a step that was read can be found from now on."""
-        if self.runner.transfer is not None:
-            self.runner.transfer.commit(output)
 
     def _add_token(
         self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs[np.ndarray] | None, row: int
     ) -> Request:
         """Applies a token that the scheduler has appended, and ends its completion where text or grammar end."""
-        completion = self._completions[sequence.seq_id]
+        completion = self._requests.completion(sequence)
         stop = completion.add_token(token_id, logprobs, row)
         if not sequence.status.finished and (stop is not None or completion.sampling.grammar_is_complete):
             self.scheduler.finish_sequence(sequence.seq_id, SequenceStatus.FINISHED_STOPPED, stop)
         if sequence.status.finished:
             completion.finish(stop)
-            self._forget(completion)
+            self._requests.end(completion)
         return completion.request
 
     def _fail(self, completion: CompletionState) -> Request:
@@ -567,10 +485,6 @@ class LLMEngine:
     def _extend_blocks(self, sequence: Sequence, start: int, num_tokens: int) -> bool:
         """See `BlockManager.extend`."""
         return self.scheduler.ranks[0].block_manager.extend(sequence, start, num_tokens)
-
-    def _forget(self, completion: CompletionState) -> None:
-        self._completions.pop(completion.sequence.seq_id, None)
-        self._sampling.pop(completion.sequence.seq_id, None)
 
 
 def _is_token(token_id: int) -> bool:
