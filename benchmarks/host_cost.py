@@ -23,7 +23,7 @@ from jaxis.engine.engine import LLMEngine
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.step_programs import ForwardKey, SampleKey
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 
 BLOCK_SIZE = 16
 KINDS = {

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxis import StructuredOutputs
 from jaxis.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import RequestError
 from jaxis.tokenizer import Tokenizer
 

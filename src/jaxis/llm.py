@@ -12,9 +12,10 @@ from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
-from jaxis.engine.arguments import EngineArgs, EngineKwargs, shows_engine_arguments
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.engine import LLMEngine
+from jaxis.engine.engine_kwargs import EngineKwargs, shows_engine_arguments
 from jaxis.engine.output_processor import Request
 from jaxis.engine.setup import build_engine
 from jaxis.engine.vllm_arguments import translate

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import quantization_quality
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 
 
 def test_the_table_has_a_row_for_each_format_from_the_largest_on(monkeypatch, capsys, tmp_path):

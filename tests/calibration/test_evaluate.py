@@ -9,7 +9,7 @@ import pytest
 from jaxis import LLM
 from jaxis.calibration import evaluate
 from jaxis.calibration.evaluate import SourcePredictions, diverge, log_softmax
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import EngineError, RequestError
 from tests.support.cli_model import write_checkpoint
 

@@ -14,7 +14,7 @@ from jaxis.calibration.evaluate import SourcePredictions
 from jaxis.calibration.sensitivity import measure_sensitivity
 from jaxis.calibration.text import read_windows
 from jaxis.calibration.widths import WIDTH_RULES
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import CheckpointError
 from jaxis.kernels.weights import dequantize, quantize
 from jaxis.quantization.checkpoint import quantize_checkpoint

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxis import SamplingParams
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 
 
 def test_writes_a_folder_that_answers(run_jaxis, checkpoint, tmp_path, start_llm):

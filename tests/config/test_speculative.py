@@ -46,10 +46,10 @@ def test_one_end_of_the_lookup_range_moves_the_other() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("ngram", "must be an object such as"),
+        ("ngram", "speculative_config='ngram' must be a dict"),
         ({}, "method=None is not implemented: give ngram or suffix"),
         ({"method": "dflash"}, "method='dflash' is not implemented"),
-        ({"method": "ngram", "num_tokens": 3}, "unknown key num_tokens"),
+        ({"method": "ngram", "num_tokens": 3}, "unknown key 'num_tokens'; known: method, "),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0 must be an integer from 1"),
         ({"method": "ngram", "num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5 must be an integer"),
         (

@@ -18,7 +18,7 @@ from jaxis import LLM
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.kv_events.wire import block_hash
-from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from tests.engine.kv_events.test_publisher import reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens

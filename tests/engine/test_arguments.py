@@ -5,7 +5,9 @@ from typing import get_type_hints
 
 import pytest
 
-from jaxis.engine.arguments import EngineArgs, EngineKwargs, argument_infos, argument_types
+from jaxis.engine.argument_fields import argument_infos, argument_types
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.engine_kwargs import EngineKwargs
 from jaxis.errors import ConfigError
 from tests.support.places import REPOSITORY
 

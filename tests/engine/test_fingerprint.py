@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from jaxis.engine import fingerprint
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.fingerprint import WHOLE_FILE_BYTES, engine_fingerprint
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.kernels import native
 
 ARGUMENTS = EngineArgs()

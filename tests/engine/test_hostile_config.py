@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.setup import EMBEDDED_MODEL, build_engine
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.setup import build_engine
 from jaxis.errors import CheckpointError, JaxisError
 from jaxis.host.progress import ProgressDisplay
 
@@ -18,7 +19,7 @@ HOSTILE = ["big", -64, 2.5, 10**9, 10**30, True, {}, [10**9], float("inf")]
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
-    monkeypatch.setattr("jaxis.engine.setup.load_model", lambda *_: pytest.fail("it loads"))
+    monkeypatch.setattr("jaxis.engine.opened_model.load_model", lambda *_: pytest.fail("it loads"))
     return tmp_path / "model"
 
 

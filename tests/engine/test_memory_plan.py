@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from jaxis import LLM
 from jaxis.engine import memory_plan
-from jaxis.engine.execution import kv_cache
+from jaxis.engine.execution import cache_memory
 from jaxis.errors import ConfigError, EngineError
 from tests.support.cli_model import CONFIG, write_checkpoint
 from tests.support.eagle_checkpoints import write_head, write_target
@@ -55,7 +55,7 @@ def plan(folder, monkeypatch, capsys):
         monkeypatch.setattr(memory_plan, "_STEP_BYTES", 0)
         monkeypatch.setattr(memory_plan, "_CPU_SHARE", 1.0)
         monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: int(nbytes))
-        monkeypatch.setattr(kv_cache, "free_host_bytes", lambda: 1 << 40)
+        monkeypatch.setattr(cache_memory, "free_host_bytes", lambda: 1 << 40)
         llm = LLM(folder, fit_memory=True, max_num_seqs=4, **arguments)
         opened.append(llm)
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memory: ")]

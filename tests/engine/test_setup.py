@@ -10,7 +10,7 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution import kv_cache
+from jaxis.engine.execution import cache_memory, kv_cache
 from jaxis.errors import CheckpointError, ConfigError, EngineError
 from jaxis.host.byte_size import parse_bytes
 from tests.support.tiny_checkpoints import variant, write_checkpoint
@@ -109,7 +109,7 @@ def test_too_little_memory(start_llm):
 
 
 def test_more_memory_than_is_free(start_llm, monkeypatch):
-    monkeypatch.setattr(kv_cache, "free_host_bytes", lambda: 40 * BLOCK_BYTES)
+    monkeypatch.setattr(cache_memory, "free_host_bytes", lambda: 40 * BLOCK_BYTES)
     with pytest.raises(EngineError, match="give a smaller kv_cache_memory"):
         start_llm(kv_cache_memory=41 * BLOCK_BYTES)
     with start_llm(kv_cache_memory=40 * BLOCK_BYTES) as llm:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from tests.support.places import REPOSITORY
 
 pytest.importorskip("lm_eval")

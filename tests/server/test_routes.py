@@ -9,7 +9,7 @@ from datetime import datetime
 import httpx
 import pytest
 
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.host.logs import JsonFormatter
 from jaxis.loading.open_checkpoint import read_tensor_infos
 from jaxis.tokenizer.chat_template import render_chat_template

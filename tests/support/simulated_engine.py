@@ -17,7 +17,8 @@ from itertools import groupby
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.block_moves import BlockMoves
-from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
 from tests.support.simulated_store import SimulatedStore

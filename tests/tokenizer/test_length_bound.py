@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.errors import ContextLengthError
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.length_bound import LengthBound

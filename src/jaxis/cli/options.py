@@ -15,7 +15,8 @@ import typer
 from typer.models import OptionInfo
 
 from jaxis.cli.console import exit_on_interrupt
-from jaxis.engine.arguments import EngineArgs, argument_infos, argument_types
+from jaxis.engine.argument_fields import argument_infos, argument_types
+from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError, RequestError
 from jaxis.quantization_rules import read_mapping
 from jaxis.sampling_params import INTEGER_BOUNDS, NUMBER_BOUNDS, Bounds, SamplingParams

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from jaxis.config.known_keys import check_keys
 from jaxis.errors import ConfigError
 
 
@@ -41,12 +42,9 @@ class KVEventsConfig:
         """
         if given is None:
             return None
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"kv_events_config={given!r} must be a dict")
         types = {field.name: type(field.default) for field in fields(cls)}
+        check_keys("kv_events_config", given, types)
         for name, value in given.items():
-            if name not in types:
-                raise ConfigError(f"kv_events_config has the unknown key {name!r}; known: {', '.join(types)}")
             kind = str if types[name] is type(None) else types[name]
             if not (type(value) is kind or (value is None and types[name] is type(None))):
                 raise ConfigError(f"kv_events_config: {name}={value!r} must be of type {kind.__name__}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from jaxis.config.known_keys import check_keys
 from jaxis.errors import ConfigError
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
@@ -70,22 +71,14 @@ class KVTransferConfig:
         """
         if given is None:
             return None
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"kv_transfer_config={given!r} must be a dict")
-        values = {name: value for name, value in given.items() if name not in _NO_EFFECT}
-        for name, (accepted, instead) in _ONLY.items():
-            if name in values and (value := values.pop(name)) not in accepted:
-                raise ConfigError(f"kv_transfer_config: {name}={value!r} is not supported: {instead}")
-        extra = values.pop("kv_connector_extra_config", None) or {}
         own = {field.name for field in fields(cls)} - set(_EXTRA_KEYS)
-        for where, names, known in (
-            ("kv_transfer_config", values, (*sorted(own), "kv_connector_extra_config")),
-            ("kv_connector_extra_config", extra, _EXTRA_KEYS),
-        ):
-            if not isinstance(names, Mapping):
-                raise ConfigError(f"kv_transfer_config: {where}={names!r} must be a dict")
-            if unknown := sorted(map(str, set(names) - set(known))):
-                raise ConfigError(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(known)}")
+        check_keys("kv_transfer_config", given, (*sorted(own), "kv_connector_extra_config", *_NO_EFFECT, *_ONLY))
+        for name, (accepted, instead) in _ONLY.items():
+            if name in given and given[name] not in accepted:
+                raise ConfigError(f"kv_transfer_config: {name}={given[name]!r} is not supported: {instead}")
+        extra = given.get("kv_connector_extra_config") or {}
+        check_keys("kv_connector_extra_config", extra, _EXTRA_KEYS)
+        values = {name: value for name, value in given.items() if name in own}
         values = {name: value for name, value in {**values, **extra}.items() if value is not None}
         if values.get("kv_role") not in ROLES:
             raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxis.config.known_keys import check_keys
 from jaxis.errors import ConfigError
 
 # Methods whose drafts layers on the devices make.
@@ -89,17 +90,11 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
     """
     if given is None:
         return None
-    if not isinstance(given, Mapping):
-        raise ConfigError(f'speculative_config={given!r} must be an object such as {{"method": "ngram"}}')
-    keys = {field.name for field in dataclasses.fields(SpeculativeConfig)}
+    check_keys("speculative_config", given, [field.name for field in dataclasses.fields(SpeculativeConfig)])
     values = {str(key): value for key, value in given.items() if value is not None}
     method = values["method"] = METHOD_ALIASES.get(str(values.get("method")), values.get("method"))
     if method not in METHODS:
         raise ConfigError(f"speculative_config: method={method!r} is not implemented: give {' or '.join(METHODS)}")
-    if unknown := sorted(values.keys() - keys):
-        raise ConfigError(
-            f"speculative_config: unknown key {', '.join(unknown)}: leave it out; known are {', '.join(sorted(keys))}"
-        )
     for name, (low, high) in _BOUNDS.items():
         _check(name, values, low, high)
     if _BY_BATCH_SIZE in values:

@@ -17,7 +17,7 @@ from jaxis.bench.session import build_sized_engine
 from jaxis.bringup.analyze.source import open_source
 from jaxis.doctor.check import Case
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.setup import EMBEDDED_MODEL
+from jaxis.engine.opened_model import EMBEDDED_MODEL
 from jaxis.host.progress import ProgressDisplay
 from jaxis.planning.accelerators import ACCELERATORS, Accelerator
 from jaxis.planning.sizing.plan import Planner, Wanted

@@ -1,59 +1,32 @@
-"""The engine's arguments, shared by `LLM`, `jaxis serve` and the engine process. Imports no JAX."""
+"""The engine's arguments, checked: for `LLM`, `jaxis serve` and the engine process. Imports no JAX."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
 
 from jaxis.config.kv_events import KVEventsConfig
 from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig, parse_speculative_config
+from jaxis.engine.argument_fields import (
+    DType,
+    EngineArgFields,
+    KVCacheDType,
+    KVOffloadingBackend,
+    LoadFormat,
+    argument_infos,
+    argument_types,
+)
 from jaxis.errors import ConfigError
 from jaxis.host.byte_size import parse_bytes
 from jaxis.quantization_rules import RequestedQuantization, parse_requested_quantization
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-KVOffloadingBackend = Literal["native"]
-LoadFormat = Literal["auto", "dummy"]
-Function = TypeVar("Function", bound=Callable[..., Any])
-Quantization = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]
-
 
 @dataclass(frozen=True)
-class ArgumentInfo:
-    """Metadata of an argument beyond its type, default and description.
-
-    Attributes:
-      minimum: Smallest value of an integer.
-      help: One line for the command line; None if there is no option.
-      metavar: Placeholder for the value in the help.
-      option: The option's name, if it differs from the argument's.
-      short: A short name of the option, with its dash, as vLLM has it; None if there is none.
-      panel: The group of options in the help.
-      speed_only: Whether it affects only speed, not answers.
-    """
-
-    minimum: int | None = None
-    help: str | None = None
-    metavar: str | None = None
-    option: str | None = None
-    short: str | None = None
-    panel: str = "Engine"
-    speed_only: bool = False
-
-
-def _info(**info: Any) -> dict[str, ArgumentInfo]:
-    return {"info": ArgumentInfo(**info)}
-
-
-@dataclass(frozen=True)
-class EngineArgs:
+class EngineArgs(EngineArgFields):
     """The arguments of `LLM`, checked.
 
     Attributes:
@@ -116,174 +89,6 @@ class EngineArgs:
     Raises:
       ConfigError: On construction, if a value cannot be honoured whatever the model.
     """
-
-    model: str | None = field(default=None, metadata=_info())
-    dtype: DType = field(
-        default="auto",
-        metadata=_info(metavar="TYPE", help="Of weights and activations: auto, float32, bfloat16 or float16."),
-    )
-    max_model_len: int | None = field(
-        default=None,
-        metadata=_info(
-            minimum=1, metavar="TOKENS", help="Most tokens of prompt and output together (default: the checkpoint's)."
-        ),
-    )
-    max_num_seqs: int | None = field(
-        default=None,
-        metadata=_info(
-            minimum=1, metavar="NUMBER", help="Most completions that run at once, on each data rank.", speed_only=True
-        ),
-    )
-    max_num_batched_tokens: int | None = field(
-        default=None,
-        metadata=_info(
-            minimum=1,
-            metavar="TOKENS",
-            help="Most tokens of a step, on each data rank; longer prompts are processed in chunks.",
-            speed_only=True,
-        ),
-    )
-    kv_cache_memory: int | str | None = field(
-        default=None,
-        metadata=_info(
-            metavar="SIZE",
-            help="Memory for the KV cache, in bytes or as 2GiB (default: from the free memory).",
-            speed_only=True,
-        ),
-    )
-    enable_prefix_caching: bool = field(
-        default=True,
-        metadata=_info(option="prefix_caching", help="Compute equal beginnings of prompts once.", speed_only=True),
-    )
-    block_size: int = field(default=16, metadata=_info(minimum=1, speed_only=True))
-    kv_cache_dtype: KVCacheDType = field(
-        default="auto", metadata=_info(metavar="TYPE", help="Of cached keys and values: one of these, or int8.")
-    )
-    kv_offloading_size: float | str | None = field(
-        default=None,
-        metadata=_info(
-            metavar="GIB",
-            help="Host memory for blocks that the KV cache has no room for (default: none).",
-            speed_only=True,
-        ),
-    )
-    kv_offloading_backend: KVOffloadingBackend = field(
-        default="native", metadata=_info(help="native.", speed_only=True)
-    )
-    kv_offloading_dir: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata=_info(metavar="FOLDER", help="Keep those blocks on disk, over restarts.", speed_only=True),
-    )
-    kv_offloading_disk_size: int | str = field(
-        default="32GiB",
-        metadata=_info(metavar="SIZE", help="Most bytes on disk, such as 100GiB.", speed_only=True),
-    )
-    tensor_parallel_size: int = field(
-        default=1,
-        metadata=_info(
-            minimum=1,
-            short="-tp",
-            metavar="N",
-            help="Devices to spread the model over.",
-            panel="Devices",
-            speed_only=True,
-        ),
-    )
-    pipeline_parallel_size: int = field(
-        default=1,
-        metadata=_info(
-            minimum=1,
-            short="-pp",
-            metavar="N",
-            help="Stages that share the layers, each with so many devices of its own.",
-            panel="Devices",
-            speed_only=True,
-        ),
-    )
-    data_parallel_size: int = field(
-        default=1,
-        metadata=_info(
-            minimum=1,
-            short="-dp",
-            metavar="N",
-            help="Ranks of so many devices, each with its own requests, that share a model's experts.",
-            panel="Devices",
-            speed_only=True,
-        ),
-    )
-    enable_expert_parallel: bool = field(
-        default=False,
-        metadata=_info(
-            help="Place experts on devices whole, not a part of each on every device.",
-            panel="Devices: experts and contexts",
-            speed_only=True,
-        ),
-    )
-    decode_context_parallel_size: int = field(
-        default=1,
-        metadata=_info(
-            minimum=1,
-            metavar="N",
-            help="Devices that share the tokens of a cache of latents: 1, or all that share the model.",
-            panel="Devices: experts and contexts",
-            speed_only=True,
-        ),
-    )
-    nnodes: int = field(default=1, metadata=_info(minimum=1, speed_only=True))
-    master_addr: str = field(default="127.0.0.1", metadata=_info(speed_only=True))
-    master_port: int = field(default=29501, metadata=_info(minimum=1, speed_only=True))
-    distributed_timeout_seconds: int = field(default=300, metadata=_info(minimum=1, speed_only=True))
-    load_format: LoadFormat = field(
-        default="auto", metadata=_info(help="Where weights come from; dummy makes random ones.")
-    )
-    seed: int = field(default=0, metadata=_info())
-    revision: str | None = field(
-        default=None, metadata=_info(metavar="NAME", help="Branch, tag or commit on the hub (default: main).")
-    )
-    token: str | None = field(default=None, metadata=_info(speed_only=True))
-    cache_dir: str | os.PathLike[str] | None = field(default=None, metadata=_info(speed_only=True))
-    hf_overrides: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_info(metavar="JSON", help="Keys of config.json to set, such as '{\"rope_theta\": 1e6}'."),
-    )
-    quantization: Quantization | None = field(
-        default=None,
-        metadata=_info(
-            metavar="NAME|FILE",
-            help="Low-precision weights: int8, int4, or a YAML or JSON file with rules; dequantize: a quantized "
-            "model's weights in full precision.",
-        ),
-    )
-    speculative_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_info(
-            metavar="JSON", help='Guess tokens ahead, such as \'{"method": "ngram"}\'; answers stay.', speed_only=True
-        ),
-    )
-    chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())
-    fit_memory: bool = field(default=False, metadata=_info())
-    kv_events_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_info(
-            metavar="JSON",
-            help="Publish what the prefix cache holds, such as '{\"enable_kv_cache_events\": true}'.",
-            speed_only=True,
-        ),
-    )
-    kv_transfer_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_info(
-            metavar="JSON",
-            help='Compute prompts for other servers, or take them from there: \'{"kv_role": "kv_both"}\'.',
-            speed_only=True,
-        ),
-    )
-    additional_config: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_info(
-            metavar="JSON|FILE", help='Rules as \'{"quantization": {"qwix": {"rules": [...]}}}\', or a file with that.'
-        ),
-    )
 
     def __post_init__(self) -> None:
         hints = argument_types()
@@ -440,67 +245,3 @@ class EngineArgs:
     def requested_quantization(self) -> RequestedQuantization | None:
         """The parsed `quantization` and `additional_config`; a file of rules is read once."""
         return parse_requested_quantization(self.quantization, self.additional_config)
-
-
-class EngineKwargs(TypedDict, total=False):
-    """The type of `**arguments`: `EngineArgs` without `model`. A test keeps the two in sync."""
-
-    dtype: DType
-    max_model_len: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    kv_cache_memory: int | str | None
-    enable_prefix_caching: bool
-    block_size: int
-    kv_cache_dtype: KVCacheDType
-    kv_offloading_size: float | str | None
-    kv_offloading_backend: KVOffloadingBackend
-    kv_offloading_dir: str | os.PathLike[str] | None
-    kv_offloading_disk_size: int | str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    enable_expert_parallel: bool
-    decode_context_parallel_size: int
-    nnodes: int
-    master_addr: str
-    master_port: int
-    distributed_timeout_seconds: int
-    load_format: LoadFormat
-    seed: int
-    revision: str | None
-    token: str | None
-    cache_dir: str | os.PathLike[str] | None
-    hf_overrides: Mapping[str, Any] | None
-    quantization: Quantization | None
-    speculative_config: Mapping[str, Any] | None
-    chat_template: str | os.PathLike[str] | None
-    fit_memory: bool
-    kv_events_config: Mapping[str, Any] | None
-    kv_transfer_config: Mapping[str, Any] | None
-    additional_config: Mapping[str, Any] | None
-
-
-@functools.cache
-def argument_infos() -> Mapping[str, ArgumentInfo]:
-    """Each argument's information, in the order of `EngineArgs`."""
-    return {argument.name: argument.metadata["info"] for argument in fields(EngineArgs)}
-
-
-@functools.cache
-def argument_types() -> Mapping[str, Any]:
-    """Each argument's type."""
-    return get_type_hints(EngineArgs)
-
-
-def shows_engine_arguments(function: Function) -> Function:
-    """Lists the engine's arguments in the signature of a function that takes them as `**arguments`, for `help`."""
-    signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters += [
-        inspect.Parameter(a.name, inspect.Parameter.KEYWORD_ONLY, default=a.default, annotation=a.type)
-        for a in fields(EngineArgs)
-        if a.name not in signature.parameters
-    ]
-    vars(function)["__signature__"] = signature.replace(parameters=parameters)
-    return function

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxis.engine.drafting.make import make_speculation
+from jaxis.engine.execution.dispatched_step import DispatchedStep
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
-from jaxis.engine.execution.runner import DispatchedStep, Runner
+from jaxis.engine.execution.runner import Runner
 from jaxis.engine.execution.sampler import INVALID_TOKEN_ID
 from jaxis.engine.grammar.compiler import GrammarCompiler
 from jaxis.engine.kv_events.streams import CacheEventStreams
@@ -32,7 +33,8 @@ from jaxis.engine.request_factory import RequestFactory
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
-from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
 from jaxis.engine.stored_blocks import StoredBlocks
 from jaxis.engine.unfinished_requests import UnfinishedRequests

@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-from jaxis.engine.arguments import EngineArgs, argument_infos
+from jaxis.engine.argument_fields import argument_infos
+from jaxis.engine.arguments import EngineArgs
 from jaxis.host.machine import cpu_flags, usable_cores
 from jaxis.kernels import native
 from jaxis.loading.gguf.shards import find_shards

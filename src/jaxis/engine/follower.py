@@ -16,15 +16,16 @@ from typing import Any
 import jax
 
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
+from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.channel import Channel, ChannelClosedError
 from jaxis.engine.hosts.followers import end_process
 from jaxis.engine.hosts.meeting import HostPlace, join
 from jaxis.engine.hosts.vectors import ReceivedVectors
-from jaxis.engine.setup import facts_of_model, open_model
+from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.errors import EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.parallel import distributed

@@ -17,15 +17,9 @@ import numpy as np
 from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.kv_cache import (
-    ACCELERATOR_MEMORY_SHARE,
-    CPU_TOKENS_PER_SEQ,
-    block_bytes,
-    free_host_bytes,
-    kv_cache_specs,
-    num_cache_blocks,
-    state_cache_specs,
-)
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE, free_host_bytes
+from jaxis.engine.execution.cache_specs import kv_cache_specs, state_cache_specs
+from jaxis.engine.execution.kv_cache import CPU_TOKENS_PER_SEQ, block_bytes, num_cache_blocks
 from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, slot_bytes, useful_slots
 from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError

@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.sampling_params import SamplingParams
 

@@ -4,66 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 
-from jaxis.config import (
-    LoadConfig,
-    VllmConfig,
-)
+from jaxis.config import VllmConfig
 from jaxis.config.context_length import trained_context_length
 from jaxis.config.hf_config import HFConfig
-from jaxis.config.speculative import SpeculativeConfig
-from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.execution.block_programs import LoadKey, SaveKey
-from jaxis.engine.execution.draft_program import DraftKey
+from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.kv_cache import available_bytes, plan_kv_caches
+from jaxis.engine.execution.kv_cache import plan_kv_caches
 from jaxis.engine.execution.pipeline_executor import PipelineExecutor, StageParts
-from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.stage_caches import plan_stage_caches
-from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
-from jaxis.engine.fingerprint import arguments_digest, blocks_fingerprint, checkpoint_digest, engine_fingerprint
+from jaxis.engine.fingerprint import blocks_fingerprint, engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
-from jaxis.engine.settings import check_quant_method, make_quant_config, make_vllm_config
+from jaxis.engine.opened_model import LoadedModel, facts_of_model, open_model
+from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.engine.store_setup import make_peers, make_store
 from jaxis.errors import ConfigError
 from jaxis.host.extras import check_extra
 from jaxis.host.progress import ProgressDisplay
-from jaxis.kernels import native
 from jaxis.loading.gguf.container import headers_read_once
 from jaxis.loading.gguf.shards import gguf_file
-from jaxis.loading.hub import resolve_model
-from jaxis.loading.open_checkpoint import (
-    ConfigValues,
-    TensorListing,
-    read_config_values,
-    read_generation_defaults,
-)
-from jaxis.models.draft_loader import check_same_vocabulary, construct_draft, load_draft_model, load_eagle3
-from jaxis.models.model_loader import load_model
-from jaxis.parallel import distributed
-from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import make_mesh, make_stage_meshes
-from jaxis.parallel.stages import Stage
-from jaxis.quantization.arguments import requested_config
+from jaxis.loading.open_checkpoint import ConfigValues, TensorListing, read_generation_defaults
+from jaxis.models.draft_loader import construct_draft
 from jaxis.sampling_params import SamplingParams
 from jaxis.tokenizer import Tokenizer
 from jaxis.tokenizer.template_choice import read_tokenizer, template_names
 
 if TYPE_CHECKING:
     from jaxis.engine.hosts.followers import Followers
-    from jaxis.layers.module import JaxModule
-
-EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 
 
 @dataclass(frozen=True)
@@ -79,122 +56,6 @@ class BuiltEngine:
     engine: LLMEngine
     default_sampling_params: SamplingParams
     fingerprint: str
-
-
-@dataclass(frozen=True)
-class OpenedModel:
-    """A checkpoint whose configuration was read, but not its weights.
-
-    Attributes:
-      path: Its folder or file.
-      config: The values of its config.json.
-      hf_config: The same, with the overrides that were asked for.
-    """
-
-    path: Path
-    config: ConfigValues
-    hf_config: HFConfig
-
-    def make_mesh(self, args: EngineArgs) -> jax.sharding.Mesh:
-        """The mesh for it, whose hosts have met.
-
-        Raises:
-          ConfigError: There are not enough devices, or they cannot share the model's heads.
-          EngineError: The hosts cannot reach each other.
-        """
-        _check_heads(self.hf_config, args.tensor_parallel_size)
-        _check_context_is_latent(self.hf_config, args.decode_context_parallel_size)
-        mesh = make_mesh(args.tensor_parallel_size, args.nnodes, data_parallel_size=args.data_parallel_size)
-        if args.nnodes > 1:
-            distributed.meet(mesh)
-        return mesh
-
-    def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
-        """The mesh of each pipeline stage.
-
-        Raises:
-          ConfigError, EngineError: See `make_mesh`.
-        """
-        if args.pipeline_parallel_size == 1:
-            return [self.make_mesh(args)]
-        _check_heads(self.hf_config, args.tensor_parallel_size)
-        return make_stage_meshes(args.pipeline_parallel_size, args.tensor_parallel_size)
-
-    def load(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh], progress: ProgressDisplay) -> LoadedModel:
-        """Loads the weights, of several hosts' those that this one's devices need.
-
-        Args:
-          args: The engine's arguments.
-          meshes: Of the pipeline stages.
-          progress: Shows what is going on.
-
-        Raises:
-          ConfigError, CheckpointError, EngineError: See `LLM`.
-        """
-        vllm_config = make_vllm_config(args, self.path, self.hf_config, meshes[0].devices.flat[0].platform)
-        name, models = str(args.model or "the embedded model"), []
-        for index, mesh in enumerate(meshes):
-            of_stages = f", stage {index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
-            with progress.loading(name + of_stages) as on_progress:
-                models.append(load_model(vllm_config, mesh, on_progress, stage=Stage(index, len(meshes))))
-        if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
-            _load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
-
-        def on_compile(key: Hashable) -> AbstractContextManager[None]:
-            if isinstance(key, ForwardKey | GreedyStepKey):
-                return progress.compiling(f"a step of {key.shape.num_tokens} tokens")
-            if isinstance(key, SaveKey | LoadKey):
-                return progress.compiling("a copy of blocks")
-            return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
-
-        return LoadedModel(vllm_config, models, on_compile)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model on its devices.
-
-    Attributes:
-      vllm_config: The engine's configuration.
-      models: That of each pipeline stage; their weights are loaded.
-      on_compile: Shows that a step waits for a program; see `Executor`.
-    """
-
-    vllm_config: VllmConfig
-    models: Sequence[JaxModule]
-    on_compile: Callable[[Hashable], AbstractContextManager[None]]
-
-    @property
-    def model(self) -> JaxModule:
-        """The model where it is in one stage."""
-        [model] = self.models
-        return model
-
-
-def open_model(args: EngineArgs) -> OpenedModel:
-    """Finds the checkpoint, on the hub if need be, and reads its configuration.
-
-    Raises:
-      ConfigError, CheckpointError: See `LLM`.
-    """
-    enable_disk_cache()
-    if args.model is None:
-        path = EMBEDDED_MODEL
-    else:
-        path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
-    config = read_config_values(path)
-    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-    check_values(hf_config)
-    return OpenedModel(path, config, hf_config)
-
-
-def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
-    """What must be the same on all hosts of a group, once its files were found."""
-    return {
-        "the digest of the model's files": checkpoint_digest(path),
-        "the digest of the engine's arguments": arguments_digest(args),
-        "the native library": str(native.isa()),
-    }
 
 
 @headers_read_once()
@@ -305,30 +166,12 @@ def _executor(
     return LeadingExecutor(config, model, mesh, plan, on_compile=on_compile, followers=followers)
 
 
-def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
-    """Raises an error for devices that cannot share the model's heads, before its weights are read."""
-    num_heads = hf_config.get_text_config()["num_attention_heads"]
-    # Of a copy: models that do not read this key are to say so.
-    num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
-    check_heads(num_heads, num_kv_heads, tensor_parallel_size)
-
-
 def _check_ranks_share(args: EngineArgs) -> None:
     """Raises an error for data ranks that would have nothing in common."""
     if args.data_parallel_size > 1 and not args.enable_expert_parallel:
         raise ConfigError(
             f"data_parallel_size={args.data_parallel_size} is for mixtures of experts, which the ranks share: add "
             f"enable_expert_parallel; for another model, start {args.data_parallel_size} servers behind a load balancer"
-        )
-
-
-def _check_context_is_latent(hf_config: HFConfig, decode_context_parallel_size: int) -> None:
-    """Raises an error for devices that are to share the context of a model that caches heads, which they share."""
-    has_latents = hf_config.get_text_config().to_dict().get("kv_lora_rank") is not None
-    if decode_context_parallel_size > 1 and not has_latents:
-        raise ConfigError(
-            f"decode_context_parallel_size={decode_context_parallel_size} is for caches of latents, which this model "
-            "does not have: its devices share the heads of keys and values; use 1"
         )
 
 
@@ -367,7 +210,7 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
         speculative = args.parsed_speculative_config
         if speculative is None or speculative.model is None:
             return None
-        draft_args, draft_config = _draft_config(args, speculative, make_config(args))
+        draft_args, draft_config = read_draft_config(args, speculative, make_config(args))
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
@@ -382,51 +225,6 @@ def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:
     if not quantized or dequantized or args.load_format == "dummy":
         return None
     return sum(info.nbytes for info in TensorListing(path).values())
-
-
-def _load_draft(
-    args: EngineArgs,
-    speculative: SpeculativeConfig,
-    target: VllmConfig,
-    model: JaxModule,
-    mesh: jax.sharding.Mesh,
-    progress: ProgressDisplay,
-) -> None:
-    """Gives a loaded model what drafts for it, from a checkpoint of its own; it serves as long sequences as the model.
-
-    Raises:
-      ConfigError, CheckpointError: The checkpoint cannot be loaded, or was not made for this model.
-    """
-    assert speculative.model is not None
-    _, draft_config = _draft_config(args, speculative, target)
-    if speculative.method == "draft_model":
-        check_same_vocabulary(target, draft_config)
-    load = load_eagle3 if speculative.method == "eagle3" else load_draft_model
-    with progress.loading(speculative.model) as on_progress:
-        load(model, draft_config, mesh, on_progress)
-
-
-def _draft_config(
-    args: EngineArgs, speculative: SpeculativeConfig, target: VllmConfig
-) -> tuple[EngineArgs, VllmConfig]:
-    """The arguments and the configuration of what drafts for a model, from a checkpoint of its own.
-
-    Raises:
-      ConfigError, CheckpointError: The checkpoint is not there, or cannot be quantized so.
-    """
-    assert speculative.model is not None
-    path = resolve_model(speculative.model, revision=speculative.revision, token=args.token, cache_dir=args.cache_dir)
-    config = read_config_values(path)
-    hf_config = HFConfig(config.values, source=config.source)
-    args = dataclasses.replace(
-        args, quantization=speculative.quantization or args.quantization, additional_config=None, load_format="auto"
-    )
-    return args, dataclasses.replace(
-        target,
-        model_config=dataclasses.replace(target.model_config, model=str(path), hf_config=hf_config),
-        load_config=LoadConfig(),
-        quant_config=make_quant_config(args, path, hf_config, requested_config(args.requested_quantization)),
-    )
 
 
 def _no_chat_template(model: str, tokenizer: Tokenizer | None) -> str:

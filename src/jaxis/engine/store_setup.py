@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxis.engine.execution.kv_cache import CachePlan, free_host_bytes
+from jaxis.engine.execution.cache_memory import free_host_bytes
+from jaxis.engine.execution.kv_cache import CachePlan
 from jaxis.engine.kv_store.disk_tier import DiskTier
 from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
 from jaxis.errors import ConfigError

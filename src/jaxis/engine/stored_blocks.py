@@ -12,7 +12,8 @@ from jaxis.engine.kv_store.stats import TierStats
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import Request
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
-from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

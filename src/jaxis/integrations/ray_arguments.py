@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from ray import serve
 
 from jaxis.config.vllm_config import SchedulerConfig
-from jaxis.engine.arguments import EngineArgs, argument_types
+from jaxis.engine.argument_fields import argument_types
+from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.inference.inference_config import parse_yaml
 from jaxis.server.config import ServerConfig, default_served_name

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.setup import open_model
+from jaxis.engine.opened_model import open_model
 from jaxis.engine.vllm_arguments import translate
 from jaxis.host.progress import ProgressDisplay
 from jaxis.inference.engine import conversations_key, identity_of

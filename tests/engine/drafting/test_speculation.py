@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from jaxis.engine.drafting.draft_length import DraftLengths
 from jaxis.engine.drafting.speculation import MAX_UNGUESSED_TOKENS, Speculation
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
 

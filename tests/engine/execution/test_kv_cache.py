@@ -10,7 +10,7 @@ import pytest
 from jaxis.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution import kv_cache
+from jaxis.engine.execution import cache_memory
 from jaxis.engine.execution.kv_cache import block_bytes, num_cache_blocks
 from jaxis.errors import EngineError
 from jaxis.layers.kv_cache_spec import KVCacheSpec
@@ -86,7 +86,7 @@ def test_memory_for_less_than_a_block_in_every_layer() -> None:
 
 def test_with_five_windows_for_each_full_layer_the_same_memory_holds_a_longer_context(monkeypatch) -> None:
     """Gemma 3's 27B in 16 GiB, bfloat16: 52 layers with windows of 1024, 10 with full context, 16 kv heads of 128."""
-    monkeypatch.setattr(kv_cache, "free_host_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(cache_memory, "free_host_bytes", lambda: 1 << 40)
     layer = KVCacheSpec(16, 128)
     window = KVCacheSpec(16, 128, AttentionSpan(1024))
     bytes_of = block_bytes([window] * 52 + [layer] * 10, 16, jnp.bfloat16, 1)

@@ -7,7 +7,7 @@ import pytest
 from jaxis import SamplingParams
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.execution.step_inputs import StepShape, pack_step, unpack_step
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import BlockTable, Sequence, SequenceId
 
 SHAPE = StepShape(num_tokens=16, num_seqs=4, max_blocks=3, block_size=4, spans=(FULL_CONTEXT,))

@@ -6,7 +6,8 @@ import pytest
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.errors import ConfigError, RequestError
 from jaxis.sampling_params import SamplingParams

@@ -14,7 +14,8 @@ from starlette.datastructures import Headers
 import jaxis
 from jaxis.cli.serve_options import ServerOptions
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.setup import EMBEDDED_MODEL, build_engine
+from jaxis.engine.opened_model import EMBEDDED_MODEL
+from jaxis.engine.setup import build_engine
 from jaxis.host.progress import ProgressDisplay
 from jaxis.server.http import api_keys, auth
 

@@ -14,7 +14,7 @@ ATTENTION = "jaxis.layers.attention:attention"
 _GROUPED = "jaxis.layers.grouped_query_attention:GroupedQueryAttention"
 _FULL_LAYER_KEYS = ("global_head_dim", "num_global_key_value_heads", "per_layer_config")
 _RECURRENT_FILES = (
-    *("layers/kv_cache_spec.py", "engine/execution/kv_cache.py"),
+    *("layers/kv_cache_spec.py", "engine/execution/cache_specs.py"),
     "engine/scheduling/block_manager.py",
 )
 _MAMBA_KEYS = (

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from jaxis.bringup.analyze.figures import cache_span, has_tied_head
 from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
-from jaxis.engine.execution.kv_cache import cache_specs
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.rope import RotaryEmbedding
 

@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 
 from jaxis.config import VllmConfig
 from jaxis.config.expert_counts import experts_per_token
-from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, cache_specs
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.layers.indexer import IndexCacheSpec
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_parameters

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxis.bringup.verify.compare import Gates, LogitsComparison, compare_logits
-from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.llm import LLM
 from jaxis.sampling_params import SamplingParams
 

@@ -17,7 +17,7 @@ from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
 from jaxis.engine.drafting.drafter import Drafter, DraftRequest, FollowsSteps
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
-from jaxis.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 
 # A sequence whose drafts cost their making, and do not pay, is left alone for so many tokens.

@@ -15,7 +15,7 @@ from jaxis.engine.execution.executor import Executor
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.scheduling.block_moves import BlockMoves, LoadedBlock, SavedBlock
-from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 
 _logger = logging.getLogger(__name__)
 Block = TypeVar("Block", bound=SavedBlock | LoadedBlock)

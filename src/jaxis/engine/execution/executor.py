@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.engine.execution.block_programs import BlockPrograms, LoadKey, SaveKey
+from jaxis.engine.execution.cache_specs import num_draft_caches
 from jaxis.engine.execution.draft_program import DraftKey
-from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches, num_draft_caches
+from jaxis.engine.execution.kv_cache import CachePlan, make_kv_caches
 from jaxis.engine.execution.model_arrays import ModelArrays, hidden_state_struct
 from jaxis.engine.execution.programs import Program, ProgramCache
 from jaxis.engine.execution.rank_programs import RankPrograms

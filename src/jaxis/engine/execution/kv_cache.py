@@ -6,99 +6,36 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import psutil
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import AttentionSpan
+from jaxis.engine.execution.cache_memory import cache_memory, check_is_free
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, state_structs
-from jaxis.errors import ConfigError, EngineError
+from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
-from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
-from jaxis.layers.module import named_modules
-from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.mesh import DATA_AXIS, logical_sharding
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
     from jaxis.layers.module import JaxModule
 
-GIB = 1 << 30
-
-# Share of a device's memory for weights, cache and a step's temporaries together.
-ACCELERATOR_MEMORY_SHARE = 0.9
-# On CPU the cache is main memory, which other programs need too.
-CPU_FREE_MEMORY_SHARE = 0.25
-CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
 # Tokens of context per sequence of `max_num_seqs` for which the CPU default makes room.
 CPU_TOKENS_PER_SEQ = 512
 # A window's pool is at most this many times what `max_num_seqs` sequences hold at once; the excess keeps the windows of
 # ended sequences, for prefix caching.
 WINDOW_POOL_FACTOR = 2
-# Of the names of what drafts tokens for a model.
-_DRAFT_PREFIX = "draft."
 
 
 CacheStruct = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 """A layer's cache: one array of pages, or the arrays of a state."""
-
-
-def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
-    """One spec per layer that caches: from its module, or from config.json if the model uses none of jaxis's."""
-    if specs := own_cache_specs(model):
-        return specs
-    config = vllm_config.model_config.hf_config.get_text_config()
-    num_heads = config["num_attention_heads"]
-    spec = KVCacheSpec(
-        config.get("num_key_value_heads", num_heads),
-        config.get("head_dim", config["hidden_size"] // num_heads),
-        num_heads=num_heads,
-    )
-    return [spec] * config["num_hidden_layers"]
-
-
-def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
-    """One spec for each of jaxis's modules that cache, in their order; those of layers that draft tokens come last."""
-    specs: list[CacheSpec | StateCacheSpec] = []
-    for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(_DRAFT_PREFIX)):
-        if isinstance(module, HasCache):
-            specs.append(module.kv_cache_spec)
-        elif isinstance(module, HasState):
-            specs.append(module.state_cache_spec)
-    return specs
-
-
-def num_draft_caches(model: JaxModule) -> int:
-    """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
-
-    Raises:
-      ConfigError: Some of them have a recurrent state, which nobody rolls back when their drafts are wrong.
-    """
-    layers = getattr(model, "draft", None)
-    if layers is None:
-        return 0
-    modules = [module for _, module in named_modules(layers)]
-    if any(isinstance(module, HasState) for module in modules):
-        raise ConfigError(
-            "speculative_config: what is to draft has recurrent layers, whose states are not rolled back when its "
-            "drafts are wrong: draft with another model, or with method ngram"
-        )
-    return sum(isinstance(module, HasCache) for module in modules)
-
-
-def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
-    """The specs of the layers that cache something for each token."""
-    return [spec for spec in cache_specs(model, vllm_config) if not isinstance(spec, StateCacheSpec)]
-
-
-def state_cache_specs(model: JaxModule) -> list[StateCacheSpec]:
-    """The specs of the layers that keep a state for each sequence."""
-    return [module.state_cache_spec for _, module in named_modules(model) if isinstance(module, HasState)]
 
 
 def block_bytes(
@@ -120,20 +57,6 @@ def block_bytes(
         copies = 1 if any(spec.axes(shape, dtype)) else num_devices
         spans[spec.span] += copies * math.prod(shape) * np.dtype(dtype).itemsize
     return dict(sorted(spans.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
-
-
-def available_bytes(mesh: jax.sharding.Mesh) -> int:
-    """Memory that the cache may use, over all devices of this host, once the weights are loaded."""
-    devices = list(mesh.local_devices)
-    if devices[0].platform == "cpu":
-        return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
-    free = []
-    for device in devices:
-        stats = device.memory_stats() or {}
-        if "bytes_limit" not in stats:
-            raise EngineError(f"{device} does not say how much memory it has: give kv_cache_memory")
-        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
-    return max(0, min(free)) * len(devices)
 
 
 def blocks_within(
@@ -168,12 +91,6 @@ def blocks_within(
     # The largest number that fits.
     number = bisect.bisect_right(range(-(-useful_tokens // block_size) + 1), memory, key=bytes_of) - 1
     return blocks_of(number)
-
-
-def cache_memory(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> int:
-    """Bytes of all caches: those that were given, or else those available."""
-    memory = vllm_config.cache_config.kv_cache_memory_bytes
-    return available_bytes(mesh) if memory is None else memory
 
 
 def num_cache_blocks(
@@ -215,7 +132,7 @@ def num_cache_blocks(
     num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
     total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
     if on_cpu:
-        _check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.shape["model"])
+        check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.shape["model"])
     if total <= 0 and bytes_per_block:
         one_block = sum(bytes_per_block.values())
         raise EngineError(
@@ -227,15 +144,6 @@ def num_cache_blocks(
         if span.max_held_blocks(1, max_model_len, block_size, max_step_tokens) > blocks:
             max_model_len = min(max_model_len, blocks * block_size)
     return num_blocks, max_model_len
-
-
-def _check_is_free(num_bytes: int) -> None:
-    if num_bytes > (free := free_host_bytes()):
-        # The operating system would grant this memory, and kill the process once it is used.
-        raise EngineError(
-            f"the KV cache would take {num_bytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free: give a "
-            "smaller kv_cache_memory"
-        )
 
 
 @dataclass(frozen=True)
@@ -356,14 +264,3 @@ def make_kv_caches(structs: Sequence[CacheStruct]) -> list[Any]:
             ) from error
 
     return jax.tree.map(make, list(structs))
-
-
-def free_host_bytes() -> int:
-    """Main memory that this process could still take."""
-    free = psutil.virtual_memory().available
-    # A container's own limit, which the system-wide figure does not include.
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        return min(free, int(limit.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):
-        return free

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 import jax
 from jax.sharding import NamedSharding
 
-from jaxis.engine.execution.kv_cache import (
-    CachePlan,
-    available_bytes,
-    cache_memory,
-    on_devices,
-    own_cache_specs,
-    plan_caches,
-    unit_bytes,
-)
+from jaxis.engine.execution.cache_memory import available_bytes, cache_memory
+from jaxis.engine.execution.cache_specs import own_cache_specs
+from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, unit_bytes
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
-from jaxis.engine.scheduling.scheduler import SchedulerOutput
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import NO_SLOT, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.kernels.state_slots import StateSlots

@@ -12,7 +12,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from jaxis.engine.scheduling.scheduler import Scheduler
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import RequestError

@@ -20,104 +20,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from jaxis.engine.scheduling.block_manager import BlockManager
-from jaxis.engine.scheduling.block_moves import BlockMoves
+from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
-from jaxis.engine.scheduling.state_slots import StateStep
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
 from jaxis.errors import ConfigError, RequestError
-
-
-class ScheduledSequence(NamedTuple):
-    """One sequence's part of a step.
-
-    Attributes:
-      sequence: The sequence; its block tables cover what its tokens in the step see, up to start + num_tokens - 1.
-      start: Position of the first token to compute.
-      num_tokens: Tokens to compute, at least 1.
-      samples: Whether the step computes the sequence's last token, and so samples the next one.
-      state: Where its recurrent states are; None if the model has none.
-      draft_token_ids: Guesses at the tokens that follow the last known one, computed behind it, part of `num_tokens`.
-        The step samples what follows the last known token and what follows each of them.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-    state: StateStep | None = None
-    draft_token_ids: tuple[int, ...] = ()
-
-    @property
-    def num_drafts(self) -> int:
-        """Draft tokens, computed behind the last known token."""
-        return len(self.draft_token_ids)
-
-    @property
-    def known_stop(self) -> int:
-        """The position after the last token that is no draft."""
-        return self.start + self.num_tokens - len(self.draft_token_ids)
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that the step samples for the sequence; one that is ignored where it does not sample."""
-        return 1 + len(self.draft_token_ids)
-
-    def accepted(self, sampled_token_ids: AbstractSequence[int]) -> AbstractSequence[int]:
-        """The tokens that the sequence goes on with: the first, and behind each draft that is right the next one.
-
-        Args:
-          sampled_token_ids: [num_rows], in the order of positions.
-        """
-        if not self.draft_token_ids:
-            return sampled_token_ids
-        num_right = 0
-        for draft, token_id in zip(self.draft_token_ids, sampled_token_ids, strict=False):
-            if draft != token_id:
-                break
-            num_right += 1
-        return sampled_token_ids[: num_right + 1]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """One step.
-
-    Attributes:
-      scheduled: The sequences in the step: decodes first, then those with drafts, then chunks of several tokens.
-      num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
-      preempted: Ids of the sequences that lost their blocks since the output before.
-      moves: What is to be copied before the step runs; None: nothing.
-    """
-
-    scheduled: tuple[ScheduledSequence, ...]
-    num_decodes: int
-    preempted: tuple[SequenceId, ...]
-    moves: BlockMoves | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes (T)."""
-        return sum(entry.num_tokens for entry in self.scheduled)
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that the step samples (S)."""
-        return len(self.scheduled) + sum(entry.num_drafts for entry in self.scheduled[self.num_decodes :])
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether any sequence computes drafts."""
-        return any(entry.draft_token_ids for entry in self.scheduled[self.num_decodes :])
-
-    @property
-    def ranks(self) -> tuple[SchedulerOutput, ...]:
-        """The step of each data rank: this one alone; see `DataRanksOutput`."""
-        return (self,)
 
 
 class Scheduler:

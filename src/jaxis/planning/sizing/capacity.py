@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxis.config import VllmConfig
-from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE, blocks_within
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.kv_cache import blocks_within
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.sizing.device_model import DeviceModel
 

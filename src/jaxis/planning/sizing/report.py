@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxis.bench.text import format_number
-from jaxis.engine.execution.kv_cache import ACCELERATOR_MEMORY_SHARE
+from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.host.byte_size import human_bytes
 from jaxis.planning.sizing.plan import CompiledStep, Plan, PlanOption, Step
 

@@ -16,7 +16,7 @@ from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
 from jaxis.config.expert_counts import num_experts
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.kv_cache import cache_specs
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec

@@ -1,0 +1,72 @@
+"""The engine's arguments as the keyword arguments of a function, for type checkers and for `help`. Imports no JAX."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypedDict, TypeVar
+
+from jaxis.engine.argument_fields import (
+    DType,
+    EngineArgFields,
+    KVCacheDType,
+    KVOffloadingBackend,
+    LoadFormat,
+    Quantization,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class EngineKwargs(TypedDict, total=False):
+    """The type of `**arguments`: `EngineArgFields` without `model`. A test keeps the two in sync."""
+
+    dtype: DType
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_cache_memory: int | str | None
+    enable_prefix_caching: bool
+    block_size: int
+    kv_cache_dtype: KVCacheDType
+    kv_offloading_size: float | str | None
+    kv_offloading_backend: KVOffloadingBackend
+    kv_offloading_dir: str | os.PathLike[str] | None
+    kv_offloading_disk_size: int | str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
+    decode_context_parallel_size: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    distributed_timeout_seconds: int
+    load_format: LoadFormat
+    seed: int
+    revision: str | None
+    token: str | None
+    cache_dir: str | os.PathLike[str] | None
+    hf_overrides: Mapping[str, Any] | None
+    quantization: Quantization | None
+    speculative_config: Mapping[str, Any] | None
+    chat_template: str | os.PathLike[str] | None
+    fit_memory: bool
+    kv_events_config: Mapping[str, Any] | None
+    kv_transfer_config: Mapping[str, Any] | None
+    additional_config: Mapping[str, Any] | None
+
+
+def shows_engine_arguments(function: Function) -> Function:
+    """Lists the engine's arguments in the signature of a function that takes them as `**arguments`, for `help`."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(a.name, inspect.Parameter.KEYWORD_ONLY, default=a.default, annotation=a.type)
+        for a in fields(EngineArgFields)
+        if a.name not in signature.parameters
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)
+    return function

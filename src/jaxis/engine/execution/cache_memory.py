@@ -1,0 +1,63 @@
+"""How much memory the caches may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import psutil
+
+from jaxis.errors import EngineError
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+
+GIB = 1 << 30
+
+# Share of a device's memory for weights, cache and a step's temporaries together.
+ACCELERATOR_MEMORY_SHARE = 0.9
+# On CPU the cache is main memory, which other programs need too.
+CPU_FREE_MEMORY_SHARE = 0.25
+CPU_DEFAULT_LIMIT_BYTES = 2 * GIB
+
+
+def available_bytes(mesh: jax.sharding.Mesh) -> int:
+    """Memory that the cache may use, over all devices of this host, once the weights are loaded."""
+    devices = list(mesh.local_devices)
+    if devices[0].platform == "cpu":
+        return min(int(free_host_bytes() * CPU_FREE_MEMORY_SHARE), CPU_DEFAULT_LIMIT_BYTES)
+    free = []
+    for device in devices:
+        stats = device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            raise EngineError(f"{device} does not say how much memory it has: give kv_cache_memory")
+        free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
+    return max(0, min(free)) * len(devices)
+
+
+def cache_memory(vllm_config: VllmConfig, mesh: jax.sharding.Mesh) -> int:
+    """Bytes of all caches: those that were given, or else those available."""
+    memory = vllm_config.cache_config.kv_cache_memory_bytes
+    return available_bytes(mesh) if memory is None else memory
+
+
+def check_is_free(num_bytes: int) -> None:
+    """Raises an EngineError if the main memory has no room for caches of so many bytes."""
+    if num_bytes > (free := free_host_bytes()):
+        # The operating system would grant this memory, and kill the process once it is used.
+        raise EngineError(
+            f"the KV cache would take {num_bytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free: give a "
+            "smaller kv_cache_memory"
+        )
+
+
+def free_host_bytes() -> int:
+    """Main memory that this process could still take."""
+    free = psutil.virtual_memory().available
+    # A container's own limit, which the system-wide figure does not include.
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        return min(free, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        return free

@@ -1,0 +1,71 @@
+"""What the layers of a model keep of a sequence: one spec for each that caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxis.errors import ConfigError
+from jaxis.layers.kv_cache_spec import CacheSpec, HasCache, KVCacheSpec
+from jaxis.layers.module import named_modules
+from jaxis.layers.state_cache_spec import HasState, StateCacheSpec
+
+if TYPE_CHECKING:
+    from jaxis.config import VllmConfig
+    from jaxis.layers.module import JaxModule
+
+
+# Of the names of what drafts tokens for a model.
+_DRAFT_PREFIX = "draft."
+
+
+def cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec | StateCacheSpec]:
+    """One spec per layer that caches: from its module, or from config.json if the model uses none of jaxis's."""
+    if specs := own_cache_specs(model):
+        return specs
+    config = vllm_config.model_config.hf_config.get_text_config()
+    num_heads = config["num_attention_heads"]
+    spec = KVCacheSpec(
+        config.get("num_key_value_heads", num_heads),
+        config.get("head_dim", config["hidden_size"] // num_heads),
+        num_heads=num_heads,
+    )
+    return [spec] * config["num_hidden_layers"]
+
+
+def own_cache_specs(model: JaxModule) -> list[CacheSpec | StateCacheSpec]:
+    """One spec for each of jaxis's modules that cache, in their order; those of layers that draft tokens come last."""
+    specs: list[CacheSpec | StateCacheSpec] = []
+    for _, module in sorted(named_modules(model), key=lambda named: named[0].startswith(_DRAFT_PREFIX)):
+        if isinstance(module, HasCache):
+            specs.append(module.kv_cache_spec)
+        elif isinstance(module, HasState):
+            specs.append(module.state_cache_spec)
+    return specs
+
+
+def num_draft_caches(model: JaxModule) -> int:
+    """How many of `cache_specs`, the last ones, are those of the layers that draft tokens for the model.
+
+    Raises:
+      ConfigError: Some of them have a recurrent state, which nobody rolls back when their drafts are wrong.
+    """
+    layers = getattr(model, "draft", None)
+    if layers is None:
+        return 0
+    modules = [module for _, module in named_modules(layers)]
+    if any(isinstance(module, HasState) for module in modules):
+        raise ConfigError(
+            "speculative_config: what is to draft has recurrent layers, whose states are not rolled back when its "
+            "drafts are wrong: draft with another model, or with method ngram"
+        )
+    return sum(isinstance(module, HasCache) for module in modules)
+
+
+def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
+    """The specs of the layers that cache something for each token."""
+    return [spec for spec in cache_specs(model, vllm_config) if not isinstance(spec, StateCacheSpec)]
+
+
+def state_cache_specs(model: JaxModule) -> list[StateCacheSpec]:
+    """The specs of the layers that keep a state for each sequence."""
+    return [module.state_cache_spec for _, module in named_modules(model) if isinstance(module, HasState)]

@@ -1,0 +1,103 @@
+"""A step on its way through the devices: its model was sent there, then its sampler, and its tokens are awaited."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from jaxis.engine.execution.sampler import SamplerOutput
+from jaxis.engine.execution.sequence_sampling import SequenceSampling
+from jaxis.engine.execution.step_inputs import StepShape
+from jaxis.engine.execution.token_logprobs import TokenLogprobs
+from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.engine.scheduling.sequence import SequenceId
+
+if TYPE_CHECKING:
+    import jax
+
+SamplingStates = Mapping[SequenceId, SequenceSampling]
+
+
+@dataclass(frozen=True)
+class DispatchedStep:
+    """A step that was dispatched to the devices.
+
+    Attributes:
+      output: What was scheduled.
+      sampled: Device arrays with `num_rows` rows for each entry, in order, each data rank's padded to as many; None if
+        no sequence samples in the step.
+      prompt_logprobs: For entries that want them: (entry's index, log-probabilities of its chunk's next tokens).
+    """
+
+    output: SchedulerOutput
+    sampled: SamplerOutput | None
+    prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
+
+    def token_ids(self) -> list[list[int]]:
+        """Each entry's sampled tokens, [num_rows] (meaningless where it does not sample); waits for the device."""
+        scheduled = self.output.scheduled
+        if self.sampled is None:
+            return [[0] * entry.num_rows for entry in scheduled]
+        token_ids = self._of_entries(self.sampled.token_ids).tolist()
+        if not self.output.has_drafts:
+            return [[token_id] for token_id in token_ids]
+        rows = iter(token_ids)
+        return [list(itertools.islice(rows, entry.num_rows)) for entry in scheduled]
+
+    def logprobs(self) -> TokenLogprobs[np.ndarray] | None:
+        """The sampled tokens' log-probabilities as numpy arrays, in their order, if any sequence wants them."""
+        if self.sampled is None or self.sampled.logprobs is None:
+            return None
+        return TokenLogprobs(*map(self._of_entries, self.sampled.logprobs))
+
+    def _of_entries(self, sampled: jax.Array) -> np.ndarray:
+        """The rows of entries, without those that data ranks were padded with."""
+        rows, ranks = np.asarray(sampled), self.output.ranks
+        if len(ranks) == 1:
+            return rows[: self.output.num_rows]
+        of_ranks = rows.reshape(len(ranks), -1, *rows.shape[1:])
+        return np.concatenate([part[: rank.num_rows] for part, rank in zip(of_ranks, ranks, strict=True)])
+
+
+@dataclass(frozen=True)
+class ForwardedStep:
+    """A step whose model was dispatched, but not yet its sampler.
+
+    Attributes:
+      output: What was scheduled.
+      prompt_logprobs: As in DispatchedStep.
+      run_sampler: Dispatches the sampler.
+    """
+
+    output: SchedulerOutput
+    prompt_logprobs: Sequence[tuple[int, TokenLogprobs[np.ndarray]]]
+    run_sampler: Callable[[SamplingStates], SamplerOutput]
+
+    def sample(self, sampling: SamplingStates) -> DispatchedStep:
+        """Sends the step's sampler to the devices; the next step can be forwarded after that.
+
+        Args:
+          sampling: Each scheduled sequence's sampling state; a sequence that has ended since may be missing.
+        """
+        sampled = None
+        if any(entry.samples for entry in self.output.scheduled):
+            sampled = self.run_sampler(sampling)
+        return DispatchedStep(self.output, sampled, self.prompt_logprobs)
+
+
+class UndraftedStep(NamedTuple):
+    """A step that was forwarded, and that the layers that draft tokens have not seen yet.
+
+    Attributes:
+      output: What was scheduled.
+      shape: What it was padded to.
+      packed: What the model was called with.
+    """
+
+    output: SchedulerOutput
+    shape: StepShape
+    packed: np.ndarray

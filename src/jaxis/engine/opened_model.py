@@ -1,0 +1,172 @@
+"""A checkpoint on its way to the devices: found and read, its devices chosen, its weights loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxis.config import VllmConfig
+from jaxis.config.hf_config import HFConfig
+from jaxis.config.value_checks import check_values
+from jaxis.engine.arguments import EngineArgs
+from jaxis.engine.draft_setup import load_draft
+from jaxis.engine.execution.block_programs import LoadKey, SaveKey
+from jaxis.engine.execution.draft_program import DraftKey
+from jaxis.engine.execution.programs import enable_disk_cache
+from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
+from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
+from jaxis.engine.settings import make_vllm_config
+from jaxis.errors import ConfigError
+from jaxis.host.progress import ProgressDisplay
+from jaxis.kernels import native
+from jaxis.loading.hub import resolve_model
+from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
+from jaxis.models.model_loader import load_model
+from jaxis.parallel import distributed
+from jaxis.parallel.heads import check_heads
+from jaxis.parallel.mesh import make_mesh, make_stage_meshes
+from jaxis.parallel.stages import Stage
+
+if TYPE_CHECKING:
+    from jaxis.layers.module import JaxModule
+
+EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint whose configuration was read, but not its weights.
+
+    Attributes:
+      path: Its folder or file.
+      config: The values of its config.json.
+      hf_config: The same, with the overrides that were asked for.
+    """
+
+    path: Path
+    config: ConfigValues
+    hf_config: HFConfig
+
+    def make_mesh(self, args: EngineArgs) -> jax.sharding.Mesh:
+        """The mesh for it, whose hosts have met.
+
+        Raises:
+          ConfigError: There are not enough devices, or they cannot share the model's heads.
+          EngineError: The hosts cannot reach each other.
+        """
+        _check_heads(self.hf_config, args.tensor_parallel_size)
+        _check_context_is_latent(self.hf_config, args.decode_context_parallel_size)
+        mesh = make_mesh(args.tensor_parallel_size, args.nnodes, data_parallel_size=args.data_parallel_size)
+        if args.nnodes > 1:
+            distributed.meet(mesh)
+        return mesh
+
+    def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
+        """The mesh of each pipeline stage.
+
+        Raises:
+          ConfigError, EngineError: See `make_mesh`.
+        """
+        if args.pipeline_parallel_size == 1:
+            return [self.make_mesh(args)]
+        _check_heads(self.hf_config, args.tensor_parallel_size)
+        return make_stage_meshes(args.pipeline_parallel_size, args.tensor_parallel_size)
+
+    def load(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh], progress: ProgressDisplay) -> LoadedModel:
+        """Loads the weights, of several hosts' those that this one's devices need.
+
+        Args:
+          args: The engine's arguments.
+          meshes: Of the pipeline stages.
+          progress: Shows what is going on.
+
+        Raises:
+          ConfigError, CheckpointError, EngineError: See `LLM`.
+        """
+        vllm_config = make_vllm_config(args, self.path, self.hf_config, meshes[0].devices.flat[0].platform)
+        name, models = str(args.model or "the embedded model"), []
+        for index, mesh in enumerate(meshes):
+            of_stages = f", stage {index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
+            with progress.loading(name + of_stages) as on_progress:
+                models.append(load_model(vllm_config, mesh, on_progress, stage=Stage(index, len(meshes))))
+        if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
+            load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
+
+        def on_compile(key: Hashable) -> AbstractContextManager[None]:
+            if isinstance(key, ForwardKey | GreedyStepKey):
+                return progress.compiling(f"a step of {key.shape.num_tokens} tokens")
+            if isinstance(key, SaveKey | LoadKey):
+                return progress.compiling("a copy of blocks")
+            return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
+
+        return LoadedModel(vllm_config, models, on_compile)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its devices.
+
+    Attributes:
+      vllm_config: The engine's configuration.
+      models: That of each pipeline stage; their weights are loaded.
+      on_compile: Shows that a step waits for a program; see `Executor`.
+    """
+
+    vllm_config: VllmConfig
+    models: Sequence[JaxModule]
+    on_compile: Callable[[Hashable], AbstractContextManager[None]]
+
+    @property
+    def model(self) -> JaxModule:
+        """The model where it is in one stage."""
+        [model] = self.models
+        return model
+
+
+def open_model(args: EngineArgs) -> OpenedModel:
+    """Finds the checkpoint, on the hub if need be, and reads its configuration.
+
+    Raises:
+      ConfigError, CheckpointError: See `LLM`.
+    """
+    enable_disk_cache()
+    if args.model is None:
+        path = EMBEDDED_MODEL
+    else:
+        path = resolve_model(args.model, revision=args.revision, token=args.token, cache_dir=args.cache_dir)
+    config = read_config_values(path)
+    hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
+    check_values(hf_config)
+    return OpenedModel(path, config, hf_config)
+
+
+def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
+    """What must be the same on all hosts of a group, once its files were found."""
+    return {
+        "the digest of the model's files": checkpoint_digest(path),
+        "the digest of the engine's arguments": arguments_digest(args),
+        "the native library": str(native.isa()),
+    }
+
+
+def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
+    """Raises an error for devices that cannot share the model's heads, before its weights are read."""
+    num_heads = hf_config.get_text_config()["num_attention_heads"]
+    # Of a copy: models that do not read this key are to say so.
+    num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
+    check_heads(num_heads, num_kv_heads, tensor_parallel_size)
+
+
+def _check_context_is_latent(hf_config: HFConfig, decode_context_parallel_size: int) -> None:
+    """Raises an error for devices that are to share the context of a model that caches heads, which they share."""
+    has_latents = hf_config.get_text_config().to_dict().get("kv_lora_rank") is not None
+    if decode_context_parallel_size > 1 and not has_latents:
+        raise ConfigError(
+            f"decode_context_parallel_size={decode_context_parallel_size} is for caches of latents, which this model "
+            "does not have: its devices share the heads of keys and values; use 1"
+        )
