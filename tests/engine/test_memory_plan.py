@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from jaxis.engine.execution import cache_memory
 from jaxis.errors import ConfigError, EngineError
 from tests.support.cli_model import CONFIG, write_checkpoint
 from tests.support.eagle_checkpoints import write_head, write_target
+from tests.support.simulated_devices import run_on_devices
+from tests.support.tiny_checkpoints import write_checkpoint as write_moe
 
 MIB = 2**20
 # Layers of attention (2 heads, 1 for keys and values, of 16) and an MLP, and the embedding.
@@ -186,3 +189,49 @@ def test_memory_is_kept_for_steps_and_for_others(folder, monkeypatch):
     monkeypatch.setattr(memory_plan, "free_host_bytes", lambda: int(memory_plan._STEP_BYTES / memory_plan._CPU_SHARE))
     with pytest.raises(EngineError, match="0 B can be used"):
         LLM(folder, load_format="dummy", fit_memory=True, show_progress=False)
+
+
+def print_planned(folder, nbytes, arguments):
+    """Prints what is chosen for so much memory, and what is then there; called in a process with devices enough."""
+    memory_plan._STEP_BYTES, memory_plan._CPU_SHARE = 0, 1.0
+    memory_plan.free_host_bytes = lambda: int(nbytes)
+    cache_memory.free_host_bytes = lambda: 1 << 40
+    with LLM(folder, fit_memory=True, max_num_seqs=4, **arguments) as llm:
+        runner = llm.engine.runner
+        caches = sum(array.nbytes for stage in runner.executor.stages for array in jax.tree.leaves(stage.caches))
+        planned = runner.num_ranks * sum(runner.kv_bytes_per_block[span] * n for span, n in runner.num_blocks.items())
+        assert caches == planned
+        print(json.dumps({"weights": llm.weight_bytes, "context": llm.max_model_len, "caches": caches}))
+
+
+def planned_on_devices(folder, nbytes, **arguments):
+    """What is chosen on two simulated devices: the line that says it, and what was printed."""
+    main = f"from {__name__} import print_planned; print_planned({str(folder)!r}, {nbytes}, {arguments!r})"
+    printed = run_on_devices("-c", f"{main.replace('; ', chr(10))}", num_devices=2)
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.multi_device
+def test_stages_are_counted_as_they_lie_on_devices(folder):
+    """The second of two stages has the table of embeddings again, as its head."""
+    left, table = 2 * MIB, 2 * VOCAB * HIDDEN
+    found = planned_on_devices(folder, FLOAT_BYTES + table + left, pipeline_parallel_size=2)
+    assert found["weights"] == pytest.approx(FLOAT_BYTES + table, rel=0.015), "packed in whole panels"
+    assert found["context"] == pytest.approx(left * 0.75 / CACHE_BYTES_A_TOKEN, rel=0.01)
+
+
+@pytest.mark.multi_device
+def test_data_ranks_are_counted_as_they_lie_on_devices(tmp_path):
+    """Each rank has all but the experts, and a cache of its own."""
+    folder = write_moe(tmp_path / "moe", "qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    experts = sum(array.nbytes for name, array in tensors.items() if ".experts." in name)
+    others = sum(array.nbytes for array in tensors.values()) - experts
+    config = json.loads((folder / "config.json").read_text())
+    a_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
+    left = 2 * 10_000 * a_token / 0.75
+    longest = {"hf_overrides": {"max_position_embeddings": 65536}}
+    ranks = {"data_parallel_size": 2, "enable_expert_parallel": True, **longest}
+    found = planned_on_devices(folder, 2 * others + experts + left, **ranks)
+    assert found["weights"] == 2 * others + experts
+    assert found["context"] == pytest.approx(10_000, rel=0.02)

@@ -7,15 +7,19 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from jaxis import LLM, SamplingParams
 from jaxis.config import ModelConfig, VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.errors import ConfigError
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.parallel.mesh import make_mesh
+from jaxis.planning.sizing.plan import Planner, Wanted
+from jaxis.planning.targets import parse_target
 from tests.support import parity
 from tests.support.paged_sequences import PagedSequence
 from tests.support.parity import FAMILIES, prompt
 from tests.support.places import TESTS
+from tests.support.plan_sources import published
 
 FOLDER = TESTS / "data" / "configs"
 
@@ -94,3 +98,29 @@ def test_what_cannot_be_is_refused(name, changes, message):
     values = json.loads((FOLDER / f"{name}.json").read_text()) | changes
     with pytest.raises(ConfigError, match=message):
         construct_abstractly(VllmConfig(ModelConfig("it", HFConfig(values), max_model_len=4096)))
+
+
+@pytest.mark.parametrize("name", ["mamba-2.8b", "falcon-mamba-7b"])
+def test_a_published_config_without_heads_and_lengths_is_served_and_planned(name, tmp_path, capsys):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "time_step_rank": 4}
+    published_values = json.loads((FOLDER / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(published_values | sizes | {"vocab_size": 258}))
+    arguments = {"load_format": "dummy", "kv_cache_memory": "2MiB", "max_num_seqs": 2}
+    with LLM(tmp_path, **arguments) as llm:
+        assert llm.max_model_len == 2048
+        assert "max_model_len is 2048: config.json names no longest sequence" in capsys.readouterr().err
+        [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 3
+    with LLM(tmp_path, **arguments, max_model_len=5000) as llm:
+        assert llm.max_model_len == 5000
+    planner = Planner(published(name), Wanted(context_len=100_000, quantization="none"))
+    one, eight = (planner.plan(parse_target(target)).chosen for target in ("v6e-1", "v6e-8"))
+    config = published(name).config
+    # The last inputs of the convolution in the checkpoint's type, and a float32 state of 16, for each channel.
+    element = 4 if config["torch_dtype"] == "float32" else 2
+    state_bytes = config["num_hidden_layers"] * config["intermediate_size"] * (3 * element + 16 * 4)
+    assert one.max_requests == one.device_cache_bytes // state_bytes
+    assert eight.tensor_parallel_size == 8
+    exchanges = {each.name: each.count for each in eight.steps[0].cost.exchanges}
+    assert exchanges["attention"] == config["num_hidden_layers"], "one sum a layer"
+    assert "feed-forward" not in exchanges

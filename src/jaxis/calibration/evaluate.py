@@ -223,7 +223,7 @@ class SourcePredictions:
 
 def window_tokens(path: Path) -> int:
     """Most tokens of a window for the model at a path."""
-    return min(WINDOW_TOKENS, trained_context_length(read_hf_config(path)))
+    return min(WINDOW_TOKENS, trained_context_length(read_hf_config(path)) or WINDOW_TOKENS)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

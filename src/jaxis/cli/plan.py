@@ -53,6 +53,10 @@ def plan(
             min=1, metavar="NUMBER", help="Devices that share the tokens of a cache of latents: 1, or all of a group."
         ),
     ] = None,
+    pipeline_parallel_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Stages that share the layers, each with such devices of its own."),
+    ] = None,
     quantization: Annotated[
         Literal["none", "int8", "int4", "dequantize"] | None,
         typer.Option(help="Weights as for jaxis serve; none: as stored (default: the widest that fit)."),
@@ -107,7 +111,11 @@ def plan(
         targets = [parse_target(name) for name in on or DEFAULT_TARGETS]
         source = open_source(model, revision=revision)
         layout = WantedLayout(
-            tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size
+            tensor_parallel_size,
+            data_parallel_size,
+            enable_expert_parallel,
+            decode_context_parallel_size,
+            pipeline_parallel_size,
         )
         planner = Planner(source, Wanted(max_model_len, quantization, kv_cache_dtype, dtype, layout))
         plans = [planner.plan(target) for target in targets]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -18,9 +18,9 @@ from jaxis.config import VllmConfig
 from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE, free_host_bytes
-from jaxis.engine.execution.cache_specs import kv_cache_specs, state_cache_specs
-from jaxis.engine.execution.kv_cache import CPU_TOKENS_PER_SEQ, block_bytes, num_cache_blocks
-from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, slot_bytes, useful_slots
+from jaxis.engine.execution.cache_specs import cache_specs, kv_cache_specs, own_cache_specs
+from jaxis.engine.execution.kv_cache import CPU_TOKENS_PER_SEQ, num_cache_blocks, on_devices, unit_bytes
+from jaxis.engine.execution.state_cache import STATE_SHARE, num_state_slots, useful_slots
 from jaxis.engine.scheduling.state_slots import MIN_SLOTS
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
@@ -29,6 +29,8 @@ from jaxis.layers.module import JaxModule
 from jaxis.layers.weight_bytes import weight_bytes
 from jaxis.loading.open_checkpoint import TensorListing
 from jaxis.models.model_loader import construct_abstractly
+from jaxis.parallel.mesh import DATA_AXIS
+from jaxis.parallel.stages import Stage
 
 QUANTIZATIONS = ("int8", "int4")
 """What is tried, in this order, where weights do not fit as they are stored."""
@@ -70,10 +72,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Width:
-    """Weights of one width: the name of the quantization (None: as stored or asked for) and their bytes."""
+    """Weights of one width.
+
+    Attributes:
+      quantization: None: as stored or asked for.
+      stage_bytes: Those of each pipeline stage, on all its devices together.
+    """
 
     quantization: str | None
-    nbytes: int
+    stage_bytes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return sum(self.stage_bytes)
 
 
 @dataclass(frozen=True)
@@ -101,16 +113,19 @@ class PlannedDraft:
 def plan_memory(
     args: EngineArgs,
     make_config: Callable[[EngineArgs], VllmConfig],
-    mesh: jax.sharding.Mesh,
+    meshes: Sequence[jax.sharding.Mesh],
     stored_bytes: int | None,
     make_draft: Callable[[EngineArgs], PlannedDraft | None],
 ) -> MemoryPlan | None:
     """Chooses the widest weights that fit beside a useful context, and then the longest context that fits.
 
+    All is counted as it lies on the devices: a data rank has the whole model but for the experts, and a cache of its
+    own. What each pipeline stage has must fit on its own devices, unless all have the memory of the host.
+
     Args:
       args: What was asked for: a width, context or cache that was given is kept.
       make_config: The configuration for arguments.
-      mesh: The devices.
+      meshes: The devices of each pipeline stage.
       stored_bytes: Bytes of a checkpoint whose weights stay as they are; None for one in floats, which can be narrowed.
       make_draft: What drafts for the model with arguments; None without, and for a layer of the model's checkpoint.
 
@@ -121,50 +136,80 @@ def plan_memory(
       EngineError: Weights that nobody asked for do not fit, not even the narrowest.
     """
     config = make_config(args)
+    mesh = meshes[0]
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    free = free_host_bytes() if on_cpu else _free_device_bytes(mesh)
+    free = free_host_bytes() if on_cpu else _free_device_bytes(meshes)
     if free is None:
         return None
     # On CPU, blocks beyond the KV cache are in the same memory.
     kept = args.kv_offloading_bytes or 0
     budget = int(free * _CPU_SHARE) - _STEP_BYTES - kept if on_cpu else free
     draft = make_draft(args)
-    model = construct_abstractly(config, check_config=False)
-    num_devices = mesh.shape["model"]
-    specs = kv_cache_specs(model, config) + ([] if draft is None else kv_cache_specs(draft.model, draft.config))
-    specs = [spec.on_devices(num_devices) for spec in specs]
-    state_bytes = slot_bytes(state_cache_specs(model), config.model_config.dtype, mesh)
-    cache_type = config.cache_config.cache_dtype or config.model_config.dtype
-    with jax.set_mesh(mesh):
-        per_block = block_bytes(specs, config.cache_config.block_size, cache_type, num_devices)
-    cache = _Cache(config, per_block, state_bytes)
+    models = _stage_models(config, len(meshes))
+    specs = [cache_specs(model, config) if len(models) == 1 else own_cache_specs(model) for model in models]
+    if draft is not None:
+        specs[-1] = [*specs[-1], *kv_cache_specs(draft.model, draft.config)]
+    units = [unit_bytes(on_devices(own, mesh), config, mesh) for own in specs]
+    cache = _Cache(config, *unit_bytes(on_devices([spec for own in specs for spec in own], mesh), config, mesh), mesh)
+    # On CPU, the stages share one memory.
+    shares = (1.0,) if on_cpu else tuple(cache.share(*unit) for unit in units)
     wanted = config.model_config.max_model_len
     needed = cache.bytes_for(wanted if args.max_model_len is not None else min(wanted, _MIN_CONTEXT))
-    nbytes = weight_bytes(model, _float_bytes(config)) if stored_bytes is None else stored_bytes
-    widths = [_Width(None, nbytes + (0 if draft is None else draft.weight_bytes))]
-    while widths[-1].nbytes + needed > budget and not _is_chosen(args):
+
+    def width(quantization: str | None, models: Sequence[JaxModule], draft: PlannedDraft | None) -> _Width:
+        float_bytes = 2 if quantization is not None else _float_bytes(config)
+        sizes = [weight_bytes(model, float_bytes, mesh) for model, mesh in zip(models, meshes, strict=True)]
+        if stored_bytes is not None:
+            once = sum(weight_bytes(model, float_bytes) for model in models)
+            sizes = [size * stored_bytes // once for size in sizes]
+        if draft is not None:
+            sizes[-1] += draft.weight_bytes
+        return _Width(quantization, (sum(sizes),) if on_cpu else tuple(sizes))
+
+    def fits(width: _Width) -> bool:
+        room = budget // len(shares)
+        return all(size + share * needed <= room for size, share in zip(width.stage_bytes, shares, strict=True))
+
+    widths = [width(None, models, draft)]
+    while not fits(widths[-1]) and not _is_chosen(args):
         tried = len(widths) - 1
         if stored_bytes is not None or tried == len(QUANTIZATIONS):
             raise EngineError(_does_not_fit(widths, needed, budget))
         narrow_args = dataclasses.replace(args, quantization=QUANTIZATIONS[tried])
-        nbytes = weight_bytes(construct_abstractly(make_config(narrow_args), check_config=False))
-        draft = make_draft(narrow_args)
-        widths.append(_Width(QUANTIZATIONS[tried], nbytes + (0 if draft is None else draft.weight_bytes)))
+        narrow = _stage_models(make_config(narrow_args), len(meshes))
+        widths.append(width(QUANTIZATIONS[tried], narrow, make_draft(narrow_args)))
     memory, context = None, wanted
     if on_cpu:
         memory = cache.memory(at_least=needed, left=budget - widths[-1].nbytes)
-        context = cache.context(memory, mesh)
+        context = cache.context(memory)
     line = _line(widths, memory, context, wanted, free, is_chosen=_is_chosen(args), can_narrow=stored_bytes is None)
     return MemoryPlan(widths[-1].quantization, context if context < wanted else None, memory, line)
 
 
 @dataclass(frozen=True)
 class _Cache:
-    """The caches of a configuration, and the bytes of a block and of a slot for states."""
+    """The caches of a configuration.
+
+    Attributes:
+      config: The configuration.
+      per_block, per_slot: Bytes of a block, and of a slot for states, of a data rank in all layers.
+      mesh: The devices of a pipeline stage, which has all data ranks.
+    """
 
     config: VllmConfig
     per_block: Mapping[AttentionSpan, int]
     per_slot: int
+    mesh: jax.sharding.Mesh
+
+    @property
+    def num_ranks(self) -> int:
+        """Data ranks, each of which has as much."""
+        return self.mesh.shape[DATA_AXIS]
+
+    def share(self, per_block: Mapping[AttentionSpan, int], per_slot: int) -> float:
+        """The most that a pipeline stage with such blocks and slots has of them, whatever they are divided into."""
+        shares = [nbytes / self.per_block[span] for span, nbytes in per_block.items()]
+        return max([*shares, per_slot / self.per_slot if self.per_slot else 0.0])
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes that were given for it, or else of room for so many tokens in every layer, and for their states."""
@@ -172,21 +217,28 @@ class _Cache:
         paged, states = num_blocks * sum(self.per_block.values()), MIN_SLOTS * self.per_slot
         # States get no more than their share.
         needed = max(paged + states, math.ceil(states / STATE_SHARE)) if self.per_block else states
-        return self.config.cache_config.kv_cache_memory_bytes or needed
+        return self.config.cache_config.kv_cache_memory_bytes or self.num_ranks * needed
 
     def memory(self, *, at_least: int, left: int) -> int:
         """Bytes for one sequence of the whole context and for short ones of all that run, as far as `left` has them."""
         short = self.config.scheduler_config.max_num_seqs * CPU_TOKENS_PER_SEQ
         useful = self.bytes_for(max(self.config.model_config.max_model_len, short))
-        useful += self.per_slot * (useful_slots(self.config) - MIN_SLOTS)
+        useful += self.num_ranks * self.per_slot * (useful_slots(self.config) - MIN_SLOTS)
         return max(at_least, min(useful, int(left * _CACHE_SHARE)))
 
-    def context(self, memory: int, mesh: jax.sharding.Mesh) -> int:
-        """The longest sequence that a cache of so many bytes holds."""
+    def context(self, memory: int) -> int:
+        """The longest sequence that caches of so many bytes hold."""
         cache_config = dataclasses.replace(self.config.cache_config, kv_cache_memory_bytes=memory)
         config = dataclasses.replace(self.config, cache_config=cache_config)
-        state_bytes = self.per_slot * num_state_slots(config, self.per_slot, memory, attends=bool(self.per_block))
-        return num_cache_blocks(config, self.per_block, mesh, state_bytes=state_bytes)[1]
+        of_rank = memory // self.num_ranks
+        state_bytes = self.per_slot * num_state_slots(config, self.per_slot, of_rank, attends=bool(self.per_block))
+        return num_cache_blocks(config, self.per_block, self.mesh, state_bytes=state_bytes, memory=of_rank)[1]
+
+
+def _stage_models(config: VllmConfig, num_stages: int) -> list[JaxModule]:
+    """The model of each pipeline stage, without weights."""
+    stages = [Stage(index, num_stages) for index in range(num_stages)]
+    return [construct_abstractly(config, check_config=False, stage=stage) for stage in stages]
 
 
 def _is_chosen(args: EngineArgs) -> bool:
@@ -205,14 +257,14 @@ def _float_bytes(config: VllmConfig) -> int:
     return 4 if str(stored).endswith("float32") else 2
 
 
-def _free_device_bytes(mesh: jax.sharding.Mesh) -> int | None:
+def _free_device_bytes(meshes: Sequence[jax.sharding.Mesh]) -> int | None:
     free = []
-    for device in mesh.devices.flat:
+    for device in (device for mesh in meshes for device in mesh.devices.flat):
         stats = device.memory_stats() or {}
         if "bytes_limit" not in stats:
             return None
         free.append(int(stats["bytes_limit"] * ACCELERATOR_MEMORY_SHARE) - stats.get("bytes_in_use", 0))
-    return max(0, min(free)) * mesh.size
+    return max(0, min(free)) * len(free)
 
 
 def _line(

@@ -156,7 +156,9 @@ def facts_of_model(path: Path, args: EngineArgs) -> dict[str, str]:
 
 def _check_heads(hf_config: HFConfig, tensor_parallel_size: int) -> None:
     """Raises an error for devices that cannot share the model's heads, before its weights are read."""
-    num_heads = hf_config.get_text_config()["num_attention_heads"]
+    num_heads = hf_config.get_text_config().get("num_attention_heads")
+    if num_heads is None:  # a model with recurrent layers only
+        return
     # Of a copy: models that do not read this key are to say so.
     num_kv_heads = hf_config.get_text_config().to_dict().get("num_key_value_heads") or num_heads
     check_heads(num_heads, num_kv_heads, tensor_parallel_size)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
-from jaxis.config.context_length import trained_context_length
+from jaxis.config.context_length import DEFAULT_CONTEXT_LENGTH, trained_context_length
 from jaxis.config.dtype import checkpoint_dtype
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.quantization import QuantizationConfig
@@ -141,6 +141,8 @@ def _scheduler_config(max_num_seqs: int | None, max_num_batched_tokens: int | No
 
 def _max_model_len(wanted: int | None, hf_config: HFConfig) -> int:
     trained = trained_context_length(hf_config)
+    if trained is None:
+        return wanted or DEFAULT_CONTEXT_LENGTH
     if wanted is None:
         return min(trained, _short_context_len(hf_config) or trained)
     if wanted > trained:

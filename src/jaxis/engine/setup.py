@@ -110,15 +110,14 @@ def _build_engine(
         raise ConfigError(_no_chat_template(args.model or "the embedded model", tokenizer))
     generation = read_generation_defaults(path)
     default_sampling_params = sampling_defaults(generation, path)
-    if args.fit_memory and (followers is not None or args.data_parallel_size > 1 or args.pipeline_parallel_size > 1):
-        # What fits into this host's memory says nothing of the others', data ranks repeat weights, and stages divide
-        # them.
+    if args.fit_memory and followers is not None:
+        # What fits into this host's memory says nothing of the others'.
         args = dataclasses.replace(args, fit_memory=False)
     if followers is not None:
         followers.build(args, facts_of_model(path, args))
     meshes = opened.make_meshes(args)
     if args.fit_memory:
-        plan = _plan_memory(args, path, opened.config, meshes[0])
+        plan = _plan_memory(args, path, opened.config, meshes)
         if plan is not None:
             progress.note(plan.line)
             args = plan.apply(args)
@@ -188,7 +187,9 @@ def _note_config(config: ConfigValues, hf_config: HFConfig, path: Path, progress
 def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: int, progress: ProgressDisplay) -> None:
     """Says why the context is shorter than the checkpoint's, or than what was asked for."""
     trained = trained_context_length(hf_config)
-    if args.max_model_len is None and wanted < trained:
+    if args.max_model_len is None and trained is None:
+        progress.note(f"max_model_len is {wanted}: config.json names no longest sequence; give max_model_len for more")
+    elif args.max_model_len is None and trained is not None and wanted < trained:
         progress.note(
             f"max_model_len is {wanted}, up to which the model needs no long-context frequencies; for up to {trained}, "
             "which changes the answers to short prompts too, give max_model_len"
@@ -200,11 +201,13 @@ def _note_context(args: EngineArgs, hf_config: HFConfig, wanted: int, fitting: i
         )
 
 
-def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.sharding.Mesh) -> MemoryPlan | None:
+def _plan_memory(
+    args: EngineArgs, path: Path, config: ConfigValues, meshes: Sequence[jax.sharding.Mesh]
+) -> MemoryPlan | None:
     def make_config(args: EngineArgs) -> VllmConfig:
         # A config of its own each time: keys that are read here do not count as read by the model.
         hf_config = HFConfig(config.values, args.hf_overrides or {}, source=config.source)
-        return make_vllm_config(args, path, hf_config, mesh.devices.flat[0].platform)
+        return make_vllm_config(args, path, hf_config, meshes[0].devices.flat[0].platform)
 
     def make_draft(args: EngineArgs) -> PlannedDraft | None:
         speculative = args.parsed_speculative_config
@@ -214,7 +217,7 @@ def _plan_memory(args: EngineArgs, path: Path, config: ConfigValues, mesh: jax.s
         model = construct_draft(draft_config, speculative.method)
         return PlannedDraft(model, draft_config, _stored_bytes(draft_args, draft_config))
 
-    return plan_memory(args, make_config, mesh, _stored_bytes(args, make_config(args)), make_draft)
+    return plan_memory(args, make_config, meshes, _stored_bytes(args, make_config(args)), make_draft)
 
 
 def _stored_bytes(args: EngineArgs, config: VllmConfig) -> int | None:

@@ -6,22 +6,24 @@ import math
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxis.config.quantization import HasQuantMethod
 from jaxis.kernels.weights import WeightScheme
 from jaxis.layers.module import JaxModule, named_modules, named_parameters
 from jaxis.layers.weight_method import WeightMethod
-from jaxis.parallel.mesh import EXPERT_AXES
+from jaxis.parallel.mesh import EXPERT_AXES, logical_sharding
 
 _BITS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
 
 
-def weight_bytes(model: JaxModule, float_bytes: int = 2) -> int:
+def weight_bytes(model: JaxModule, float_bytes: int = 2, mesh: Mesh | None = None) -> int:
     """Bytes of a model's weights once loaded: `float_bytes` for each parameter, or its quantized size.
 
     Args:
       model: Constructed abstractly, with or without quantization rules, weights still in the checkpoint's shapes.
       float_bytes: Of a parameter that is not quantized.
+      mesh: Devices, on all of which together they are counted: what they do not share is on each. None: one device.
     """
     schemes: dict[int, WeightScheme] = {}
     for _, module in named_modules(model):
@@ -31,8 +33,15 @@ def weight_bytes(model: JaxModule, float_bytes: int = 2) -> int:
     total = 0
     for param in {id(param): param for _, param in named_parameters(model)}.values():
         scheme, shape = schemes.get(id(param)), jax.tree.leaves(param.get_value())[0].shape
-        total += float_bytes * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
+        nbytes = float_bytes * math.prod(shape) if scheme is None else _quantized_bytes(shape, scheme)
+        total += nbytes * (1 if mesh is None else _copies(param, shape, mesh))
     return total
+
+
+def _copies(param: nnx.Param, shape: tuple[int, ...], mesh: Mesh) -> int:
+    """How many times a parameter is there on all devices together."""
+    shard = logical_sharding(mesh, logical_axes(param) or (None,) * len(shape), shape).shard_shape(shape)
+    return mesh.size * math.prod(shard) // math.prod(shape) if math.prod(shape) else 0
 
 
 def logical_axes(param: nnx.Param) -> tuple[str | None, ...]:

@@ -101,7 +101,11 @@ def construct_model(
 
 
 def construct_abstractly(
-    vllm_config: VllmConfig, *, check_config: bool = True, model_class: type[Any] | None = None
+    vllm_config: VllmConfig,
+    *,
+    check_config: bool = True,
+    model_class: type[Any] | None = None,
+    stage: Stage = WHOLE,
 ) -> JaxModule:
     """The checkpoint's model without any weights: parameters that have shapes and types only.
 
@@ -109,13 +113,16 @@ def construct_abstractly(
       vllm_config: Names the folder and the data type.
       check_config: Whether unread keys and rules are errors; if False, see `HFConfig.unread_keys`.
       model_class: None means that of config.json's `architectures`.
+      stage: What of the model is constructed.
 
     Raises:
-      ConfigError: An architecture, a config key or a quantization rule that is not supported.
+      ConfigError: An architecture, a config key or a quantization rule that is not supported, or a model that cannot be
+        divided into stages.
     """
     model_class = model_class or model_class_of(vllm_config.model_config.hf_config)
     with initializers_skipped():
         model = _construct_abstractly(lambda: construct_model(model_class, vllm_config))
+    cut_to_stage(model, stage)
     if check_config:
         _check_config(vllm_config, model_class)
     return model

@@ -123,6 +123,7 @@ WIDTHS = {
 }
 
 
+@pytest.mark.slow  # test_identity_with_layers.py has one model's
 def test_of_recurrent_states() -> None:
     check(["Bamba"], {})
 

@@ -77,7 +77,7 @@ def test_as_many_requests_fit_as_the_engine_has_blocks_for(name, cache_mib):
     target, config = parse_target("v6e-1"), planner.widths[0].vllm_config
     part = planner.device_model(target)
     usable = int((part.held_bytes + cache_mib * 2**20) / 0.9) + 1
-    room = capacity(part, config, dataclasses.replace(target.accelerator, usable_bytes=usable), 256)
+    room = capacity([part], config, dataclasses.replace(target.accelerator, usable_bytes=usable), 256)
     assert room.cache_bytes >> 20 == cache_mib
     assert room.max_requests > 0
 

@@ -64,8 +64,3 @@ def num_draft_caches(model: JaxModule) -> int:
 def kv_cache_specs(model: JaxModule, vllm_config: VllmConfig) -> list[CacheSpec]:
     """The specs of the layers that cache something for each token."""
     return [spec for spec in cache_specs(model, vllm_config) if not isinstance(spec, StateCacheSpec)]
-
-
-def state_cache_specs(model: JaxModule) -> list[StateCacheSpec]:
-    """The specs of the layers that keep a state for each sequence."""
-    return [module.state_cache_spec for _, module in named_modules(model) if isinstance(module, HasState)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxis.config import VllmConfig
+from jaxis.config.attention_span import AttentionSpan
 from jaxis.engine.execution.cache_memory import ACCELERATOR_MEMORY_SHARE
 from jaxis.engine.execution.kv_cache import blocks_within
 from jaxis.planning.accelerators import Accelerator
-from jaxis.planning.sizing.device_model import DeviceModel
+from jaxis.planning.sizing.device_model import DeviceModel, in_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Capacity:
     """What fits on each device.
 
     Attributes:
-      cache_bytes: Bytes that weights leave to the cache; negative if they do not fit.
+      cache_bytes: Bytes that weights leave to the cache, of several pipeline stages what each uses of it, on average;
+        negative if they do not fit.
       max_context: Tokens of the longest single request; 0 if none fits.
       max_requests: Requests of the asked-for length that fit at once.
     """
@@ -27,16 +30,25 @@ class Capacity:
     max_requests: int
 
 
-def capacity(part: DeviceModel, vllm_config: VllmConfig, accelerator: Accelerator, context_len: int) -> Capacity:
+def capacity(
+    stages: Sequence[DeviceModel], vllm_config: VllmConfig, accelerator: Accelerator, context_len: int
+) -> Capacity:
     """What the engine has room for.
 
     Args:
-      part: A device's part of the model.
+      stages: A device's part of the model, for each pipeline stage.
       vllm_config: Its sizes; `max_model_len` is the longest context that the model is for.
       accelerator: The devices.
       context_len: Tokens that each request grows to.
     """
-    left = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE) - part.held_bytes
+    usable = int(accelerator.usable_bytes * ACCELERATOR_MEMORY_SHARE)
+    least = usable - max(part.held_bytes for part in stages)
+    if least <= 0:
+        return Capacity(least, 0, 0)
+    per_block, per_state = _of_all(stages)
+    # Each stage has as many blocks, and so its own share of the memory of all; the first that has no more ends it.
+    left = min(int((usable - part.held_bytes) / _share(part, per_block, per_state)) for part in stages)
+    block_size = stages[0].block_size
 
     def fits(num_requests: int, num_tokens: int) -> bool:
         """Whether an engine with these limits has the blocks, and states, for as many requests as long as that."""
@@ -45,23 +57,37 @@ def capacity(part: DeviceModel, vllm_config: VllmConfig, accelerator: Accelerato
             model_config=dataclasses.replace(vllm_config.model_config, max_model_len=num_tokens),
             scheduler_config=dataclasses.replace(vllm_config.scheduler_config, max_num_seqs=num_requests),
         )
-        memory = left - num_requests * part.state_bytes
+        memory = left - num_requests * per_state
         if memory < 0:
             return False
-        blocks = blocks_within(config, part.bytes_per_block, memory, num_requests * num_tokens)
+        blocks = blocks_within(config, per_block, memory, num_requests * num_tokens)
         step = config.scheduler_config.max_num_batched_tokens
         return all(
-            span.max_held_blocks(num_requests, num_tokens, part.block_size, step) <= there_are
+            span.max_held_blocks(num_requests, num_tokens, block_size, step) <= there_are
             for span, there_are in blocks.items()
         )
 
-    if left <= 0:
-        return Capacity(left, 0, 0)
+    on_average = left // len(stages)
     longest = _largest(lambda tokens: fits(1, tokens), vllm_config.model_config.max_model_len)
     if longest < context_len:
-        return Capacity(left, longest, 0)
-    most = left // min(part.bytes_per_block.values(), default=part.state_bytes)
-    return Capacity(left, longest, _largest(lambda requests: fits(requests, context_len), most))
+        return Capacity(on_average, longest, 0)
+    most = left // min(per_block.values(), default=per_state)
+    return Capacity(on_average, longest, _largest(lambda requests: fits(requests, context_len), most))
+
+
+def _of_all(stages: Sequence[DeviceModel]) -> tuple[dict[AttentionSpan, int], int]:
+    """Bytes of a block in all layers of a span, the span that keeps most first, and of a request's states."""
+    total: Counter[AttentionSpan] = Counter()
+    for part in stages:
+        total.update(part.bytes_per_block)
+    return in_order(total), sum(part.state_bytes for part in stages)
+
+
+def _share(part: DeviceModel, per_block: Mapping[AttentionSpan, int], per_state: int) -> float:
+    """The most that a stage has of all stages' caches, whatever they are divided into."""
+    shares = [nbytes / per_block[span] for span, nbytes in part.bytes_per_block.items()]
+    shares += [part.state_bytes / per_state] if per_state else []
+    return max(shares, default=0.0) or 1.0
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

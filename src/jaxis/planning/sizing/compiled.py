@@ -40,6 +40,8 @@ def with_compiled_steps(plan: Plan, planner: Planner, on_stage: Callable[[str], 
     if not option.fits:
         raise ConfigError("nothing to compile: the model does not fit; leave --compile out for the figures")
     layout = option.layout
+    if layout.pipeline_parallel_size > 1:
+        raise ConfigError("--compile compiles no pipeline stages: leave it, or --pipeline-parallel-size, out")
     devices = plan.target.devices()[: layout.num_devices]
     on_stage(f"Constructing the model for {plan.target}")
     compiler = StepCompiler(_engine_config(planner.width_of(option).vllm_config, plan, option), devices)
@@ -139,5 +141,5 @@ def _with_costs(
         caches_are_aliased=costs.forward.memory.aliased >= cache_bytes,
         largest_copy_bytes=max((copy.nbytes for text in texts for copy in text.copies), default=0),
     )
-    made = make_step(step.name, step.num_requests, step.num_tokens, step.context_len, cost, plan.target, option)
+    made = make_step(step.name, step.num_requests, step.num_tokens, step.context_len, [cost], plan.target, option)
     return dataclasses.replace(made, compiled=compiled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -25,8 +25,9 @@ from jaxis.layers.mla import LatentCacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.heads import check_heads
 from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS, logical_sharding
+from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.planning.accelerators import Accelerator
-from jaxis.planning.sizing.exchanges import Exchange
+from jaxis.planning.sizing.exchanges import STAGE_AXIS, Exchange
 from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.sizing.roofline import StepCost
 from jaxis.planning.sizing.stored_weights import StoredWeight
@@ -56,10 +57,11 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """One device's part of a model; all devices have equal parts.
+    """One device's part of a model; all devices, or all of a pipeline stage, have equal parts.
 
     Attributes:
       layout: How the model is spread over devices.
+      stage: The device's pipeline stage.
       held_bytes: Bytes of its weights.
       reads: Its weights as a step reads them.
       layer_flops: Operations of products for one token of the device's own data rank, without experts.
@@ -70,14 +72,16 @@ class DeviceModel:
       block_size: Tokens of a block of the cache.
       hidden_bytes: Bytes of one token's hidden state.
       logits_bytes: Bytes of one token's logits.
-      num_layers: Layers, each of which sums its attention's and its feed-forward block's output over the devices.
+      num_layers: Layers, each of which sums its attention's or its state's output over the devices.
+      num_feed_forwards: Layers that then do the same with a feed-forward block's.
       num_expert_layers: Those with experts.
       num_divided_contexts: Layers whose context the devices share.
       query_bytes, sum_bytes: There, bytes of one token's queries of all heads, and of what is summed up for them.
-      gathers_logits: Whether each device computes a part of the logits, and has a part of the embeddings.
+      splits_vocab: Whether each device has a part of the embeddings, and computes a part of the logits.
     """
 
     layout: Layout
+    stage: Stage
     held_bytes: int
     reads: DecodeCost
     layer_flops: float
@@ -89,11 +93,12 @@ class DeviceModel:
     hidden_bytes: int
     logits_bytes: int
     num_layers: int
+    num_feed_forwards: int
     num_expert_layers: int
     num_divided_contexts: int
     query_bytes: int
     sum_bytes: int
-    gathers_logits: bool
+    splits_vocab: bool
 
     @property
     def bytes_per_block(self) -> dict[AttentionSpan, int]:
@@ -101,7 +106,7 @@ class DeviceModel:
         total: Counter[AttentionSpan] = Counter()
         for cache in self.caches:
             total[cache.span] += cache.block_bytes
-        return dict(sorted(total.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach))
+        return in_order(total)
 
     def decode(self, batch_size: int, context_len: int) -> StepCost:
         """A step of one token for each of `batch_size` requests, which then have `context_len` tokens each.
@@ -149,7 +154,7 @@ class DeviceModel:
         hidden = num_tokens * self.hidden_bytes
         num_spread = self.num_expert_layers if self.layout.enable_expert_parallel else 0
         if model > 1:
-            if self.gathers_logits:
+            if self.splits_vocab and self.stage.is_first:
                 yield Exchange("embeddings", "all-reduce", (MODEL_AXIS,), model, hidden, 1)
             if self.num_divided_contexts:
                 # Each attends with the queries of all heads to its part, and gets the sums of its own heads.
@@ -158,8 +163,8 @@ class DeviceModel:
                 sums = num_tokens * self.sum_bytes
                 yield Exchange("context", "reduce-scatter", (MODEL_AXIS,), model, sums, number)
             yield Exchange("attention", "all-reduce", (MODEL_AXIS,), model, hidden, self.num_layers)
-            if self.num_layers > num_spread:
-                number = self.num_layers - num_spread
+            if self.num_feed_forwards > num_spread:
+                number = self.num_feed_forwards - num_spread
                 yield Exchange("feed-forward", "all-reduce", (MODEL_AXIS,), model, hidden, number)
         if data > 1 and num_spread:
             # Every device gets all ranks' tokens, and sums what its experts make of them.
@@ -167,8 +172,18 @@ class DeviceModel:
             yield Exchange("experts' outputs", "reduce-scatter", (DATA_AXIS,), data, data * hidden, num_spread)
         if model > 1 and num_spread:
             yield Exchange("experts' outputs", "all-reduce", (MODEL_AXIS,), model, hidden, num_spread)
-        if self.gathers_logits:
+        if self.splits_vocab and self.stage.is_last:
             yield Exchange("logits", "all-gather", (MODEL_AXIS,), model, num_sampled * self.logits_bytes, 1)
+        if self.stage.num_stages > 1:
+            # The first only sends, the last only receives, and others do both at once.
+            yield Exchange("hidden states", "collective-permute", (STAGE_AXIS,), 2, hidden, 1)
+
+
+def in_order(bytes_per_block: Mapping[AttentionSpan, int]) -> dict[AttentionSpan, int]:
+    """The same, the span that keeps most first."""
+    return dict(
+        sorted(bytes_per_block.items(), key=lambda item: -math.inf if item[0].reach is None else -item[0].reach)
+    )
 
 
 def device_model(
@@ -179,6 +194,7 @@ def device_model(
     accelerator: Accelerator,
     layout: Layout,
     cache_dtype: DTypeLike,
+    stage: Stage = WHOLE,
 ) -> DeviceModel:
     """One device's part of a model.
 
@@ -190,6 +206,7 @@ def device_model(
       accelerator: The devices; some kernels want a cache of another shape than others.
       layout: How the model is spread over them.
       cache_dtype: Type of the cache.
+      stage: The pipeline stage whose layers and weights these are.
 
     Raises:
       ConfigError: The model, or its context, cannot be spread over so many devices.
@@ -198,7 +215,6 @@ def device_model(
     if layout.decode_context_parallel_size > 1:
         specs = _with_divided_context(specs, layout.decode_context_parallel_size, block_size)
     config = vllm_config.model_config.hf_config.get_text_config()
-    num_heads: int = config["num_attention_heads"]
     num_devices = layout.tensor_parallel_size  # that share a layer of one request
     paged = [
         (spec.on_devices(num_devices), number)
@@ -206,7 +222,9 @@ def device_model(
         if not isinstance(spec, StateCacheSpec)
     ]
     states = [spec for spec in specs if isinstance(spec, StateCacheSpec)]
-    check_heads(num_heads, num_heads, num_devices)
+    num_heads: int = config["num_attention_heads"] if paged else 0
+    if paged:
+        check_heads(num_heads, num_heads, num_devices)
     mesh = layout.mesh(accelerator)
     share = expert_share(config)
     # An indexer's keys are a cache beside that of its layer, which is counted.
@@ -220,14 +238,16 @@ def device_model(
     ]
     element_bytes = jnp.dtype(vllm_config.model_config.dtype).itemsize
     vocab_size: int = config["vocab_size"]
-    is_vocab_split = num_devices > 1 and vocab_size % num_devices == 0
+    # An embedding table that is not the head too, of this stage, is not read whole.
+    read = [weight for weight in weights if stage.is_last or EMBEDDING not in weight.name]
     return DeviceModel(
         layout=layout,
+        stage=stage,
         held_bytes=sum(weight.device_bytes for weight in weights),
-        reads=decode_cost_of({weight.name: weight.device_bytes for weight in weights}, 0, share),
+        reads=decode_cost_of({weight.name: weight.device_bytes for weight in read}, 0, share),
         layer_flops=_flops(others, of_head=False),
         expert_flops=share * _flops(experts, of_head=False),
-        head_flops=_flops(others, of_head=True),
+        head_flops=_flops(others, of_head=True) if stage.is_last else 0.0,
         caches=tuple(
             LayerCache(
                 spec.span,
@@ -243,12 +263,14 @@ def device_model(
         hidden_bytes=config["hidden_size"] * element_bytes,
         logits_bytes=vocab_size * _LOGIT_BYTES,
         num_layers=num_layers,
+        # Layers of a model without attention have no second block.
+        num_feed_forwards=num_layers if "num_attention_heads" in config else 0,
         num_expert_layers=len({weight.name.partition(EXPERTS)[0] for weight in experts}),
         num_divided_contexts=sum(number for _, number in divided),
         query_bytes=max((num_heads * (s.latent_dim + s.rope_dim) * element_bytes for s, _ in divided), default=0),
         # Beside each head's latent, what its scores sum up to.
         sum_bytes=max((num_heads * (s.latent_dim + 1) * _SUM_BYTES for s, _ in divided), default=0),
-        gathers_logits=is_vocab_split,
+        splits_vocab=num_devices > 1 and vocab_size % num_devices == 0,
     )
 
 

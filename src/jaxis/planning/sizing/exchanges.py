@@ -10,6 +10,9 @@ from jaxis.parallel.mesh import DATA_AXIS, MODEL_AXIS
 from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.targets import Target
 
+STAGE_AXIS = "stage"
+"""Not an axis of a mesh: from one pipeline stage to the next."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -18,7 +21,7 @@ class Exchange:
     Attributes:
       name: What is exchanged, for people.
       opcode: As XLA calls it, such as "all-reduce".
-      axes: The mesh axes along which devices form a group that exchanges.
+      axes: The mesh axes along which devices form a group that exchanges, or STAGE_AXIS.
       group_size: Devices of such a group.
       nbytes: Of the whole array: what each has before it is summed or scattered, or after it was gathered.
       count: How many of them a step has.
@@ -44,7 +47,7 @@ def sent_bytes(opcode: str, nbytes: float, group_size: int) -> float:
     (doi:10.1016/j.jpdc.2008.09.002).
     """
     if opcode == "collective-permute":
-        return nbytes
+        return nbytes if group_size > 1 else 0.0
     parts = (group_size - 1) / group_size
     return (2 if opcode == "all-reduce" else 1) * nbytes * parts
 
@@ -95,8 +98,13 @@ def _share_of_links(axes: tuple[str, ...], target: Target, layout: Layout) -> fl
 
 
 def _group_on_host(exchange: Exchange, target: Target, layout: Layout) -> int:
-    """How many devices of a group are on the same host; neighbours along the model axis are."""
+    """How many devices of a group are on the same host; neighbours along the model axis are.
+
+    Stages of several hosts count as if none had its neighbour on the same one.
+    """
     per_host = min(target.devices_per_host, layout.num_devices)
     if MODEL_AXIS in exchange.axes:
         return min(exchange.group_size, per_host)
+    if STAGE_AXIS in exchange.axes:
+        return exchange.group_size if layout.num_hosts(target) == 1 else 1
     return max(1, min(exchange.group_size, per_host // layout.tensor_parallel_size))

@@ -7,27 +7,31 @@ from dataclasses import dataclass
 
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.parallel.mesh import MESH_AXES
+from jaxis.parallel.stages import Stage
 from jaxis.planning.accelerators import Accelerator
 from jaxis.planning.targets import Target
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A server's `(data, model)` mesh.
+    """A server's `(data, model)` mesh, or one for each pipeline stage.
 
     Attributes:
       tensor_parallel_size: Devices that share the attention and dense layers of the same requests.
       data_parallel_size: Groups of such devices, each with requests of its own.
       enable_expert_parallel: Whether experts lie whole on all these devices; else each group has all of them.
       decode_context_parallel_size: Devices that share the tokens of a cache of latents: 1, or all of a group.
+      pipeline_parallel_size: Stages that the layers are divided among, each with a mesh of its own.
     """
 
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     decode_context_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __str__(self) -> str:
         parts = []
@@ -37,6 +41,8 @@ class Layout:
             parts = ["EP"]
         if self.decode_context_parallel_size > 1:
             parts.append(f"DCP{self.decode_context_parallel_size}")
+        if self.pipeline_parallel_size > 1:
+            parts = [*(parts or [f"TP{self.tensor_parallel_size}"]), f"PP{self.pipeline_parallel_size}"]
         return f"{self.num_devices} ({' '.join(parts)})" if parts else str(self.num_devices)
 
     @property
@@ -49,13 +55,21 @@ class Layout:
             parts.append("EP")
         if self.decode_context_parallel_size > 1:
             parts.append(f"DCP {self.decode_context_parallel_size}")
+        if self.pipeline_parallel_size > 1:
+            parts.append(f"PP {self.pipeline_parallel_size}")
         devices = "1 device" if self.num_devices == 1 else f"{self.num_devices} devices"
         return f"{devices} ({', '.join(parts)})" if len(parts) > 1 else devices
 
     @property
     def num_devices(self) -> int:
         """All devices of the server."""
-        return self.tensor_parallel_size * self.data_parallel_size
+        return self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline stages; one without."""
+        number = self.pipeline_parallel_size
+        return tuple(Stage(index, number) for index in range(number))
 
     def mesh(self, accelerator: Accelerator | None = None) -> AbstractMesh:
         """The mesh of devices that are not there, to ask for shardings with; with an accelerator, for shapes too."""
@@ -74,13 +88,14 @@ class WantedLayout:
 
     Attributes:
       tensor_parallel_size, data_parallel_size, enable_expert_parallel: See `Layout`.
-      decode_context_parallel_size: The same, but never chosen: None is 1.
+      decode_context_parallel_size, pipeline_parallel_size: The same, but never chosen: None is 1.
     """
 
     tensor_parallel_size: int | None = None
     data_parallel_size: int | None = None
     enable_expert_parallel: bool | None = None
     decode_context_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
 
 
 ANY_LAYOUT = WantedLayout()
@@ -101,6 +116,8 @@ def layouts(target: Target, wanted: WantedLayout, num_experts: int) -> list[Layo
     """
     _check(target, wanted, num_experts)
     found = [layout for layout in _candidates(target, wanted, num_experts) if _fits_hosts(target, layout)]
+    if found and (wanted.pipeline_parallel_size or 1) > 1:
+        found = _accepted(found, target)
     if not found:
         raise ConfigError(
             f"{_options(wanted)}: {target} with its {target.num_devices} devices, {target.devices_per_host} on each "
@@ -119,10 +136,36 @@ def _candidates(target: Target, wanted: WantedLayout, num_experts: int) -> Itera
     data_sizes = [wanted.data_parallel_size] if wanted.data_parallel_size else sizes if num_experts else [1]
     for model in model_sizes:
         for data in data_sizes:
-            layout = Layout(model, data, bool(wanted.enable_expert_parallel or data > 1), context_size)
-            is_shared = not layout.enable_expert_parallel or num_experts % layout.num_devices == 0
+            spreads_experts = bool(wanted.enable_expert_parallel or data > 1)
+            layout = Layout(model, data, spreads_experts, context_size, wanted.pipeline_parallel_size or 1)
+            is_shared = not spreads_experts or num_experts % (model * data) == 0
             if layout.num_devices <= target.num_devices and is_shared:
                 yield layout
+
+
+def _accepted(found: list[Layout], target: Target) -> list[Layout]:
+    """Those of the layouts, with pipeline stages, that the engine runs.
+
+    Raises:
+      ConfigError: It runs none of them.
+    """
+    accepted = []
+    for layout in found:
+        try:
+            EngineArgs(
+                tensor_parallel_size=layout.tensor_parallel_size,
+                data_parallel_size=layout.data_parallel_size,
+                pipeline_parallel_size=layout.pipeline_parallel_size,
+                enable_expert_parallel=layout.enable_expert_parallel,
+                decode_context_parallel_size=layout.decode_context_parallel_size,
+                nnodes=layout.num_hosts(target),
+            )
+        except ConfigError:
+            if layout is found[-1] and not accepted:
+                raise
+        else:
+            accepted.append(layout)
+    return accepted
 
 
 def _fits_hosts(target: Target, layout: Layout) -> bool:
@@ -141,7 +184,10 @@ def _check(target: Target, wanted: WantedLayout, num_experts: int) -> None:
             f"--decode-context-parallel-size {context_size} must be 1 or --tensor-parallel-size "
             f"{wanted.tensor_parallel_size}: all devices that share the model, or none, share its context"
         )
-    for name in ("tensor_parallel_size", "data_parallel_size", "decode_context_parallel_size"):
+    for name in (
+        *("tensor_parallel_size", "data_parallel_size"),
+        *("decode_context_parallel_size", "pipeline_parallel_size"),
+    ):
         if not 1 <= (getattr(wanted, name) or 1) <= target.num_devices:
             option = f"--{name.replace('_', '-')} {getattr(wanted, name)}"
             raise ConfigError(f"{option}: {target} has {target.num_devices} devices")
@@ -166,4 +212,6 @@ def _options(wanted: WantedLayout) -> str:
         parts.append("--enable-expert-parallel")
     if wanted.decode_context_parallel_size is not None:
         parts.append(f"--decode-context-parallel-size {wanted.decode_context_parallel_size}")
+    if wanted.pipeline_parallel_size is not None:
+        parts.append(f"--pipeline-parallel-size {wanted.pipeline_parallel_size}")
     return " ".join(parts)

@@ -14,7 +14,7 @@ from jaxis.errors import ConfigError
 from jaxis.planning.sizing.capacity import capacity
 from jaxis.planning.sizing.device_model import DeviceModel, device_model
 from jaxis.planning.sizing.layout import ANY_LAYOUT, Layout, WantedLayout, layouts
-from jaxis.planning.sizing.roofline import Bound, StepCost, bound
+from jaxis.planning.sizing.roofline import Bound, StepCost, pipeline_bound
 from jaxis.planning.sizing.widths import NARROW, Width, widths
 from jaxis.planning.targets import Target
 
@@ -55,9 +55,10 @@ class Step:
       num_requests: Requests that take part, on the devices of one server.
       num_tokens: Tokens that the step computes.
       context_len: Tokens that each request has at its end.
-      cost: What a device has to do.
+      cost: What a device has to do, of several pipeline stages one of that which takes longest.
       bound: The least time for it.
-      tokens_per_second: Tokens over that time, of all servers together.
+      seconds: The least time of the step, through all stages.
+      tokens_per_second: Of all servers together, at most; with as many steps at once as there are stages.
       compiled: What the compiler made of it; None if it was not asked, and the cost is arithmetic.
     """
 
@@ -67,6 +68,7 @@ class Step:
     context_len: int
     cost: StepCost
     bound: Bound
+    seconds: float
     tokens_per_second: float
     compiled: CompiledStep | None = None
 
@@ -79,11 +81,12 @@ class PlanOption:
       quantization: What `--quantization` gets; None leaves weights as stored.
       weights: How they are stored, for people.
       kv_cache_dtype: What `--kv-cache-dtype` gets.
-      tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size: See `Layout`.
+      tensor_parallel_size, data_parallel_size, enable_expert_parallel, decode_context_parallel_size,
+        pipeline_parallel_size: See `Layout`.
       num_servers: Servers that the target has devices for; they share nothing.
       hosts_of_server: Hosts whose devices one server needs.
-      device_weight_bytes: Bytes of the weights on each device.
-      device_cache_bytes: Bytes that are left for the cache there; negative if the weights do not fit.
+      device_weight_bytes: Bytes of the weights on each device, of several stages on one that has most.
+      device_cache_bytes: Bytes that are left for the cache on each; see `Capacity`.
       max_context: Tokens of the longest single request; 0 if none fits.
       max_requests: Requests of the asked-for length that a server holds at once, on all its data ranks.
       steps: A decode of one request, one of all that fit, and a prefill of the most tokens of a step; none if not even
@@ -97,6 +100,7 @@ class PlanOption:
     data_parallel_size: int
     enable_expert_parallel: bool
     decode_context_parallel_size: int
+    pipeline_parallel_size: int
     num_servers: int
     hosts_of_server: int
     device_weight_bytes: int
@@ -113,6 +117,7 @@ class PlanOption:
             self.data_parallel_size,
             self.enable_expert_parallel,
             self.decode_context_parallel_size,
+            self.pipeline_parallel_size,
         )
 
     @property
@@ -211,29 +216,41 @@ class Planner:
 
         Args:
           target: The devices.
-          layout: How they share it; None is all of them each layer.
+          layout: How they share it, without pipeline stages; None is all of them each layer.
 
         Raises:
           ConfigError: The model cannot be spread over so many devices.
         """
-        return self._device_model(target, self.widths[0], "auto", layout or Layout(target.num_devices))
+        [part] = self._stages(target, self.widths[0], "auto", layout or Layout(target.num_devices))
+        return part
 
     def width_of(self, option: PlanOption) -> Width:
         """The model as an option of a plan has it."""
         return next(width for width in self.widths if width.quantization == option.quantization)
 
-    def _device_model(self, target: Target, width: Width, cache: str, layout: Layout) -> DeviceModel:
+    def stages(self, target: Target, layout: Layout) -> list[DeviceModel]:
+        """A device's part of the model as it is stored, for each pipeline stage.
+
+        Raises:
+          ConfigError: See `device_model`.
+        """
+        return self._stages(target, self.widths[0], "auto", layout)
+
+    def _stages(self, target: Target, width: Width, cache: str, layout: Layout) -> list[DeviceModel]:
         dtype = CACHE_DTYPES[cache] or width.vllm_config.model_config.dtype
-        weights = width.weights_on(layout)
-        return device_model(
-            width.cache_specs,
-            width.layers_per_cache,
-            weights,
-            width.vllm_config,
-            target.accelerator,
-            layout,
-            dtype,
-        )
+        return [
+            device_model(
+                part.cache_specs,
+                part.layers_per_cache,
+                part.weights_on(layout),
+                part.vllm_config,
+                target.accelerator,
+                layout,
+                dtype,
+                part.of_stage,
+            )
+            for part in map(width.stage, layout.stages)
+        ]
 
     def _options(self, target: Target) -> Iterator[PlanOption]:
         caches = CACHE_DTYPES if self._wanted.kv_cache_dtype is None else (self._wanted.kv_cache_dtype,)
@@ -248,17 +265,19 @@ class Planner:
         found = []
         for layout in layouts(target, wanted, width.num_experts):
             try:
-                self._device_model(target, width, "auto", layout)
+                self._stages(target, width, "auto", layout)
             except ConfigError:  # its heads, or its context, cannot be split so
                 if wanted.tensor_parallel_size is not None or layout.decode_context_parallel_size > 1:
+                    raise
+                if layout.tensor_parallel_size == 1:  # nothing else can be, either
                     raise
                 continue
             found.append(layout)
         return found
 
     def _option(self, target: Target, width: Width, cache: str, layout: Layout) -> PlanOption:
-        part = self._device_model(target, width, cache, layout)
-        room = capacity(part, width.vllm_config, target.accelerator, self.context_len)
+        stages = self._stages(target, width, cache, layout)
+        room = capacity(stages, width.vllm_config, target.accelerator, self.context_len)
         option = PlanOption(
             quantization=width.quantization,
             weights=width.name,
@@ -267,32 +286,55 @@ class Planner:
             data_parallel_size=layout.data_parallel_size,
             enable_expert_parallel=layout.enable_expert_parallel,
             decode_context_parallel_size=layout.decode_context_parallel_size,
+            pipeline_parallel_size=layout.pipeline_parallel_size,
             num_servers=target.num_devices // layout.num_devices,
             hosts_of_server=layout.num_hosts(target),
-            device_weight_bytes=part.held_bytes,
+            device_weight_bytes=max(part.held_bytes for part in stages),
             device_cache_bytes=room.cache_bytes,
             max_context=room.max_context,
             max_requests=room.max_requests * layout.data_parallel_size,
             steps=(),
         )
-        return dataclasses.replace(option, steps=tuple(self._steps(target, part, option))) if option.fits else option
+        return dataclasses.replace(option, steps=tuple(self._steps(target, stages, option))) if option.fits else option
 
-    def _steps(self, target: Target, part: DeviceModel, option: PlanOption) -> Iterator[Step]:
+    def _steps(self, target: Target, stages: Sequence[DeviceModel], option: PlanOption) -> Iterator[Step]:
         for batch_size in sorted({1, option.max_requests}):
-            cost = part.decode(batch_size, self.context_len)
-            yield make_step("decode", batch_size, batch_size, self.context_len, cost, target, option)
+            # Each of the steps that are in flight at once has its share of the requests.
+            share = -(-batch_size // len(stages))
+            costs = [part.decode(share, self.context_len) for part in stages]
+            yield make_step("decode", batch_size, batch_size, self.context_len, costs, target, option)
         chunk = min(self._step_tokens, self.context_len)
         ranks = option.data_parallel_size
-        yield make_step("prefill", ranks, ranks * chunk, chunk, part.prefill(chunk), target, option)
+        costs = [part.prefill(chunk) for part in stages]
+        yield make_step("prefill", ranks, ranks * chunk, chunk, costs, target, option)
 
 
 def make_step(
-    name: str, num_requests: int, num_tokens: int, context_len: int, cost: StepCost, target: Target, option: PlanOption
+    name: str,
+    num_requests: int,
+    num_tokens: int,
+    context_len: int,
+    costs: Sequence[StepCost],
+    target: Target,
+    option: PlanOption,
 ) -> Step:
-    """A step of an option's servers, with its bound on a target; see `Step`."""
-    least = bound(cost, target, option.layout)
-    rate = option.num_servers * num_tokens / least.seconds
-    return Step(name, num_requests, num_tokens, context_len, cost, least, rate)
+    """A step of an option's servers, with its bound on a target; see `Step`.
+
+    Args:
+      name: See `Step`, for this one and the next three.
+      num_requests: R.
+      num_tokens: T.
+      context_len: Of each request.
+      costs: Of one device of each pipeline stage.
+      target: The devices.
+      option: Whose servers they are.
+    """
+    least = pipeline_bound(costs, target, option.layout)
+    # A decode's tokens are those of all steps in flight, a prefill's those of one.
+    num_steps = min(len(costs), num_requests) if name == "decode" else 1
+    period = max(num_steps * least.slowest.seconds, least.seconds if name == "decode" else 0.0)
+    rate = option.num_servers * num_tokens / period
+    return Step(name, num_requests, num_tokens, context_len, least.cost, least.slowest, least.seconds, rate)
 
 
 def _rank(option: PlanOption) -> tuple[Any, ...]:

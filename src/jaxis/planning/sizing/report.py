@@ -17,6 +17,8 @@ SCHEMA = 2
 
 
 _HOSTS_PAGE = "docs/hosts.md"
+# Of a layout, as arguments of the engine.
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ def remarks(plan: Plan) -> list[str]:
             f"{other.max_requests} requests, {format_number(_total_rate(other))} tokens/s at most; not chosen, since "
             f"several hosts have not been tried on such devices: see {_HOSTS_PAGE}"
         )
+    if chosen.pipeline_parallel_size > 1:
+        notes.append(
+            "each token goes through all stages, one after the other, so one request gets no faster by them; of many, "
+            "each stage has its share at any time"
+        )
     used = chosen.layout.num_devices * chosen.num_servers
     if used < plan.target.num_devices:
         notes.append(f"{plan.target.num_devices - used} devices are left over")
@@ -97,14 +104,10 @@ def command(report: PlanReport, plan: Plan) -> str | None:
     if not chosen.fits:
         return None
     parts = ["jaxis serve", report.model]
-    if chosen.tensor_parallel_size > 1:
-        parts.append(f"--tensor-parallel-size {chosen.tensor_parallel_size}")
-    if chosen.data_parallel_size > 1:
-        parts.append(f"--data-parallel-size {chosen.data_parallel_size}")
+    sizes = {name: getattr(chosen, name) for name in _SIZES}
+    parts += [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size > 1]
     if chosen.enable_expert_parallel:
         parts.append("--enable-expert-parallel")
-    if chosen.decode_context_parallel_size > 1:
-        parts.append(f"--decode-context-parallel-size {chosen.decode_context_parallel_size}")
     if chosen.hosts_of_server > 1:
         parts.append(f"--nnodes {chosen.hosts_of_server} --node-rank 0 --master-addr ADDRESS")
     if plan.wanted.dtype is not None:
@@ -153,7 +156,7 @@ def decode_rates(option: PlanOption) -> tuple[float, float] | None:
     decodes = [step for step in option.steps if step.name == "decode"]
     if not decodes:
         return None
-    return 1 / decodes[0].bound.seconds, decodes[-1].tokens_per_second
+    return 1 / decodes[0].seconds, decodes[-1].tokens_per_second
 
 
 def _best_over_hosts(plan: Plan) -> PlanOption | None:
@@ -202,5 +205,5 @@ def _step_json(step: Step) -> dict[str, Any]:
     cost, least = facts.pop("cost"), facts.pop("bound")
     for exchange, each in zip(cost["exchanges"], step.cost.exchanges, strict=True):
         exchange["sent_bytes"] = each.sent_bytes
-    totals = {"sent_bytes": step.cost.sent_bytes, "seconds": step.bound.seconds, "binds": step.bound.binds}
+    totals = {"sent_bytes": step.cost.sent_bytes, "binds": step.bound.binds}
     return facts | cost | least | totals

@@ -6,9 +6,11 @@ can overlap at best, so a step takes at least the longest of the three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from jaxis.planning.sizing.exchanges import Exchange, exchange_seconds
+from jaxis.planning.sizing.exchanges import STAGE_AXIS, Exchange, exchange_seconds
 from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.targets import Target
 
@@ -72,3 +74,42 @@ def bound(cost: StepCost, target: Target, layout: Layout) -> Bound:
         compute_seconds=cost.flops / accelerator.flops["bfloat16"],
         network_seconds=sum(exchange_seconds(exchange, target, layout) for exchange in cost.exchanges),
     )
+
+
+class PipelineBound(NamedTuple):
+    """The bound of a step that goes through pipeline stages, one after the other; or through one.
+
+    Attributes:
+      cost: Of the stage that takes longest.
+      slowest: Its bound. No more than one step can leave the stages in this time.
+      seconds: The least time until the step has been through all.
+    """
+
+    cost: StepCost
+    slowest: Bound
+    seconds: float
+
+
+def pipeline_bound(costs: Sequence[StepCost], target: Target, layout: Layout) -> PipelineBound:
+    """The bound of a step of a server that is laid out so on a target's devices.
+
+    What is handed on overlaps with other steps, but not with the step itself.
+
+    Args:
+      costs: Of one device of each stage.
+      target: The devices.
+      layout: How they are shared.
+    """
+    bounds = [bound(cost, target, layout) for cost in costs]
+    slowest = max(range(len(bounds)), key=lambda index: bounds[index].seconds)
+    own = [tuple(e for e in cost.exchanges if STAGE_AXIS not in e.axes) for cost in costs]
+    inside = [
+        bound(replace(cost, exchanges=exchanges), target, layout) for cost, exchanges in zip(costs, own, strict=True)
+    ]
+    between = sum(
+        exchange_seconds(exchange, target, layout)
+        for cost in costs[:-1]
+        for exchange in cost.exchanges
+        if STAGE_AXIS in exchange.axes
+    )
+    return PipelineBound(costs[slowest], bounds[slowest], sum(each.seconds for each in inside) + between)

@@ -141,6 +141,13 @@ def exchange_rows(plan: Plan) -> list[list[str]]:
     ]
 
 
+def steps_title(plan: Plan) -> str:
+    """What the table of steps is about."""
+    if plan.chosen.pipeline_parallel_size == 1:
+        return "Steps, on each device"
+    return "Steps, on a device of the stage that takes longest; tokens/s through all stages"
+
+
 def summary_row(plan: Plan) -> list[str]:
     """The cells of SUMMARY_COLUMNS."""
     chosen = plan.chosen
@@ -167,7 +174,7 @@ def _print_plan(report: PlanReport, plan: Plan, console: Console) -> None:
         ([f"{'>' if is_chosen else ' '} {row[0]}", *row[1:]] for is_chosen, row in rows),
     )
     if plan.chosen.steps:
-        _print_table(console, "Steps, on each device", STEP_COLUMNS, map(step_row, plan.chosen.steps))
+        _print_table(console, steps_title(plan), STEP_COLUMNS, map(step_row, plan.chosen.steps))
         if rows := exchange_rows(plan):
             title = f"Exchanges of a {step_name(plan.chosen.steps[-2])}, on each device"
             _print_table(console, title, EXCHANGE_COLUMNS, rows)

@@ -14,15 +14,18 @@ import numpy as np
 from jaxis.bringup.analyze.config import Construction, construct
 from jaxis.bringup.analyze.source import ModelSource
 from jaxis.config import CacheConfig, SchedulerConfig, VllmConfig
+from jaxis.config.context_length import trained_context_length
 from jaxis.config.expert_counts import num_experts
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.cache_specs import cache_specs
+from jaxis.engine.execution.cache_specs import cache_specs, own_cache_specs
 from jaxis.engine.settings import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from jaxis.errors import ConfigError
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.module import JaxModule, named_modules
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.models.common.decoder import DecoderModel
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.planning.sizing.layout import Layout
 from jaxis.planning.sizing.stored_weights import StoredWeight, stored_weights
 from jaxis.quantization.rules import RuleQuantizationConfig
@@ -30,6 +33,8 @@ from jaxis.quantization_rules import DEQUANTIZE, SHORT_NAMES
 
 NARROW = ("int8", "int4")
 """What a checkpoint in floats is quantized to, where it does not fit."""
+ANY_LENGTH = 1 << 20
+"""Tokens of the longest request that is planned for where the model is for any length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +46,22 @@ class Width:
       name: For people: the type or the format, such as "bfloat16", "fp8" or "int4".
       model: Constructed abstractly.
       vllm_config: What it was constructed from.
+      of_stage: The pipeline stage whose part of the model this is.
     """
 
     quantization: str | None
     name: str
     model: JaxModule
     vllm_config: VllmConfig
+    of_stage: Stage = WHOLE
     _weights: dict[Layout, list[StoredWeight]] = field(default_factory=dict, init=False)
+    _stages: dict[Stage, Width] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def cache_specs(self) -> list[CacheSpec | StateCacheSpec]:
         """The cache of each layer that has one."""
+        if self.of_stage.num_stages > 1:  # in which no layer may have one
+            return own_cache_specs(self.model)
         return cache_specs(self.model, self.vllm_config)
 
     @functools.cached_property
@@ -67,6 +77,19 @@ class Width:
     def num_experts(self) -> int:
         """Experts of a layer; 0 without experts."""
         return num_experts(self.vllm_config.model_config.hf_config.get_text_config())
+
+    def stage(self, stage: Stage) -> Width:
+        """The part of a pipeline stage.
+
+        Raises:
+          ConfigError: The model cannot be divided like this.
+        """
+        if stage == self.of_stage:
+            return self
+        if stage not in self._stages:
+            model = construct_abstractly(self.vllm_config, check_config=False, stage=stage)
+            self._stages[stage] = dataclasses.replace(self, model=model, of_stage=stage)
+        return self._stages[stage]
 
     def weights_on(self, layout: Layout) -> list[StoredWeight]:
         """Its weights, on each device of a layout."""
@@ -131,6 +154,8 @@ def _constructed(source: ModelSource, construction: Construction, quantization: 
         raise ConfigError(f"{source.name} cannot run: {reason}; jaxis analyze says more")
     text_config = vllm_config.model_config.hf_config.get_text_config()
     longest = text_config.get("max_position_embeddings", vllm_config.model_config.max_model_len)
+    if trained_context_length(vllm_config.model_config.hf_config) is None:
+        longest = ANY_LENGTH
     sized = dataclasses.replace(
         vllm_config,
         model_config=dataclasses.replace(vllm_config.model_config, max_model_len=longest),
