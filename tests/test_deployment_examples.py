@@ -1,5 +1,6 @@
 """The files of examples/kubernetes and examples/containers say what Kubernetes and jaxis understand."""
 
+import json
 import re
 import tomllib
 
@@ -9,6 +10,7 @@ import typer
 import yaml
 
 from jaxis.cli.main import app
+from jaxis.config.kv_transfer import KVTransferConfig
 from jaxis.engine.frontend.engine_client import EngineInfo, EngineStats
 from jaxis.sampling_params import SamplingParams
 from jaxis.server.http.auth import OPEN_PATHS
@@ -71,7 +73,7 @@ def test_an_object_has_only_fields_that_its_kind_has(document):
 @pytest.mark.parametrize(("labels", "pod"), [pytest.param(*pod, id=str(i)) for i, pod in enumerate(pods())])
 def test_a_pod_runs_a_command_that_jaxis_takes_and_is_asked_where_it_answers(labels, pod):
     [container] = pod["containers"]
-    given = options(container, **group_variables(1))
+    given = options(container, POD_IP="10.0.0.1", **group_variables(1))
     ports = {port.get("name"): port["containerPort"] for port in container.get("ports", [])}
     probes = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
     assert {probe["path"] for probe in probes} <= PATHS & OPEN_PATHS
@@ -106,7 +108,8 @@ def test_a_group_of_pods_is_a_group_of_hosts():
 
 
 def test_the_gateway_reads_metrics_that_are_there(metrics):
-    [config_map], [deployment], [pool] = objects("ConfigMap"), objects("Deployment"), objects("InferencePool")
+    [config_map] = objects("ConfigMap", "jaxis-endpoint-picker")
+    [deployment], [pool] = objects("Deployment", "jaxis"), objects("InferencePool", "jaxis")
     config = yaml.safe_load(config_map["data"]["config.yaml"])
     jsonschema.Draft202012Validator(SCHEMAS["EndpointPickerConfig"]).validate(config)
     plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
@@ -124,8 +127,47 @@ def test_the_gateway_reads_metrics_that_are_there(metrics):
     assert route["spec"]["rules"][0]["backendRefs"][0]["name"] == pool["metadata"]["name"]
 
 
+def test_prompts_go_from_prefill_pods_to_decode_pods(metrics):
+    [config_map] = objects("ConfigMap", "jaxis-pd-endpoint-picker")
+    config = yaml.safe_load(config_map["data"]["config.yaml"])
+    jsonschema.Draft202012Validator(SCHEMAS["EndpointPickerConfig"]).validate(config)
+    plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
+    [engine] = plugins["core-metrics-extractor"]["engineConfigs"]
+    assert {metrics.get(value) for name, value in engine.items() if name != "name"} == {"gauge"}
+    profiles = {profile["name"]: profile["plugins"] for profile in config["schedulingProfiles"]}
+    assert {plugin["pluginRef"] for of_one in profiles.values() for plugin in of_one} <= set(plugins)
+    assert plugins["disagg-profile-handler"]["deciders"]["prefill"] in plugins
+    [pool], listening = objects("InferencePool", "jaxis-pd"), {}
+    for role in ("prefill", "decode"):
+        assert profiles[role][0]["pluginRef"] == f"{role}-filter"
+        [deployment] = objects("Deployment", f"jaxis-{role}")
+        template = deployment["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        assert labels["llm-d.ai/role"] == role
+        assert labels["llm-d.ai/engine-type"] == engine["name"]
+        assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        [container] = template["spec"]["containers"]
+        given = options(container, POD_IP="10.0.0.1")
+        transfer = KVTransferConfig.of(json.loads(given["kv_transfer_config"]))
+        assert (transfer.is_producer, transfer.is_consumer) == (role == "prefill", role == "decode")
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert transfer.token_file.startswith(mounts["token"] + "/")
+        ports = {port["containerPort"] for port in container["ports"]}
+        if role == "prefill":
+            assert transfer.kv_ip == "10.0.0.1"
+            assert {transfer.kv_port, given["port"]} == ports
+        else:
+            [sidecar] = template["spec"]["initContainers"]
+            assert f"--vllm-port={given['port']}" in sidecar["args"]
+            ports = {port["containerPort"] for port in sidecar["ports"]}
+            assert {f"--port={port}" for port in ports} <= set(sidecar["args"])
+        listening[role] = ports
+    [target] = pool["spec"]["targetPorts"]
+    assert all(target["number"] in ports for ports in listening.values())
+
+
 def test_prometheus_scrapes_the_deployment_with_its_key():
-    [monitor], [deployment] = objects("PodMonitor"), objects("Deployment")
+    [monitor], [deployment] = objects("PodMonitor"), objects("Deployment", "jaxis")
     template = deployment["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]

@@ -18,6 +18,7 @@ class KVTransferParams:
       do_remote_prefill: Another engine has them.
       remote_engine_id: Its name, which is not looked at.
       remote_host, remote_port: Where.
+      transfer_id: The name of a request to each of both engines, which may be sent at the same time.
     """
 
     do_remote_decode: bool = False
@@ -25,6 +26,7 @@ class KVTransferParams:
     remote_engine_id: str | None = None
     remote_host: str | None = None
     remote_port: int | None = None
+    transfer_id: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> KVTransferParams:
@@ -34,7 +36,7 @@ class KVTransferParams:
           RequestError: A value of a wrong type.
         """
         values: dict[str, Any] = {}
-        kinds = {"remote_engine_id": str, "remote_host": str, "remote_port": int}
+        kinds = {"remote_engine_id": str, "remote_host": str, "remote_port": int, "transfer_id": str}
         for name in (field.name for field in fields(cls)):
             kind = kinds.get(name, bool)
             if (value := given.get(name)) is None:

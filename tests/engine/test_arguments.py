@@ -48,8 +48,3 @@ def test_layers_that_draft_are_refused_with_several_data_ranks():
         ConfigError, match="method='mtp' is for one data rank, not for data_parallel_size=2: give ngram"
     ):
         EngineArgs(data_parallel_size=2, enable_expert_parallel=True, speculative_config={"method": "mtp"})
-
-
-def test_blocks_of_other_engines_are_refused_with_several_data_ranks():
-    with pytest.raises(ConfigError, match="kv_transfer_config is for one data rank, not for data_parallel_size=2"):
-        EngineArgs(data_parallel_size=2, enable_expert_parallel=True, kv_transfer_config={"kv_role": "kv_both"})

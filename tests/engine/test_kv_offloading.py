@@ -211,6 +211,7 @@ class TestDisk:
             answers = threading.Event()
             monkeypatch.setattr(small.engine.stored.store._disk, "read", lambda *_: answers.wait() and None)
             monkeypatch.setattr(small.engine.stored._fetcher, "_seconds", 0.1)
+            monkeypatch.setattr(small.engine.stored._fetcher, "_places", threading.BoundedSemaphore(4))
             try:
                 for _ in range(6):  # more than may be read at a time
                     [output] = small.generate([prompt(0)], GREEDY)

@@ -56,7 +56,14 @@ _PROBE = fields(
     initialDelaySeconds=INTEGER,
 )
 _ENVIRONMENT = fields(
-    {"name": STRING}, value=STRING, valueFrom=fields({"secretKeyRef": fields({"key": STRING}, name=STRING)})
+    {"name": STRING},
+    value=STRING,
+    valueFrom={
+        "oneOf": [
+            fields({"secretKeyRef": fields({"key": STRING}, name=STRING)}),
+            fields({"fieldRef": fields({"fieldPath": one_of("metadata.name", "metadata.namespace", "status.podIP")})}),
+        ]
+    },
 )
 _CONTAINER = fields(
     {"name": STRING, "image": STRING},
@@ -70,9 +77,12 @@ _CONTAINER = fields(
     resources=fields(requests=STRINGS, limits=STRINGS),
     volumeMounts=array(fields({"name": STRING, "mountPath": STRING})),
 )
+# One that stays beside the others, as of Kubernetes 1.29.
+_SIDECAR = {**_CONTAINER, "properties": {**_CONTAINER["properties"], "restartPolicy": {"const": "Always"}}}
 _POD_FIELDS: dict[str, Schema] = {
     "terminationGracePeriodSeconds": INTEGER,
-    "volumes": array(fields({"name": STRING}, emptyDir=fields())),
+    "initContainers": array(_SIDECAR),
+    "volumes": array(fields({"name": STRING}, emptyDir=fields(), secret=fields(secretName=STRING))),
 }
 _POD = fields({"containers": array(_CONTAINER)}, **_POD_FIELDS)
 _POD_TEMPLATE = fields({"metadata": fields({"labels": STRINGS}), "spec": _POD})

@@ -147,11 +147,6 @@ class EngineArgs(EngineArgFields):
             raise ConfigError("kv_transfer_config needs prefix caching, which finds the blocks: leave one of them out")
         if self.nnodes > 1:
             raise ConfigError(f"kv_transfer_config is for one host, not for nnodes={self.nnodes}: leave it out")
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"kv_transfer_config is for one data rank, not for data_parallel_size={self.data_parallel_size}: leave "
-                "it out"
-            )
 
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config

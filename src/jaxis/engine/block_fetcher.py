@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Sequence
+from concurrent import futures
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +17,17 @@ from jaxis.engine.scheduling.block_digests import extend_digests
 from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.data_ranks import DataRanksBlocks
 from jaxis.host.daemon_thread import run_in_daemon
+from jaxis.host.deadline import Deadline
+from jaxis.kv_transfer_params import KVTransferParams
 
 if TYPE_CHECKING:
     from jaxis.engine.kv_store.peer_client import PeerClient
 
 # What has not arrived by then is computed.
 FETCH_SECONDS = 10.0
-MAX_FETCHES = 4
+# Most of them wait for another engine that still computes their prompt.
+MAX_FETCHES = 32
+_TURN_SECONDS = 0.25
 _logger = logging.getLogger(__name__)
 
 
@@ -46,54 +50,55 @@ class BlockFetcher:
         blocks: BlockManager | DataRanksBlocks,
         prompt_token_ids: Sequence[int],
         cache_salt: str | None,
-        peer: tuple[str, int] | None = None,
+        source: KVTransferParams | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
-        """Returns when what there is of a prompt's blocks is in memory, or after `seconds`.
+        """Returns when what there is of a prompt's blocks is in memory, or at the deadline.
 
         Args:
           blocks: Know what needs no fetching.
           prompt_token_ids: The prompt, which need not have been checked.
           cache_salt: Its salt.
-          peer: Host and port of another engine that has computed it; None: no engine has.
+          source: Names another engine that has computed it, or does; None: no engine does.
+          deadline: Whoever does not want the blocks any more ends it. None is `seconds` from now.
         """
-        deadline = time.monotonic() + self._seconds
-        is_wanted = threading.Event()
-        is_wanted.set()
-        if not self._places.acquire(timeout=self._seconds):
+        deadline = deadline or Deadline(self._seconds)
+        if not self._places.acquire(timeout=deadline.left):
             return
         # A disk, or who knows the names of hosts, may never answer: this has a thread of its own, which keeps its place
         # until they do.
-        work = functools.partial(self._fetch, blocks, list(prompt_token_ids), cache_salt, peer, is_wanted, deadline)
+        work = functools.partial(self._fetch, blocks, list(prompt_token_ids), cache_salt, source, deadline)
         done = run_in_daemon(work, "jaxis-kv-fetch")
         done.add_done_callback(lambda _: self._places.release())
         try:
-            done.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            _logger.info("a prompt did not wait any longer for its blocks on disk or elsewhere")
+            while not futures.wait([done], min(deadline.left, _TURN_SECONDS)).done:
+                if not deadline.left:
+                    _logger.info("a prompt did not wait any longer for its blocks on disk or elsewhere")
+                    return
+            done.result()
         except Exception:
             _logger.warning("blocks on disk or elsewhere could not be looked for", exc_info=True)
         finally:
-            is_wanted.clear()
+            deadline.end()
 
     def _fetch(
         self,
         blocks: BlockManager | DataRanksBlocks,
         token_ids: list[int],
         cache_salt: str | None,
-        peer: tuple[str, int] | None,
-        is_wanted: threading.Event,
-        deadline: float,
+        source: KVTransferParams | None,
+        deadline: Deadline,
     ) -> None:
         digests: list[bytes] = []
         num_blocks = min((len(token_ids) - 1) // blocks.block_size, self._store.max_host_blocks)
         extend_digests(digests, num_blocks, lambda start, stop: token_ids[start:stop], blocks.block_size, cache_salt)
 
         if self._store.has_disk:
-            self._read(blocks, digests, is_wanted)
-        if self._client is not None and peer is not None and is_wanted.is_set():
-            self._ask(self._client, peer, blocks, digests, is_wanted, deadline)
+            self._read(blocks, digests, deadline)
+        if self._client is not None and source is not None and deadline.left:
+            self._ask(self._client, source, blocks, digests, deadline)
 
-    def _read(self, blocks: BlockManager | DataRanksBlocks, digests: list[bytes], is_wanted: threading.Event) -> None:
+    def _read(self, blocks: BlockManager | DataRanksBlocks, digests: list[bytes], deadline: Deadline) -> None:
         """Reads from disk the longest prefix that is somewhere here."""
 
         def is_anywhere(group: int, digest: bytes) -> bool:
@@ -102,22 +107,22 @@ class BlockFetcher:
         longest, _ = blocks.search.longest(digests, is_anywhere)
         places = sorted(blocks.search.blocks_of(longest), key=lambda place: place[1])
         prefix = [(group, digests[index]) for group, index in places]
-        self._store.fetch([key for key in prefix if not blocks.is_known(*key)], is_wanted)
+        self._store.fetch([key for key in prefix if not blocks.is_known(*key)], deadline)
         self._store.note_used(prefix)
 
     def _ask(
         self,
         client: PeerClient,
-        peer: tuple[str, int],
+        source: KVTransferParams,
         blocks: BlockManager | DataRanksBlocks,
         digests: list[bytes],
-        is_wanted: threading.Event,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         """Fetches from another engine what makes the longest prefix together with what is here."""
         known_here, _ = blocks.search.longest(digests, blocks.is_known)
-        if known_here == len(digests):
+        if known_here == len(digests) or source.peer is None:
             return
+        arrived: list[BlockKey] = []
         epoch, index_of = self._store.epoch, {digest: index for index, digest in enumerate(digests)}
 
         def choose(known_there: np.ndarray) -> list[tuple[int, int]]:
@@ -130,10 +135,16 @@ class BlockFetcher:
             client.note_missed(len(digests) - longest)
             if longest <= known_here:
                 return []
-            places = blocks.search.blocks_of(longest)
+            # In the order in which they are computed.
+            places = sorted(blocks.search.blocks_of(longest), key=lambda place: place[1])
             return [(group, index) for group, index in places if not blocks.is_known(group, digests[index])]
 
         def put(key: BlockKey, block: np.ndarray) -> bool:
-            return is_wanted.is_set() and self._store.put_fetched(key, block, epoch)
+            if not deadline.left or not self._store.put_fetched(key, block, epoch):
+                return False
+            arrived.append(key)
+            return True
 
-        client.fetch(peer, digests, choose, put, deadline)
+        client.fetch(source.peer, digests, choose, put, deadline, source.transfer_id)
+        if not deadline.left:  # nobody waits for them
+            self._store.release(arrived)

@@ -39,6 +39,7 @@ from jaxis.engine.scheduling.sequence import Sequence, SequenceStatus
 from jaxis.engine.stored_blocks import StoredBlocks
 from jaxis.engine.unfinished_requests import UnfinishedRequests
 from jaxis.errors import EngineError, RequestError
+from jaxis.host.deadline import Deadline
 from jaxis.outputs import RequestOutput
 from jaxis.sampling_params import SamplingParams
 
@@ -203,6 +204,8 @@ class LLMEngine:
                 self.scheduler.abort_sequence(seq_id)
             raise
         self._requests.add(request)
+        if self.stored is not None:
+            self.stored.begin(request, self.scheduler)
         if self.speculation is not None and params.prediction:
             self.speculation.prepare(self.scheduler.num_running + 1)
         return request
@@ -211,10 +214,16 @@ class LLMEngine:
         """See `StoredBlocks.fetches`."""
         return self.stored is not None and self.stored.fetches(params)
 
-    def fetch_blocks(self, prompt_token_ids: abc.Sequence[int], cache_salt: str | None, params: SamplingParams) -> None:
+    def fetch_blocks(
+        self,
+        prompt_token_ids: abc.Sequence[int],
+        cache_salt: str | None,
+        params: SamplingParams,
+        deadline: Deadline | None = None,
+    ) -> None:
         """See `StoredBlocks.fetch`. Other threads may call it while steps run."""
         if self.stored is not None:
-            self.stored.fetch(self.scheduler, prompt_token_ids, cache_salt, params)
+            self.stored.fetch(self.scheduler, prompt_token_ids, cache_salt, params, deadline)
 
     @property
     def kv_tiers(self) -> dict[str, TierStats]:
@@ -243,6 +252,8 @@ class LLMEngine:
             if self.speculation is not None:
                 self.speculation.forget(completion.sequence)
             self._requests.end(completion)
+        if self.stored is not None:
+            self.stored.end(request)
         return request.output()
 
     def step(self) -> list[Request]:
@@ -317,6 +328,8 @@ class LLMEngine:
         """Fails every request, and resets everything except the counters."""
         for request in self._requests:
             request.error = EngineError(reason)
+            if self.stored is not None:
+                self.stored.end(request)
         self._past_prefix_cache_queries = self.prefix_cache_queries
         self._past_prefix_cache_hits = self.prefix_cache_hits
         self._reset_state()

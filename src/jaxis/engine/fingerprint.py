@@ -26,13 +26,8 @@ WHOLE_FILE_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
-# How a block's bytes are arranged may depend on the devices that share it.
-_ARRANGE_BLOCKS = frozenset(
-    {
-        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        *("enable_expert_parallel", "decode_context_parallel_size"),
-    }
-)
+# How a block's bytes are arranged depends on these. How many devices share its heads does not: see `BlockLayout`.
+_ARRANGE_BLOCKS = frozenset({"pipeline_parallel_size", "decode_context_parallel_size"})
 _IGNORED_SUFFIXES = frozenset({".md", ".png", ".jpg", ".gitattributes"})
 
 
@@ -57,8 +52,10 @@ def engine_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: i
 def blocks_fingerprint(checkpoint: Path, arguments: EngineArgs, max_model_len: int) -> str:
     """A digest of what the keys and values of a prompt depend on, for engines of different sizes to compare.
 
-    Unlike `engine_fingerprint`, it leaves out how many sequences, tokens and blocks an engine has room for, which on
-    some devices shows in the last bits, and the number of processors where those do not compute.
+    Unlike `engine_fingerprint`, it leaves out how many sequences, tokens and blocks an engine has room for, how many
+    devices share its heads, experts and requests, which all show in the last bits without native kernels, and the
+    number of processors where those do not compute. An engine with native kernels has one device, and no engine
+    without them has its digest: what they promise holds for what it gets from others, too.
 
     Args:
       checkpoint: A folder, or a GGUF file.

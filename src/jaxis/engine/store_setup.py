@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import jax
 
 from jaxis.engine.execution.cache_memory import free_host_bytes
 from jaxis.engine.execution.kv_cache import CachePlan
+from jaxis.engine.kv_store.block_layout import BlockArray, BlockLayout
 from jaxis.engine.kv_store.disk_tier import DiskTier
 from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
 from jaxis.errors import ConfigError
@@ -46,7 +46,7 @@ def make_store(args: EngineArgs, plan: CachePlan, block_size: int, fingerprint: 
         size, name = int(transfer.kv_buffer_size), f"kv_transfer_config: kv_buffer_size={transfer.kv_buffer_size:g}"
     else:
         return None
-    block_bytes = [sum(group) for group in _cache_bytes(plan)]
+    block_bytes = [sum(array.num_bytes for array in group) for group in _block_arrays(plan)]
     if sum(block_bytes) > size:
         raise ConfigError(
             f"{name} holds no block of {block_size} tokens, which takes {human_bytes(sum(block_bytes))}: give more"
@@ -77,23 +77,28 @@ def make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block_
     check_extra("server", "kv_transfer_config")
     from jaxis.engine.kv_store.peers import Peers
 
-    return Peers(config, store, _namespace(plan, block_size, fingerprint))
+    return Peers(config, store, _namespace(plan, block_size, fingerprint), BlockLayout(_block_arrays(plan)))
 
 
-def _cache_bytes(plan: CachePlan) -> list[list[int]]:
-    """Of each group, the bytes of a block in each array."""
-    groups: list[list[int]] = [[] for _ in range(max(plan.layer_groups) + 1)]
-    for group, layer in zip(plan.layer_groups, plan.structs, strict=True):
-        groups[group] += [math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(layer)]
+def _block_arrays(plan: CachePlan) -> list[list[BlockArray]]:
+    """Of each group, what a block has of each array."""
+    groups: list[list[BlockArray]] = [[] for _ in range(max(plan.layer_groups) + 1)]
+    for group, layer, repeated in zip(plan.layer_groups, plan.structs, plan.repeated_heads, strict=True):
+        for leaf in jax.tree.leaves(layer):
+            array = BlockArray(leaf.shape[1:], leaf.dtype.itemsize)
+            if repeated is not None:
+                heads = {"head_axis": repeated.axis - 1, "num_heads": repeated.num_heads, "copies": repeated.copies}
+                array = array._replace(**heads)
+            groups[group].append(array)
     return groups
 
 
 def _namespace(plan: CachePlan, block_size: int, fingerprint: str) -> str:
     """A name for all that the bytes of a block depend on, apart from its tokens and salt."""
-    layers: list[Any] = [
-        [group, [[list(leaf.shape[1:]), str(leaf.dtype)] for leaf in jax.tree.leaves(layer)]]
-        for group, layer in zip(plan.layer_groups, plan.structs, strict=True)
-    ]
+    # Each head once: how many devices share them makes no difference here.
+    arrays = [[list(array.once.shape) for array in group] for group in _block_arrays(plan)]
+    dtypes = [[str(leaf.dtype) for leaf in jax.tree.leaves(layer)] for layer in plan.structs]
+    layers: list[Any] = [plan.layer_groups, dtypes, arrays]
     spans = [repr(span) for span in plan.num_blocks]
     facts = json.dumps([LAYOUT_VERSION, fingerprint, block_size, spans, layers])
     return hashlib.sha256(facts.encode()).hexdigest()[:32]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from jaxis.engine.block_fetcher import BlockFetcher
 from jaxis.engine.execution.block_transfer import BlockTransfer
+from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.stats import TierStats
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.engine.output_processor import Request
 from jaxis.engine.scheduling.data_ranks import DataRanksScheduler
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
+from jaxis.host.deadline import Deadline
 from jaxis.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class StoredBlocks:
         self.store: KVStore = transfer.store
         self.peers = peers
         self._transfer = transfer
+        self._expected: dict[str, list[BlockKey]] = {}
         client = None if peers is None else peers.client
         self._fetcher = BlockFetcher(self.store, client) if self.store.has_disk or client is not None else None
 
@@ -59,14 +62,30 @@ class StoredBlocks:
         prompt_token_ids: Sequence[int],
         cache_salt: str | None,
         params: SamplingParams,
+        deadline: Deadline | None = None,
     ) -> None:
         """Fetches what disk or another engine has of a prompt that is about to be added; may take seconds.
 
-        Other threads may call it while steps run.
+        Other threads may call it while steps run, and end its deadline.
         """
         if self._fetcher is not None and self.fetches(params):
-            peer = None if params.kv_transfer is None else params.kv_transfer.peer
-            self._fetcher.fetch(scheduler.block_manager, prompt_token_ids, cache_salt, peer)
+            self._fetcher.fetch(scheduler.block_manager, prompt_token_ids, cache_salt, params.kv_transfer, deadline)
+
+    def begin(self, request: Request, scheduler: Scheduler | DataRanksScheduler) -> None:
+        """Has a prompt's blocks saved as they are computed, if they are for another engine."""
+        wants = request.params.kv_transfer
+        if self.peers is None or not self.peers.hands_over or wants is None or not wants.do_remote_decode:
+            return
+        sequence = request.completions[0].sequence
+        sequence.hands_over_prompt = True
+        keys = scheduler.ranks[0].block_manager.prompt_keys(sequence)
+        self._expected[request.request_id] = keys
+        self.store.expect(keys, wants.transfer_id)
+
+    def end(self, request: Request) -> None:
+        """Nobody is to wait any longer for the blocks of a request's prompt that are not in the store."""
+        if (keys := self._expected.pop(request.request_id, None)) is not None:
+            self.store.end_expecting(keys)
 
     def take_in(
         self, output: SchedulerOutput, requests: Iterable[Request], scheduler: Scheduler | DataRanksScheduler
@@ -79,11 +98,12 @@ class StoredBlocks:
             are kept for it.
           scheduler: The engine's.
         """
-        if self.peers is not None:
-            for request in requests:
-                if request.finished:
-                    self._hand_over(request, scheduler, self.peers)
         self._transfer.commit(output)
+        for request in requests:
+            if request.finished or request.error is not None:
+                if request.error is None and request.request_id in self._expected:
+                    self._hand_over(request, scheduler)
+                self.end(request)
 
     def finish_saves(self, scheduler: Scheduler | DataRanksScheduler) -> None:
         """Saves what was computed since the last step; to be called when no step is to follow for a while."""
@@ -107,12 +127,15 @@ class StoredBlocks:
             _logger.warning("the last blocks of the KV cache were not saved", exc_info=True)
         self.store.close()
 
-    def _hand_over(self, request: Request, scheduler: Scheduler | DataRanksScheduler, peers: Peers) -> None:
+    def _hand_over(self, request: Request, scheduler: Scheduler | DataRanksScheduler) -> None:
+        """Keeps the blocks of a prompt, which are in the store but for those that had no room, for another engine."""
+        assert self.peers is not None
+        sequence = request.completions[0].sequence
+        ranks = [rank.block_manager for rank in scheduler.ranks]
+        known = [(blocks.known_prompt(sequence), blocks) for blocks in ranks]
+        keys, blocks = max(known, key=lambda of_rank: len(of_rank[0]))
         wants = request.params.kv_transfer
-        if wants is None or not wants.do_remote_decode or request.error is not None:
-            return
-        blocks = scheduler.ranks[0].block_manager
-        keys = blocks.known_prompt(request.completions[0].sequence)
-        request.kv_transfer_params = peers.hand_over(keys)
+        transfer_id = None if wants is None else wants.transfer_id
+        request.kv_transfer_params = self.peers.hand_over(keys, transfer_id)
         if request.kv_transfer_params is not None:
             blocks.save(keys)

@@ -82,6 +82,7 @@ class KVCacheSpec:
       head_dim: D, of keys. Values have as many elements in the cache: smaller ones are followed by zeros.
       span: Which tokens the layer reads.
       num_heads: H, the query heads that share them; None if they may be any number.
+      copies: How often each of the model's heads is among the K, one copy after the other.
     """
 
     head_axis_name: ClassVar[str | None] = "kv_heads"
@@ -90,6 +91,7 @@ class KVCacheSpec:
     head_dim: int
     span: AttentionSpan = FULL_CONTEXT
     num_heads: int | None = None
+    copies: int = 1
 
     def shape(self, num_blocks: int, block_size: int, dtype: DTypeLike) -> tuple[int, ...]:
         """The shape of the layer's cache in a program traced under the current mesh."""
@@ -107,4 +109,6 @@ class KVCacheSpec:
           ConfigError: The devices cannot share the heads equally.
         """
         check_heads(self.num_heads, self.num_kv_heads, tensor_parallel_size)
-        return dataclasses.replace(self, num_kv_heads=max(self.num_kv_heads, tensor_parallel_size))
+        num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
+        copies = self.copies * (num_kv_heads // self.num_kv_heads)
+        return dataclasses.replace(self, num_kv_heads=num_kv_heads, copies=copies)

@@ -9,7 +9,6 @@ import random
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from jaxis.engine.kv_store.disk_tier import DiskTier
 from jaxis.engine.kv_store.host_tier import HostTier
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
+from jaxis.host.deadline import Deadline
 
 SIZE = 1000
 FILE_SIZE = SIZE + OVERHEAD_BYTES
@@ -199,11 +199,9 @@ class TestDiskTier:
 class TestStore:
     def test_what_is_fetched_from_disk_is_found_in_memory(self, tmp_path: Path) -> None:
         store = KVStore(3 * SIZE, [SIZE], written(tmp_path, range(3)))
-        wanted = threading.Event()
-        store.fetch([key(0)], wanted)
+        store.fetch([key(0)], Deadline(0))
         assert not store.has(*key(0)), "nobody wanted it any more"
-        wanted.set()
-        store.fetch(map(key, range(5)), wanted)
+        store.fetch(map(key, range(5)), Deadline(60))
         for number in range(3):
             np.testing.assert_array_equal(store.find(*key(number)), block(number))
         assert not store.has(*key(3))

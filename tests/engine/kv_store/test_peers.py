@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxis.engine.kv_store import peer_client, peer_server
+from jaxis.engine.kv_store.block_layout import BlockArray, BlockLayout
 from jaxis.engine.kv_store.peer_client import PeerClient
 from jaxis.engine.kv_store.peer_protocol import (
     MAX_ASK_BYTES,
@@ -35,9 +36,12 @@ from jaxis.engine.kv_store.peer_server import PeerServer
 from jaxis.engine.kv_store.stats import TierStats
 from jaxis.engine.kv_store.store import KVStore
 from jaxis.errors import ConfigError
+from jaxis.host.deadline import Deadline
 from jaxis.host.frames import frame
+from tests.support.tcp_between import between
 
 SIZES = (1000, 300)
+LAYOUT = BlockLayout([[BlockArray((size,), 1)] for size in SIZES])
 DIGESTS = [bytes([i]) * 32 for i in range(8)]
 TOKEN = b"a token of some length"
 KEYS = [(group, digest) for digest in DIGESTS for group in range(2)]
@@ -57,7 +61,7 @@ def full_store(num_digests=8, **settings):
 
 @contextlib.contextmanager
 def handing_out(store, namespace="a", token=TOKEN):
-    server = PeerServer(store, namespace, "127.0.0.1", 0, token, TierStats())
+    server = PeerServer(store, namespace, LAYOUT, "127.0.0.1", 0, token, TierStats())
     try:
         yield server
     finally:
@@ -67,7 +71,7 @@ def handing_out(store, namespace="a", token=TOKEN):
 def fetch(port, namespace="a", token=TOKEN, choose=None, seconds=5.0, client=None):
     """What arrives of all blocks, and the client's counters."""
     arrived = {}
-    client = client or PeerClient(namespace, SIZES, token, TierStats())
+    client = client or PeerClient(namespace, LAYOUT, token, TierStats())
 
     def put(key, data):
         arrived[key] = data
@@ -76,43 +80,10 @@ def fetch(port, namespace="a", token=TOKEN, choose=None, seconds=5.0, client=Non
     def everything(known):
         return [(group, index) for index in range(len(DIGESTS)) for group in range(2) if known[group, index]]
 
-    client.fetch(("127.0.0.1", port), DIGESTS, choose or everything, put, time.monotonic() + seconds)
+    client.fetch(("127.0.0.1", port), DIGESTS, choose or everything, put, Deadline(seconds))
     for key, data in arrived.items():
         np.testing.assert_array_equal(data, block(key))
     return list(arrived), client._stats
-
-
-@contextlib.contextmanager
-def between(port, change):
-    """A port on the way to another one, on which bytes of the producer go through `change(bytes, position)`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def forward(source, target, change=None):
-        position = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                changed = data if change is None else change(data, position)
-                position += len(data)
-                if changed is None:
-                    break
-                target.sendall(changed)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def accept():
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.create_connection(("127.0.0.1", port))
-                threading.Thread(target=forward, args=(near, far), daemon=True).start()
-                threading.Thread(target=forward, args=(far, near, change), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.close()
 
 
 class TestTransfer:
@@ -138,14 +109,14 @@ class TestTransfer:
         assert "did not arrive, and are computed: 127.0.0.1:" in caplog.text
 
     def test_without_a_token_no_other_machine_is_asked(self):
-        client = PeerClient("a", SIZES, b"", TierStats())
-        client.fetch(("192.0.2.1", 80), DIGESTS, lambda known: [], lambda key, data: True, time.monotonic() + 5)
+        client = PeerClient("a", LAYOUT, b"", TierStats())
+        client.fetch(("192.0.2.1", 80), DIGESTS, lambda known: [], lambda key, data: True, Deadline(5))
         assert client._stats.failed_blocks == 1
         assert not client._avoided, "it was tried"
 
     def test_who_ends_or_never_answers_is_left_alone_for_a_while(self, monkeypatch):
         monkeypatch.setattr(peer_client, "CONNECT_SECONDS", 0.1)
-        client = PeerClient("a", SIZES, TOKEN, TierStats())
+        client = PeerClient("a", LAYOUT, TOKEN, TierStats())
         with socket.create_server(("127.0.0.1", 0)) as silent:
             for _ in range(10):
                 started = time.monotonic()
@@ -207,7 +178,7 @@ class TestPromises:
             store.forget_promises()
             started = time.monotonic()
             assert fetch(server.port)[0] == KEYS[:14]
-            assert time.monotonic() - started < peer_server.COPY_SECONDS / 2
+            assert time.monotonic() - started < peer_server.TRANSFER_SECONDS / 2
 
     def test_admission_ends_the_lease_of_a_fetched_block(self):
         store = KVStore(SIZES[0], SIZES)
@@ -225,7 +196,7 @@ class TestDamage:
         rng = random.Random(0)
         # Headers, checksums and lengths of the first messages, and the rest here and there.
         flips = [*range(0, 120, 6), *(rng.randrange(total) for _ in range(20))]
-        client = PeerClient("a", SIZES, TOKEN, TierStats())
+        client = PeerClient("a", LAYOUT, TOKEN, TierStats())
         spoiled = 0
         with handing_out(full_store()) as server:
             for place in flips:
@@ -277,7 +248,7 @@ class TestStrangers:
     @settings(max_examples=60, deadline=None)
     @given(nonce=st.binary(max_size=64), digests=st.binary(max_size=100), checksum=st.binary(max_size=64))
     def test_so_does_a_question_without_the_token(self, server, nonce, digests, checksum):
-        question = msgspec.msgpack.encode(Ask("a", nonce, digests, checksum))
+        question = msgspec.msgpack.encode(Ask("a", nonce, digests, "", checksum))
         assert len(talk(server.port, frame(question))) < 100
 
     def test_so_does_a_message_that_claims_to_be_large(self, server):
@@ -295,7 +266,7 @@ class TestStrangers:
     def test_a_port_that_is_taken_is_one_clear_line(self, server):
         message = f"kv_ip='127.0.0.1' with kv_port={server.port} cannot be listened on"
         with pytest.raises(ConfigError, match=message) as error:
-            PeerServer(full_store(), "a", "127.0.0.1", server.port, TOKEN, TierStats())
+            PeerServer(full_store(), "a", LAYOUT, "127.0.0.1", server.port, TOKEN, TierStats())
         assert "\n" not in str(error.value)
 
 
@@ -348,7 +319,7 @@ class TestMessages:
         with near, far:
             sender.start()
             with pytest.raises(PeerError):
-                PeerConnection(near, 1 << 62, started + 0.3).receive(Challenge)
+                PeerConnection(near, 1 << 62, Deadline(0.3)).receive(Challenge)
             ended.set()
             sender.join()
         assert time.monotonic() - started < 2

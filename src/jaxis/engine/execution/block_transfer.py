@@ -46,20 +46,36 @@ class BlockTransfer:
     def __init__(self, executor: Executor, store: KVStore) -> None:
         self.store = store
         self._executor = executor
+        self._held: Sequence[Sequence[SavedBlock]] = ()
         self._pending: deque[tuple[SchedulerOutput | None, list[_Saved]]] = deque()
 
     def dispatch(self, output: SchedulerOutput) -> None:
         """Dispatches a step's moves; the step itself is to follow."""
         moves = [rank.moves or BlockMoves((), ()) for rank in output.ranks]
-        self._pending.append((output, self._dispatch_saves([each.saves for each in moves])))
+        held, self._held = self._held or [()] * len(moves), ()
+        saves = [(*earlier, *each.saves) for earlier, each in zip(held, moves, strict=True)]
+        self._pending.append((output, self._dispatch_saves(saves)))
         for group, number, of_ranks in _calls([each.loads for each in moves]):
             self._load(LoadKey(group, number), of_ranks)
+
+    def dispatch_handed_over(self, output: SchedulerOutput) -> None:
+        """Dispatches the copies of blocks that a step fills, which was dispatched just now."""
+        handed_over = [rank.handed_over for rank in output.ranks]
+        if not any(handed_over):
+            return
+        if self._executor.num_draft_caches:
+            # Layers that draft see a step later, but before the next one.
+            self._held = handed_over
+            return
+        _, saved = self._pending[-1]
+        saved += self._dispatch_saves(handed_over)
 
     def finish(self, saves: Sequence[Sequence[SavedBlock]]) -> None:
         """Saves blocks of each rank with no step to follow, and puts in the store all that was saved.
 
         Waits for the devices.
         """
+        self._held = ()  # among those, too, if anybody waits for them
         self._pending.append((None, self._dispatch_saves(saves)))
         self._commit(None)
 
@@ -70,6 +86,7 @@ class BlockTransfer:
 
     def drop(self) -> None:
         """Drops all that is not in the store yet: of steps that were not read."""
+        self._held = ()
         self._pending.clear()
         self.store.forget_promises()
 

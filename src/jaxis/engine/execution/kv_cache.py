@@ -6,7 +6,7 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxis.engine.execution.state_cache import num_state_slots, slot_bytes, stat
 from jaxis.errors import EngineError
 from jaxis.host.byte_size import human_bytes
 from jaxis.kernels.ragged_paged_attention import make_kv_cache
-from jaxis.layers.kv_cache_spec import CacheSpec
+from jaxis.layers.kv_cache_spec import CacheSpec, KVCacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
 from jaxis.parallel.mesh import DATA_AXIS, logical_sharding
 
@@ -146,6 +146,20 @@ def num_cache_blocks(
     return num_blocks, max_model_len
 
 
+class RepeatedHeads(NamedTuple):
+    """How the heads of a cache are repeated.
+
+    Attributes:
+      axis: Of the cache's shape.
+      num_heads: How many there are along it.
+      copies: How often each of the model's is among them, one copy after the other.
+    """
+
+    axis: int
+    num_heads: int
+    copies: int
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """The KV caches of a model on a mesh, before they are made.
@@ -158,6 +172,7 @@ class CachePlan:
       num_state_slots: Slots of the recurrent states of a data rank; None if no layer has any.
       bytes_per_slot: Bytes of a slot over all layers.
       max_model_len: The configured one, shortened if the caches cannot hold a sequence that long.
+      repeated_heads: Of each layer, if more devices share it than it has heads; otherwise None.
     """
 
     structs: list[CacheStruct]
@@ -167,6 +182,7 @@ class CachePlan:
     num_state_slots: int | None
     bytes_per_slot: int
     max_model_len: int
+    repeated_heads: list[RepeatedHeads | None]
 
 
 def plan_kv_caches(
@@ -207,7 +223,15 @@ def plan_caches(
             structs.append(state_structs(spec, num_slots, activations, mesh))
         else:
             structs.append(_kv_cache_struct(spec, num_blocks[spec.span], cache_config.block_size, dtype, mesh))
-    return CachePlan(structs, layer_groups, per_block, num_blocks, num_slots or None, per_slot, max_model_len)
+    repeated = [_repeated_heads(spec, struct) for spec, struct in zip(specs, structs, strict=True)]
+    return CachePlan(structs, layer_groups, per_block, num_blocks, num_slots or None, per_slot, max_model_len, repeated)
+
+
+def _repeated_heads(spec: CacheSpec | StateCacheSpec, struct: CacheStruct) -> RepeatedHeads | None:
+    if not isinstance(spec, KVCacheSpec) or isinstance(struct, tuple) or spec.copies == 1:
+        return None
+    axis = spec.axes(struct.shape, struct.dtype).index(spec.head_axis_name)
+    return RepeatedHeads(axis, spec.num_kv_heads, spec.copies)
 
 
 def on_devices(

@@ -170,6 +170,7 @@ class Runner:
         shape = self.step_shape(1)
         self._move_blocks(output)
         sampled = self.executor.greedy_step(GreedyStepKey(shape), self._pack(output, shape))
+        self._hand_over_blocks(output)
         self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
 
@@ -259,6 +260,7 @@ class Runner:
         self._num_hidden += 1
         self.undrafted = None
         self.executor.forward(ForwardKey(shape), packed)
+        self._hand_over_blocks(output)
         return packed
 
     def _pack(self, output: SchedulerOutput, shape: StepShape) -> np.ndarray:
@@ -268,6 +270,10 @@ class Runner:
     def _move_blocks(self, output: SchedulerOutput) -> None:
         if self.transfer is not None:
             self.transfer.dispatch(output)
+
+    def _hand_over_blocks(self, output: SchedulerOutput) -> None:
+        if self.transfer is not None:
+            self.transfer.dispatch_handed_over(output)
 
     def _sample(self, output: SchedulerOutput, num_rows: int, sampling: SamplingStates) -> SamplerOutput:
         """Dispatches the sampler over the hidden states that are sampled from, S rows a data rank."""

@@ -45,7 +45,9 @@ def plan_stage_caches(
     for own, mesh in zip(specs, meshes, strict=True):
         stop = start + len(own)
         structs = jax.tree.map(functools.partial(_on, mesh), whole.structs[start:stop])
-        plans.append(dataclasses.replace(whole, structs=structs, layer_groups=whole.layer_groups[start:stop]))
+        repeated = whole.repeated_heads[start:stop]
+        groups = whole.layer_groups[start:stop]
+        plans.append(dataclasses.replace(whole, structs=structs, layer_groups=groups, repeated_heads=repeated))
         start = stop
     return plans
 

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxis.engine.block_fetcher import FETCH_SECONDS
 from jaxis.engine.delta_tracker import DeltaTracker
 from jaxis.engine.frontend.engine_client import EngineOutputs, EngineStats, RankStats, Submission, TokenDelta
 from jaxis.errors import EngineError, JaxisError
 from jaxis.host.daemon_thread import run_in_daemon
+from jaxis.host.deadline import Deadline
 
 if TYPE_CHECKING:
     from jaxis.engine.engine import LLMEngine
@@ -63,8 +65,8 @@ class EngineThread:
         self._num_failed_steps = 0  # since the last success
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[str, _RunningRequest] = {}
-        # Requests whose blocks are fetched, and whether they were aborted meanwhile.
-        self._fetching: dict[str, bool] = {}
+        # Requests whose blocks are fetched, until when; cancelled where they were aborted meanwhile.
+        self._fetching: dict[str, Deadline] = {}
         self._fetching_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="jaxis-engine", daemon=True)
 
@@ -78,7 +80,7 @@ class EngineThread:
         """Queues a request; if it cannot be honoured, its error is delivered."""
         if self._engine.fetches_blocks(submission.params):
             with self._fetching_lock:
-                self._fetching[submission.request_id] = False
+                self._fetching[submission.request_id] = Deadline(FETCH_SECONDS)
             run_in_daemon(functools.partial(self._fetch_and_add, submission), "jaxis-fetch")
         else:
             self._commands.put(functools.partial(self._add, submission))
@@ -86,8 +88,8 @@ class EngineThread:
     def abort(self, request_id: str) -> None:
         """Ends a request if it is unfinished; its last output is delivered, with finish_reason "abort"."""
         with self._fetching_lock:
-            if request_id in self._fetching:
-                self._fetching[request_id] = True
+            if (deadline := self._fetching.get(request_id)) is not None:
+                deadline.cancel()
                 return
         self._commands.put(functools.partial(self._abort, request_id))
 
@@ -124,14 +126,14 @@ class EngineThread:
         return time.monotonic() - since >= limit
 
     def _fetch_and_add(self, submission: Submission) -> None:
+        prompt, deadline = submission.prompt, self._fetching[submission.request_id]
         try:
-            prompt = submission.prompt
-            self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, submission.params)
+            self._engine.fetch_blocks(prompt.token_ids, prompt.cache_salt, submission.params, deadline)
         finally:
             with self._fetching_lock:
-                is_aborted = self._fetching.pop(submission.request_id)
+                del self._fetching[submission.request_id]
                 self._commands.put(functools.partial(self._add, submission))
-                if is_aborted:
+                if deadline.is_cancelled:
                     self._commands.put(functools.partial(self._abort, submission.request_id))
 
     # Called by the thread itself.

@@ -5,8 +5,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from jaxis.engine.kv_store.host_tier import BlockKey
+
+
+@dataclass(slots=True)
+class _Lease:
+    end: float
+    num_holders: int = 0
 
 
 class Leases:
@@ -19,41 +26,55 @@ class Leases:
 
     def __init__(self, seconds: float, max_leases: int) -> None:
         self._seconds, self._max_leases = seconds, max_leases
-        self._ends: OrderedDict[BlockKey, float] = OrderedDict()  # the first one ends first
+        self._leases: OrderedDict[BlockKey, _Lease] = OrderedDict()  # the first one ends first
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._ends
+        return key in self._leases
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._leases)
 
     def grant(self, keys: Sequence[BlockKey]) -> bool:
-        """Grants leases of all of these blocks, whether they are there or not; False: they would be too many."""
-        if len(self._ends) + sum(key not in self._ends for key in keys) > self._max_leases:
+        """Grants leases of all of these blocks, whether they are there or not; False: they would be too many.
+
+        A block may be leased several times; see `release`.
+        """
+        if len(self._leases) + sum(key not in self._leases for key in keys) > self._max_leases:
             return False
-        end = time.monotonic() + self._seconds
         for key in keys:
-            self._ends[key] = end
-            self._ends.move_to_end(key)
+            self._leases.setdefault(key, _Lease(0.0)).num_holders += 1
+            self.renew(key)
         return True
 
     def renew(self, key: BlockKey) -> None:
         """Makes a lease, if there is one, as long as a new one."""
-        if key in self._ends:
-            self.grant([key])
+        if (lease := self._leases.get(key)) is not None:
+            lease.end = time.monotonic() + self._seconds
+            self._leases.move_to_end(key)
+
+    def release(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Gives back one lease of each of these blocks; returns those with none left."""
+        free = []
+        for key in keys:
+            if (lease := self._leases.get(key)) is not None:
+                lease.num_holders -= 1
+                if lease.num_holders == 0:
+                    del self._leases[key]
+                    free.append(key)
+        return free
 
     def end(self, keys: Iterable[BlockKey]) -> None:
-        """Ends the leases of these blocks."""
+        """Ends all leases of these blocks."""
         for key in keys:
-            self._ends.pop(key, None)
+            self._leases.pop(key, None)
 
     def take_ended(self) -> list[BlockKey]:
         """Removes, and returns, the leases that are over."""
         ended, now = [], time.monotonic()
-        while self._ends:
-            key, end = next(iter(self._ends.items()))
-            if end > now:
+        while self._leases:
+            key, lease = next(iter(self._leases.items()))
+            if lease.end > now:
                 break
-            del self._ends[key]
+            del self._leases[key]
             ended.append(key)
         return ended

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxis.config.kv_transfer import is_loopback
+from jaxis.engine.kv_store.block_layout import BlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_protocol import (
     DIGEST_BYTES,
@@ -32,8 +33,11 @@ from jaxis.engine.kv_store.peer_protocol import (
     unpack_known,
 )
 from jaxis.engine.kv_store.stats import TierStats
+from jaxis.host.deadline import Deadline
 
 CONNECT_SECONDS = 2.0
+# Of an engine that computes what was asked for, something is heard more often.
+PATIENCE_SECONDS = 10.0
 # An engine that could not be reached, or did not answer, is not asked again for so long.
 AVOID_SECONDS = 5.0
 MAX_AVOIDED = 256
@@ -50,14 +54,14 @@ class PeerClient:
 
     Args:
       namespace: What the bytes of blocks depend on, besides their tokens.
-      block_bytes: Bytes of a block of each group.
+      layout: How blocks are exchanged.
       token: What both sides know; empty: only engines on this machine are asked.
       stats: Counts what has arrived as loaded, what the others did not have as missed, and what did not arrive for
         another reason as failed.
     """
 
-    def __init__(self, namespace: str, block_bytes: Sequence[int], token: bytes, stats: TierStats) -> None:
-        self._namespace, self._block_bytes, self._token = namespace, tuple(block_bytes), token
+    def __init__(self, namespace: str, layout: BlockLayout, token: bytes, stats: TierStats) -> None:
+        self._namespace, self._layout, self._token = namespace, layout, token
         self._stats = stats
         self._avoided: OrderedDict[tuple[str, int], float] = OrderedDict()
         self._reasons: set[str] = set()
@@ -69,16 +73,18 @@ class PeerClient:
         digests: Sequence[bytes],
         choose: Callable[[np.ndarray], Sequence[Place]],
         put: Callable[[BlockKey, np.ndarray], bool],
-        deadline: float,
+        deadline: Deadline,
+        transfer_id: str | None = None,
     ) -> None:
-        """Fetches blocks of a prompt, as far as they arrive.
+        """Fetches blocks of a prompt, as far as they arrive, those that are still being computed included.
 
         Args:
           address: The other engine's host and port.
           digests: Of the prompt's blocks.
           choose: From which blocks it has, bool [groups, digests], to those to fetch, in order.
           put: Gets each block, uint8 [N], in memory of its own; False: no more are wanted.
-          deadline: When to give up, as `time.monotonic` seconds.
+          deadline: When to give up. It is put off while the other engine computes what is next.
+          transfer_id: Of the other engine's request; with one, it may come after this.
         """
         wanted: list[Place] = []
         num_arrived = 0
@@ -89,7 +95,7 @@ class PeerClient:
             with self._lock:
                 self._stats.loaded_blocks += 1
                 self._stats.loaded_bytes += block.nbytes
-            return put(key, block)
+            return put(key, self._layout.from_shared(key[0], block))
 
         def choose_and_note(known: np.ndarray) -> Sequence[Place]:
             wanted.extend(choose(known))
@@ -97,8 +103,11 @@ class PeerClient:
 
         try:
             self._check(address)
-            self._fetch(address, digests[: MAX_ASK_BYTES // 2 // DIGEST_BYTES], choose_and_note, take, deadline)
+            asked = digests[: MAX_ASK_BYTES // 2 // DIGEST_BYTES]
+            self._fetch(address, asked, choose_and_note, take, deadline, transfer_id or "")
         except (PeerError, ValueError, OSError) as error:
+            if deadline.is_cancelled:
+                return
             reason = f"{address[0]}:{address[1]}: {error}"
             with self._lock:
                 self._stats.failed_blocks += max(1, len(wanted) - num_arrived)
@@ -127,26 +136,29 @@ class PeerClient:
         digests: Sequence[bytes],
         choose: Callable[[np.ndarray], Sequence[Place]],
         put: Callable[[BlockKey, np.ndarray], bool],
-        deadline: float,
+        deadline: Deadline,
+        transfer_id: str,
     ) -> None:
-        num_groups = len(self._block_bytes)
-        max_bytes = max(*self._block_bytes, num_groups * len(digests)) + OVERHEAD_BYTES
+        block_bytes = self._layout.shared_bytes
+        num_groups = len(block_bytes)
+        max_bytes = max(*block_bytes, num_groups * len(digests)) + OVERHEAD_BYTES
         try:
-            connection = socket.create_connection(address, min(CONNECT_SECONDS, deadline - time.monotonic()))
+            connection = socket.create_connection(address, min(CONNECT_SECONDS, deadline.left or CONNECT_SECONDS))
         except OSError:
             self._avoid(address)
             raise
         with connection:
-            peer = PeerConnection(connection, max_bytes, deadline)
+            peer = PeerConnection(connection, max_bytes, deadline, PATIENCE_SECONDS)
             try:
                 challenge = peer.receive(Challenge, CONNECT_SECONDS)
             except PeerTimeoutError:
-                self._avoid(address)
+                if not deadline.is_cancelled:
+                    self._avoid(address)
                 raise
-            nonce, asked = new_nonce(), b"".join(digests)
-            seal = Seal(self._token, challenge.nonce, nonce)
-            checksum = seal.checksum(Ask, self._namespace.encode(), asked)
-            peer.send(Ask(self._namespace, nonce, asked, checksum))
+            ask = Ask(self._namespace, new_nonce(), b"".join(digests), transfer_id, b"")
+            seal = Seal(self._token, challenge.nonce, ask.nonce)
+            ask.checksum = seal.checksum(Ask, *ask.parts())
+            peer.send(ask)
             have = peer.receive(Have)
             seal.check(have, have.known)
             places = choose(unpack_known(have.known, num_groups, len(digests)))
@@ -158,7 +170,7 @@ class PeerClient:
                 block = peer.receive(Block)
                 key = (group, digests[index])
                 seal.check(block, *block_parts(key, block.data))
-                if block.data is None or len(block.data) != self._block_bytes[group]:
+                if block.data is None or len(block.data) != block_bytes[group]:
                     raise PeerError("a block is gone, or of another size")
                 if not put(key, np.frombuffer(block.data, np.uint8)):
                     return

@@ -7,8 +7,11 @@
                                      <-   Want(which of these)
     Block, Block, ...                ->
 
-Each message after the first has a checksum, keyed by what both sides know and both nonces: so it also shows that its
-sender is one of them, and that it belongs here. Nothing is encrypted.
+A producer that still computes the prompt has what it will have, too: it sends each block as soon as it is there, and
+Coming in between, so that the consumer knows that it still computes.
+
+Each message but Challenge, Declined and Coming has a checksum, keyed by what both sides know and both nonces: so it
+also shows that its sender is one of them, and that it belongs here. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import hashlib
 import hmac
 import secrets
 import socket
-import time
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ import msgspec
 import numpy as np
 
 from jaxis.engine.kv_store.host_tier import BlockKey
+from jaxis.host.deadline import Deadline
 from jaxis.host.frames import FrameReader, FrameTooLargeError, frame
 
 # Of what an engine sends that hands out no blocks: the digests of a million tokens.
@@ -35,6 +38,9 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 OVERHEAD_BYTES = 1 << 10
 _RECEIVE_BYTES = 1 << 20
 _CHECKSUM_BYTES = 32
+_TURN_SECONDS = 0.25
+# How long a block may be computed, at most.
+MAX_COMING_SECONDS = 120.0
 
 
 class PeerError(Exception):
@@ -58,13 +64,20 @@ class Ask(msgspec.Struct, tag="ask"):
       namespace: What their bytes depend on, besides their tokens.
       nonce: This side's.
       digests: Of a prompt's blocks, one after the other.
+      transfer_id: Of the request that computes the prompt, which may come after this; empty: it came before.
       checksum: Of all this.
     """
 
     namespace: str
     nonce: bytes
     digests: bytes
+    transfer_id: str
     checksum: bytes
+
+    def parts(self) -> Sequence[bytes]:
+        """What the checksum is over."""
+        texts = (self.namespace, self.transfer_id)
+        return (*(text.encode("utf-8", "surrogatepass") for text in texts), self.digests)
 
 
 class Declined(msgspec.Struct, tag="declined"):
@@ -74,7 +87,7 @@ class Declined(msgspec.Struct, tag="declined"):
 
 
 class Have(msgspec.Struct, tag="have"):
-    """Which blocks are there: a bit for each group and digest, `numpy.packbits` of bool [groups, digests]."""
+    """Which blocks are there, or coming: bits for each group and digest, `numpy.packbits` of bool [groups, digests]."""
 
     known: bytes
     checksum: bytes
@@ -96,11 +109,15 @@ class Block(msgspec.Struct, tag="block"):
     checksum: bytes
 
 
-Message = Challenge | Ask | Declined | Have | Want | Block
+class Coming(msgspec.Struct, tag="coming"):
+    """The next block is still being computed."""
+
+
+Message = Challenge | Ask | Declined | Have | Want | Block | Coming
 Kind = TypeVar("Kind", Challenge, Ask, Have, Want, Block)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Challenge | Ask | Declined | Have | Want | Block)
+_decoder = msgspec.msgpack.Decoder(Challenge | Ask | Declined | Have | Want | Block | Coming)
 
 
 def decode(data: bytes) -> Message:
@@ -208,11 +225,12 @@ class PeerConnection:
     Args:
       connection: Connected.
       max_bytes: Of a message that is received.
-      deadline: When all must be over, as `time.monotonic` seconds.
+      deadline: When all must be over. Whoever ends it early waits for a fraction of a second.
+      patience: `Coming` puts the deadline off to so many seconds from then.
     """
 
-    def __init__(self, connection: socket.socket, max_bytes: int, deadline: float) -> None:
-        self._connection, self._deadline = connection, deadline
+    def __init__(self, connection: socket.socket, max_bytes: int, deadline: Deadline, patience: float = 0.0) -> None:
+        self._connection, self._deadline, self._patience = connection, deadline, patience
         self._frames = FrameReader(max_bytes)
         self._received: list[bytes] = []
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -224,7 +242,7 @@ class PeerConnection:
           PeerError: The other side has ended, or takes nothing.
         """
         try:
-            self._connection.settimeout(self._time_left())
+            self._connection.settimeout(self._time_left(self._deadline))
             self._connection.sendall(frame(_encoder.encode(message)))
         except TimeoutError as error:
             raise PeerTimeoutError(str(error)) from None
@@ -241,15 +259,11 @@ class PeerConnection:
         Raises:
           PeerError: Nothing came in time, something else did, or the other side has ended or refuses.
         """
-        until = self._deadline if seconds is None else min(self._deadline, time.monotonic() + seconds)
+        until = self._deadline if seconds is None else Deadline(min(self._deadline.left, seconds))
         try:
-            while not self._received:
-                self._connection.settimeout(self._time_left(until))
-                data = self._connection.recv(_RECEIVE_BYTES)
-                if not data:
-                    raise PeerError("the connection was closed")
-                self._received += self._frames.feed(data)
-            message = decode(self._received.pop(0))
+            longest = Deadline(MAX_COMING_SECONDS)
+            while isinstance(message := self._next(until), Coming) and longest.left:
+                self._deadline.put_off(self._patience)
         except TimeoutError as error:
             raise PeerTimeoutError(str(error)) from None
         except (OSError, FrameTooLargeError) as error:
@@ -266,8 +280,20 @@ class PeerConnection:
         """Ends the connection."""
         self._connection.close()
 
-    def _time_left(self, until: float | None = None) -> float:
-        left = (self._deadline if until is None else until) - time.monotonic()
-        if left <= 0:
+    def _next(self, until: Deadline) -> Message:
+        while not self._received:
+            # In short turns: another thread may end the deadline.
+            self._connection.settimeout(min(self._time_left(until), _TURN_SECONDS))
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES)
+            except TimeoutError:
+                continue
+            if not data:
+                raise PeerError("the connection was closed")
+            self._received += self._frames.feed(data)
+        return decode(self._received.pop(0))
+
+    def _time_left(self, until: Deadline) -> float:
+        if not min(until.left, self._deadline.left):
             raise TimeoutError("timed out")
-        return left
+        return until.left or _TURN_SECONDS

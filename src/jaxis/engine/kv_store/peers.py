@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxis.config.kv_transfer import KVTransferConfig
+from jaxis.engine.kv_store.block_layout import BlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_client import PeerClient
 from jaxis.engine.kv_store.peer_server import PeerServer
@@ -25,34 +26,44 @@ class Peers:
       config: Which part it has.
       store: Its blocks.
       namespace: What their bytes depend on, besides their tokens.
+      layout: How they are exchanged.
 
     Raises:
       ConfigError: The token cannot be read, or the address cannot be listened on.
     """
 
-    def __init__(self, config: KVTransferConfig, store: KVStore, namespace: str) -> None:
+    def __init__(self, config: KVTransferConfig, store: KVStore, namespace: str, layout: BlockLayout) -> None:
         token = config.read_token()
         self._config, self._store = config, store
         self._stats = TierStats()
         self._engine_id = config.engine_id or uuid.uuid4().hex
         self._server = self.client = None
         if config.is_consumer:
-            self.client = PeerClient(namespace, store.block_bytes, token, self._stats)
+            self.client = PeerClient(namespace, layout, token, self._stats)
         if config.is_producer:
-            self._server = PeerServer(store, namespace, config.kv_ip, config.kv_port, token, self._stats)
+            self._server = PeerServer(store, namespace, layout, config.kv_ip, config.kv_port, token, self._stats)
 
     @property
     def stats(self) -> TierStats:
         """What was sent and fetched so far."""
         return dataclasses.replace(self._stats)
 
-    def hand_over(self, keys: Sequence[BlockKey]) -> dict[str, Any] | None:
+    @property
+    def hands_over(self) -> bool:
+        """Whether this engine computes prompts for others."""
+        return self._server is not None
+
+    def hand_over(self, keys: Sequence[BlockKey], transfer_id: str | None) -> dict[str, Any] | None:
         """Keeps a prompt's blocks, which are in the store or on their way, for another engine.
+
+        Args:
+          keys: Of the blocks.
+          transfer_id: See `KVStore.promise`.
 
         Returns:
           The `kv_transfer_params` with which that finds them; None if they cannot be kept.
         """
-        if self._server is None or not keys or not self._store.promise(keys):
+        if self._server is None or not keys or not self._store.promise(keys, transfer_id):
             return None
         return {
             "do_remote_prefill": True,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jaxis.engine.kv_store.disk_tier import DiskTier
+from jaxis.engine.kv_store.expected_blocks import ExpectedBlocks
 from jaxis.engine.kv_store.host_tier import BlockKey, HostTier
 from jaxis.engine.kv_store.leases import Leases
 from jaxis.engine.kv_store.stats import TierStats
+from jaxis.host.deadline import Deadline
 
 LEASE_SECONDS = 60.0
 
@@ -53,6 +54,7 @@ class KVStore:
         self._arrived = threading.Condition(self._lock)
         self._leases = Leases(lease_seconds, max(1, max_host_bytes // min(block_bytes)))
         self._awaited: set[BlockKey] = set()
+        self._expected = ExpectedBlocks()
         self._host_stats = TierStats()
         self.epoch = 0
 
@@ -87,8 +89,7 @@ class KVStore:
         keys = list(loaded)
         with self._lock:
             self._leases.end(keys)
-            for key in keys:
-                self._host.unpin(key)
+            self._unpin(keys)
             # The first blocks last: those after them are of no use without them.
             self._host.touch(reversed(keys))
             self._host_stats.loaded_blocks += len(keys)
@@ -107,7 +108,7 @@ class KVStore:
             self._awaited.discard(key)
             if epoch == self.epoch:
                 self._free_ended()
-                if self._host.put(key, block, pinned=key in self._leases):
+                if self._host.put(key, block, pinned=self._is_kept(key)):
                     self._host_stats.saved_blocks += 1
                     self._host_stats.saved_bytes += block.nbytes
                 else:
@@ -130,9 +131,16 @@ class KVStore:
         """Whether blocks were promised that are still on their way here."""
         return bool(self._awaited)
 
-    def promise(self, keys: Sequence[BlockKey]) -> bool:
-        """Keeps blocks, which are here or on their way, until their lease is over; False: there is no room for more."""
+    def promise(self, keys: Sequence[BlockKey], transfer_id: str | None = None) -> bool:
+        """Keeps blocks, which are here or on their way, until their lease is over; False: there is no room for more.
+
+        Args:
+          keys: Of a prompt's blocks.
+          transfer_id: See `expect`. If that has ended, nobody will come for them any more, and they are not kept.
+        """
         with self._lock:
+            if transfer_id is not None and self._expected.has_ended(transfer_id):
+                return True
             self._free_ended()
             if not self._leases.grant(keys):
                 return False
@@ -148,21 +156,63 @@ class KVStore:
             self._awaited.clear()
             self._arrived.notify_all()
 
-    def wait_for(self, keys: Iterable[BlockKey], seconds: float) -> None:
-        """Waits for those of the blocks that are on their way, at most so long."""
-        left, deadline = list(keys), time.monotonic() + seconds
+    def expect(self, keys: Sequence[BlockKey], transfer_id: str | None = None) -> None:
+        """Notes that blocks for another engine are being computed, until `end_expecting` is called with them.
+
+        Meanwhile, those that are here do not make room for others.
+
+        Args:
+          keys: Of the prompt's blocks.
+          transfer_id: The name by which the other engine may ask for them before they were noted.
+        """
         with self._lock:
-            while left:
-                if left[-1] not in self._awaited:
-                    left.pop()
-                elif not self._arrived.wait(deadline - time.monotonic()):
-                    return
+            self._expected.add(keys, transfer_id)
+            for key in keys:
+                self._host.pin(key)
+            self._arrived.notify_all()
+
+    def end_expecting(self, keys: Sequence[BlockKey]) -> None:
+        """Notes that blocks were computed, or will not be."""
+        with self._lock:
+            self._expected.remove(keys)
+            self._unpin(keys)
+            self._arrived.notify_all()
+
+    def wait_for_transfer(self, transfer_id: str, seconds: float) -> bool:
+        """Waits, at most so long, until a prompt with this `transfer_id` is expected, or was; returns whether it is."""
+        with self._lock:
+            return self._arrived.wait_for(lambda: self._expected.has_begun(transfer_id), seconds)
+
+    def is_coming(self, key: BlockKey) -> bool:
+        """Whether a block is not here, but promised, or being computed for another engine."""
+        with self._lock:
+            return self._is_coming(key)
+
+    def wait_for(self, key: BlockKey, seconds: float) -> bool:
+        """Waits for a block while it is coming, at most so long; returns whether it is still coming."""
+        with self._lock:
+            return not self._arrived.wait_for(lambda: not self._is_coming(key), seconds)
+
+    def _is_coming(self, key: BlockKey) -> bool:
+        return (key in self._awaited or key in self._expected) and key not in self._host
 
     def read_promised(self, key: BlockKey) -> np.ndarray | None:
         """A block for another engine, whose lease begins anew; None if it is not here."""
         with self._lock:
             self._leases.renew(key)
             return self._host.find(key)
+
+    def release(self, keys: Iterable[BlockKey], transfer_id: str | None = None) -> None:
+        """Another engine wants no more of these blocks: they make room for others, unless promised once more.
+
+        Args:
+          keys: Of a prompt's blocks.
+          transfer_id: See `expect`; this ends it.
+        """
+        with self._lock:
+            if transfer_id is not None:
+                self._expected.end(transfer_id)
+            self._unpin(self._leases.release(keys))
 
     def put_fetched(self, key: BlockKey, block: np.ndarray, epoch: int) -> bool:
         """Adds a block of another engine for a prompt that is about to be added; False: there is no room.
@@ -179,13 +229,13 @@ class KVStore:
         """Whether there is a file for a block; it may turn out to be damaged."""
         return self._disk is not None and self._disk.has(key)
 
-    def fetch(self, keys: Iterable[BlockKey], is_wanted: threading.Event) -> None:
-        """Reads blocks from disk into memory, one by one, while they are wanted."""
+    def fetch(self, keys: Iterable[BlockKey], deadline: Deadline) -> None:
+        """Reads blocks from disk into memory, one by one, until the deadline."""
         if self._disk is None:
             return
         epoch, keys = self.epoch, list(keys)
         for key in keys:
-            if not is_wanted.is_set():
+            if not deadline.left:
                 return
             block = self._disk.read(key, self.block_bytes[key[0]])
             with self._lock:
@@ -232,6 +282,14 @@ class KVStore:
 
     def _free_ended(self) -> None:
         """Lets blocks whose lease is over make room for others."""
-        for key in self._leases.take_ended():
-            self._host.unpin(key)
-            self._awaited.discard(key)
+        ended = self._leases.take_ended()
+        self._unpin(ended)
+        self._awaited.difference_update(ended)
+
+    def _is_kept(self, key: BlockKey) -> bool:
+        return key in self._leases or key in self._expected
+
+    def _unpin(self, keys: Iterable[BlockKey]) -> None:
+        for key in keys:
+            if not self._is_kept(key):
+                self._host.unpin(key)

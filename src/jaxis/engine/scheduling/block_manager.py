@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
 from jaxis.engine.scheduling.block_digests import extend_digests
-from jaxis.engine.scheduling.block_moves import BlockMoveQueue, BlockMoves, BlockStore
+from jaxis.engine.scheduling.block_moves import BlockMoveQueue, BlockMoves, BlockStore, SavedBlock
 from jaxis.engine.scheduling.block_pool import BlockObserver, BlockPool
 from jaxis.engine.scheduling.cache_events import CacheEventRecorder
 from jaxis.engine.scheduling.prefix_search import PrefixSearch
@@ -371,6 +371,29 @@ class BlockManager:
             for group, digest in keys:
                 if (block_id := self._all_pools[group].find(digest)) is not None:
                     self._moves.save(group, digest, block_id)
+
+    def prompt_keys(self, sequence: Sequence) -> list[tuple[int, bytes]]:
+        """What another sequence with the same prompt needs: groups and digests of blocks, and of the state."""
+        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
+        return [(group, digests[index]) for group, index in self.search.blocks_of(len(digests))]
+
+    def hand_over(self, sequence: Sequence) -> list[SavedBlock]:
+        """What was computed of a prompt, since the last call, that another engine needs and the store does not have.
+
+        It needs what `prompt_keys` names: of layers with a window or a state, only the end.
+        """
+        found: list[SavedBlock] = []
+        if self._store is None:
+            return found
+        digests = self._digests(sequence, (sequence.num_prompt_tokens - 1) // self.block_size)
+        start, stop = sequence.num_handed_over_blocks, sequence.num_registered_blocks
+        for group, index in self.search.blocks_of(len(digests)):
+            if start <= index < stop and not self._store.has(group, digests[index]):
+                block_id = self._all_pools[group].find(digests[index])
+                if block_id is not None:
+                    found.append(SavedBlock(group, digests[index], block_id))
+        sequence.num_handed_over_blocks = stop
+        return found
 
     def known_prompt(self, sequence: Sequence) -> list[tuple[int, bytes]]:
         """What another sequence with the same prompt would find: groups and digests of blocks, and of the state."""

@@ -23,6 +23,7 @@ from collections.abc import Sequence as AbstractSequence
 from operator import attrgetter
 
 from jaxis.engine.scheduling.block_manager import BlockManager
+from jaxis.engine.scheduling.block_moves import SavedBlock
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.engine.scheduling.waiting_queue import WaitingQueue
@@ -197,10 +198,14 @@ class Scheduler:
         prefills[:0] = replays
         moves = self.block_manager.take_moves()
         # Registered before the step has run: whoever finds, or saves, these blocks does so in a later step.
+        handed_over: list[SavedBlock] = []
         for entry in prefills:
             self.block_manager.cache_full_blocks(entry.sequence)
+            if entry.sequence.hands_over_prompt:
+                handed_over += self.block_manager.hand_over(entry.sequence)
         preempted, self._preempted_ids = tuple(self._preempted_ids), []
-        return SchedulerOutput((*decodes, *drafted, *prefills), len(decodes), preempted, moves)
+        scheduled = (*decodes, *drafted, *prefills)
+        return SchedulerOutput(scheduled, len(decodes), preempted, moves, tuple(handed_over))
 
     def on_first_rank(self, output: SchedulerOutput) -> SchedulerOutput:
         """The step itself; see `DataRanksScheduler`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxis.engine.scheduling.block_moves import BlockMoves
+from jaxis.engine.scheduling.block_moves import BlockMoves, SavedBlock
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.engine.scheduling.state_slots import StateStep
 
@@ -71,12 +71,14 @@ class SchedulerOutput:
       num_decodes: Leading entries that compute just the token sampled last (which may be in flight).
       preempted: Ids of the sequences that lost their blocks since the output before.
       moves: What is to be copied before the step runs; None: nothing.
+      handed_over: What is to be copied off the device once it has run, for other engines.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
     num_decodes: int
     preempted: tuple[SequenceId, ...]
     moves: BlockMoves | None = None
+    handed_over: tuple[SavedBlock, ...] = ()
 
     @property
     def num_tokens(self) -> int:

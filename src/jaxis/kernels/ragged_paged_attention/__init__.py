@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxis.config.attention_span import FULL_CONTEXT, AttentionSpan
+from jaxis.kernels import native
 from jaxis.kernels.platform import supports_triton, target_platform
 from jaxis.kernels.ragged_paged_attention import blockwise, cpu, layout, tpu_layout
 
@@ -61,7 +62,8 @@ def _has_tpu_layout(dtype: DTypeLike) -> bool:
 
 def make_kv_cache(shape: tuple[int, ...], dtype: DTypeLike, sharding: jax.sharding.Sharding) -> jax.Array:
     """A cache with a shape from `kv_cache_shape`; its initial content is meaningless."""
-    if len(shape) == cpu.CACHE_AXES:
+    # States may have as many axes, on any platform.
+    if len(shape) == cpu.CACHE_AXES and target_platform() == "cpu" and native.library() is not None:
         return cpu.make_kv_cache(shape, dtype, sharding)
     return jnp.zeros(shape, dtype, device=sharding)
 

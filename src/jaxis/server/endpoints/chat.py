@@ -138,7 +138,11 @@ class ChatCompletion(DataEvents):
                     if not says_more and (text := plain_text(events)):
                         yield plain[completion.index].event(text)
                     elif events or completion.logprobs or completion.finished:
-                        yield self._event([self._chunk_choice(completion, events, reader)], usage=so_far)
+                        choice = self._chunk_choice(completion, events, reader)
+                        # There once all have ended, and said once.
+                        is_last = completion is prompt_output[1].outputs[-1]
+                        transfer = prompt_output[1].kv_transfer_params if is_last else None
+                        yield self._event([choice], usage=so_far, kv_transfer_params=transfer)
         if options and options.include_usage:
             yield self._event([], usage=usage.usage(readers.values()))
         yield DONE

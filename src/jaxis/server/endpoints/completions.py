@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from jaxis.engine.frontend.output_stream import merge_outputs
 from jaxis.errors import RequestError
@@ -107,7 +108,8 @@ class TextCompletion(DataEvents):
                 choices = [self._choice(index, output, completion) for completion in output.outputs]
                 choices = [choice for choice in choices if choice.text or choice.logprobs or choice.finish_reason]
                 if choices:
-                    yield self._event(choices, usage.usage() if counts else None)
+                    # The parameters are there once all choices of the prompt have ended.
+                    yield self._event(choices, usage.usage() if counts else None, output.kv_transfer_params)
         if options and options.include_usage:
             yield self._event([], usage.usage())
         yield DONE
@@ -115,8 +117,12 @@ class TextCompletion(DataEvents):
     def _text_chunk(self, number: int, text: str) -> CompletionResponse:
         return self._answer([CompletionChoice(index=number, text=text)], None)
 
-    def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
-        return sse_event(self._answer(choices, usage))
+    def _event(
+        self, choices: list[CompletionChoice], usage: Usage | None, transfer: dict[str, Any] | None = None
+    ) -> str:
+        answer = self._answer(choices, usage)
+        answer.kv_transfer_params = transfer
+        return sse_event(answer)
 
     def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionResponse:
         return CompletionResponse(

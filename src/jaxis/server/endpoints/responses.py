@@ -90,6 +90,7 @@ class ResponseRun(StreamForm):
         self._reader: ChatOutput | None = None
         self._output = ResponseOutput({tool.function_name: tool for tool, _ in offered_tools(request.tools)})
         self._finish_reason: str | None = None
+        self._kv_transfer_params: dict[str, Any] | None = None
 
     def _chat_request(self, request: ResponseRequest, model: ServedModel) -> ChatCompletionRequest:
         fields = request.chat_fields()
@@ -106,6 +107,7 @@ class ResponseRun(StreamForm):
             priority=request.priority,
             stream=request.stream,
             cache_salt=request.cache_salt,
+            kv_transfer_params=request.kv_transfer_params,
             **fields,
             **{name: getattr(request, name) for name in SamplingFields.model_fields},
         )
@@ -157,6 +159,7 @@ class ResponseRun(StreamForm):
 
     def _take(self, prompt_output: PromptOutput) -> list[ResponseEvent]:
         self._usage.add(prompt_output)
+        self._kv_transfer_params = prompt_output[1].kv_transfer_params
         if self._reader is None:
             self._reader = self._chat.reader(prompt_output[1])
         events = []
@@ -175,6 +178,7 @@ class ResponseRun(StreamForm):
         return self._response(
             self._status,
             output=self._output.items,
+            kv_transfer_params=self._kv_transfer_params,
             incomplete_details=IncompleteDetails() if self._status == "incomplete" else None,
             usage=ResponseUsage(
                 input_tokens=counts.prompt_tokens,

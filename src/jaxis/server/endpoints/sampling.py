@@ -28,11 +28,7 @@ def chat_sampling_params(
     """
     if request.top_logprobs is not None and not request.logprobs:
         raise ParameterError("top_logprobs", "top_logprobs needs logprobs=true: add it")
-    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
-        raise ParameterError(
-            "max_tokens", "max_tokens and max_completion_tokens are the same limit and differ: send only one"
-        )
-    more: dict[str, Any] = {"max_tokens": request.max_completion_tokens or request.max_tokens}
+    more: dict[str, Any] = {"max_tokens": _max_tokens(request)}
     if request.logprobs:
         more["logprobs"] = request.top_logprobs or 0
     if request.prediction is not None:
@@ -56,10 +52,11 @@ def completion_sampling_params(
     """
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise ParameterError("best_of", f"best_of={request.best_of} is not supported: leave it out, and choose from n")
-    if request.max_tokens == 0 and not request.echo:
+    max_tokens = _max_tokens(request)
+    if max_tokens == 0 and not request.echo:
         raise ParameterError("max_tokens", "max_tokens=0 generates nothing: send at least 1, or echo=true")
-    max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    more: dict[str, Any] = {"max_tokens": max(1, max_tokens), "logprobs": request.logprobs}
+    max_tokens = COMPLETION_MAX_TOKENS if max_tokens is None else max(1, max_tokens)
+    more: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": request.logprobs}
     if request.prediction is not None:
         more["prediction"] = request.prediction.text
     if request.echo and request.logprobs is not None:
@@ -74,6 +71,14 @@ def check_stream_options(request: GenerationRequest) -> None:
         raise ParameterError("stream_options", "stream_options needs stream=true: add it, or leave the options out")
 
 
+def _max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise ParameterError(
+            "max_tokens", "max_tokens and max_completion_tokens are the same limit and differ: send only one"
+        )
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
 def _sampling_params(
     request: SamplingFields, defaults: SamplingParams, more: dict[str, Any], grammar: AnswerGrammar | None
 ) -> SamplingParams:
@@ -81,12 +86,15 @@ def _sampling_params(
     if request.logit_bias is not None:
         settings["logit_bias"] = {_bias_token_id(key): bias for key, bias in request.logit_bias.items()}
     _check_stops([request.stop] if isinstance(request.stop, str) else request.stop or [])
-    if isinstance(request, GenerationRequest) and request.kv_transfer_params:
-        settings["extra_args"] = {"kv_transfer_params": request.kv_transfer_params}
+    transfer = request.kv_transfer_params if isinstance(request, GenerationRequest) else None
+    if transfer:
+        settings["extra_args"] = {"kv_transfer_params": transfer}
     settings = {name: value for name, value in (settings | more).items() if value is not None}
     min_tokens, max_tokens = settings.get("min_tokens", defaults.min_tokens), settings.get("max_tokens")
-    if max_tokens is not None and "min_tokens" not in settings:
-        settings["min_tokens"] = min(min_tokens, max_tokens)  # the request's limit overrides the model's default
+    # The request's limit overrides the model's default, and a proxy's for a prefill the client's own.
+    is_prefill = transfer is not None and transfer.get("do_remote_decode") is True
+    if max_tokens is not None and ("min_tokens" not in settings or is_prefill):
+        settings["min_tokens"] = min(min_tokens, max_tokens)
     if grammar is not None:
         settings["structured_outputs"] = grammar.structured_outputs
     return dataclasses.replace(defaults, **settings)

@@ -188,8 +188,13 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(Answer):
-    """A part of a streamed answer."""
+    """A part of a streamed answer.
+
+    Attributes:
+      kv_transfer_params: As in a whole answer; in the last chunk of the last choice.
+    """
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)

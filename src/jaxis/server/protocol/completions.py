@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field
 
 from jaxis.sampling_params import INTEGER_BOUNDS
-from jaxis.server.protocol.base import Answer, GenerationRequest, TokenId, Usage, bounded, is_none
+from jaxis.server.protocol.base import MAX_INT32, Answer, GenerationRequest, TokenId, Usage, bounded, is_none
 from jaxis.server.protocol.chat import Prediction
 from jaxis.server.protocol.not_applied import NOT_FOR_COMPLETIONS, NotApplied
 from jaxis.server.protocol.structured import StructuredFields
@@ -22,6 +22,7 @@ class CompletionRequest(GenerationRequest, StructuredFields):
     Attributes:
       prompt: A string, token ids, or a list of either.
       max_tokens: 0, with `echo`, only reads the prompt; None is 16.
+      max_completion_tokens: The same limit by the name that it has in chat: some proxies send both.
       echo: Put the prompt before the completion, in the text and in the log-probabilities.
       logprobs: This many most likely tokens' log-probabilities for each token.
       add_special_tokens: Add the tokenizer's beginning-of-sequence token to a string; only false does not.
@@ -38,7 +39,8 @@ class CompletionRequest(GenerationRequest, StructuredFields):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
-    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
+    max_completion_tokens: int | None = bounded(INTEGER_BOUNDS["max_tokens"], high=MAX_INT32)
     echo: bool | None = None
     logprobs: int | None = bounded(INTEGER_BOUNDS["logprobs"])
     add_special_tokens: bool | None = None
@@ -77,7 +79,7 @@ class CompletionResponse(Answer):
     """A whole answer, or a chunk of one.
 
     Attributes:
-      kv_transfer_params: See `ChatCompletionResponse`.
+      kv_transfer_params: See `ChatCompletionResponse`. In a stream, the last chunk of each prompt has them.
     """
 
     object: Literal["text_completion"] = "text_completion"

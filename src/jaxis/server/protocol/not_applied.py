@@ -120,11 +120,9 @@ NOT_FOR_COMPLETIONS: dict[str, NotApplied] = {
     "chat_template_kwargs": NotApplied(({},), _TO_CHAT),
     "continue_final_message": NotApplied((False,), _TO_CHAT),
     "reasoning_effort": NotApplied((), _TO_CHAT),
-    "max_completion_tokens": NotApplied((), _MAX_TOKENS),
     "top_logprobs": NotApplied((), "send logprobs"),
 }
 NOT_FOR_RESPONSES: dict[str, NotApplied] = {
-    "kv_transfer_params": NotApplied(({},), _TO_CHAT),
     "messages": NotApplied((), "send input"),
     "max_tokens": NotApplied((), "send max_output_tokens"),
     "max_completion_tokens": NotApplied((), "send max_output_tokens"),

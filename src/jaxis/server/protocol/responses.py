@@ -16,6 +16,7 @@ from jaxis.server.protocol.base import (
     SamplingFields,
     StrictModel,
     bounded,
+    is_none,
 )
 from jaxis.server.protocol.chat import MAX_MESSAGES
 from jaxis.server.protocol.not_applied import (
@@ -86,6 +87,7 @@ class ResponseRequest(SamplingFields):
       reasoning: How much to reason.
       include: Log-probabilities; what else can be included, answers of this server never have.
       top_logprobs: With log-probabilities: of this many most likely tokens for each token.
+      kv_transfer_params: As in a chat request.
       truncation: Accepted without effect: a prompt that is too long is always refused.
       store, user, safety_identifier, prompt_cache_key, service_tier: Accepted without effect; nothing is stored.
     """
@@ -126,6 +128,7 @@ class ResponseRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    kv_transfer_params: dict[str, Any] | None = None
     n: Literal[1] | None = None
     prompt_logprobs: None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
@@ -227,3 +230,4 @@ class ResponseObject(BaseModel):
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
