@@ -27,7 +27,7 @@ def test_defaults_are_those_of_vllm():
         ({"hwm": "many"}, "hwm='many' must be of type int"),
         ({"replay_endpoint": 5558}, "replay_endpoint=5558 must be of type str"),
         ({"publisher": "kafka"}, "publisher='kafka' must be zmq or null"),
-        ({"buffer_steps": 0}, "buffer_steps and hwm must be at least 1"),
+        ({"buffer_steps": 0}, "buffer_steps, hwm and max_queue_size must be at least 1"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(given, message):

@@ -56,6 +56,7 @@ def test_one_end_of_the_lookup_range_moves_the_other() -> None:
             {"method": "suffix", "suffix_decoding_min_token_prob": 2},
             "min_token_prob=2 must be a number",
         ),
+        ({"method": "mtp", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 must be the model's, 1"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min=5 must not exceed"),
     ],
 )

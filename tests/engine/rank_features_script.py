@@ -19,7 +19,7 @@ from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.kv_events.wire import block_hash
 from jaxis.engine.scheduling.scheduler_output import SchedulerOutput
-from tests.engine.kv_events.test_publisher import reading, replay
+from tests.engine.kv_events.test_publisher import TOPIC, reading, replay
 from tests.engine.ranks_script import GREEDY, compare, quick_answers, start
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
 from tests.support.drafters import drafters, drafting
@@ -133,6 +133,7 @@ def main(folder: str, sizes: str, arguments: str = "{}", kinds: str = "quick") -
                     "enable_kv_cache_events": True,
                     "endpoint": f"ipc://{sockets}/events",
                     "replay_endpoint": f"ipc://{sockets}/replay",
+                    "topic": TOPIC.decode(),
                 },
                 "max_model_len": 128,
                 "kv_cache_memory": 20 * block_bytes * data * max(1, tensor // 2),

@@ -1,6 +1,5 @@
 """Replicas under Ray Serve give the answers of one engine, and one that dies takes only its own streams with it."""
 
-import json
 import tempfile
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.errors import ConfigError
+from tests.support.completion_stream import stream
 from tests.support.host_processes import free_port
 from tests.support.ray_cluster import ray_cluster, wait_for_actors
 
@@ -56,32 +56,6 @@ def answers():
         short = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0))
         long = llm.generate(PROMPTS, SamplingParams(max_tokens=LONG, temperature=0, ignore_eos=True))
     return [[output.outputs[0].text for output in outputs] for outputs in (short, long)]
-
-
-def stream(client, prompt, session, max_tokens=24, started=lambda: None, **fields):
-    """The text and the usage that a stream brings.
-
-    Raises:
-      httpx.TransportError, ValueError: The stream ends early, or with an error in it.
-    """
-    text, usage = "", None
-    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True} | fields
-    body |= {"model": "jaxis-tiny", "stream_options": {"include_usage": True}}
-    headers = {"x-session-id": session}
-    with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if line == "data: [DONE]":
-                return text, usage
-            if not line.startswith("data: "):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise ValueError(event["error"]["message"])
-            text += "".join(choice["text"] for choice in event["choices"])
-            usage = event["usage"] or usage
-            started()
-    raise ValueError("the stream ended without [DONE]")
 
 
 def test_streams_are_those_of_one_engine(client, answers):

@@ -6,10 +6,19 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import psutil
 
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
 _SECONDS = 120.0
+
+
+# No key file in the home folder, and no report to Ray's makers.
+_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+_OBJECT_STORE_BYTES = 80 << 20
 
 
 @contextmanager
@@ -20,15 +29,14 @@ def ray_cluster(folder: str, num_cpus: int = 2) -> Iterator[None]:
       folder: For its sockets, whose paths must be short.
       num_cpus: CPUs that it counts with.
     """
-    # No key file in the home folder, and no report to Ray's makers.
-    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= _ENVIRONMENT
     import ray
 
     ray.init(
         address="local",
         num_cpus=num_cpus,
         include_dashboard=False,
-        object_store_memory=80 << 20,
+        object_store_memory=_OBJECT_STORE_BYTES,
         _temp_dir=folder,
         log_to_driver=False,
     )
@@ -36,6 +44,31 @@ def ray_cluster(folder: str, num_cpus: int = 2) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def ray_nodes(folder: str, num_nodes: int, num_cpus: int = 1) -> Iterator[Cluster]:
+    """The same with several nodes, which are processes of this machine.
+
+    Args:
+      folder: For its sockets, whose paths must be short.
+      num_nodes: How many; the first is the cluster's head.
+      num_cpus: CPUs that each of them counts with.
+    """
+    os.environ |= _ENVIRONMENT
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "temp_dir": folder})
+    try:
+        for _ in range(1, num_nodes):
+            cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def actor_processes(name: str) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ class KVEventsConfig:
       topic: The first frame of each message.
       buffer_steps: Batches that are kept for `replay_endpoint`.
       hwm: Batches that wait for a slow reader, before later ones are lost to it.
+      max_queue_size: Most batches that wait to be sent; none ever does, so any limit is kept.
     """
 
     enable_kv_cache_events: bool = False
@@ -32,6 +33,7 @@ class KVEventsConfig:
     topic: str = ""
     buffer_steps: int = 10_000
     hwm: int = 100_000
+    max_queue_size: int = 100_000
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> KVEventsConfig | None:
@@ -51,8 +53,8 @@ class KVEventsConfig:
         config = cls(**given)
         if config.publisher not in (None, "null", "zmq"):
             raise ConfigError(f"kv_events_config: publisher={config.publisher!r} must be zmq or null")
-        if min(config.buffer_steps, config.hwm) < 1:
-            raise ConfigError("kv_events_config: buffer_steps and hwm must be at least 1")
+        if min(config.buffer_steps, config.hwm, config.max_queue_size) < 1:
+            raise ConfigError("kv_events_config: buffer_steps, hwm and max_queue_size must be at least 1")
         return config if config.enable_kv_cache_events and config.publisher != "null" else None
 
     def of_rank(self, rank: int) -> KVEventsConfig:

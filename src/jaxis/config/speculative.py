@@ -15,7 +15,7 @@ from jaxis.errors import ConfigError
 LAYER_METHODS = ("mtp", "eagle3", "draft_model")
 METHODS = ("ngram", "suffix", *LAYER_METHODS)
 # vLLM's names of "mtp" by family.
-_MTP_FAMILIES = ("deepseek", "glm4_moe", "glm4_moe_lite", "mellum", "mimo", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+_MTP_FAMILIES = ("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "qwen3_5", "qwen3_next")
 METHOD_ALIASES = {f"{family}_mtp": "mtp" for family in _MTP_FAMILIES}
 # Together with the token before them, a step of 16 rows: a size that kernels are compiled for.
 DEFAULT_MAX_DRAFTS = 15
@@ -38,6 +38,7 @@ class SpeculativeConfig:
         number makes no difference.
       model: Folder or hub id of the head for "eagle3", and of the other model for "draft_model".
       revision: Branch, tag or commit of that hub id; None is the main branch.
+      draft_tensor_parallel_size: Devices that share it: None, or the model's `tensor_parallel_size`.
       quantization: How its weights are quantized while loading; None: as the model's.
       prompt_lookup_min: Fewest tokens at the text's end that must have occurred before, for "ngram".
       prompt_lookup_max: Most tokens that are looked for; at least `prompt_lookup_min`.
@@ -52,6 +53,7 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     model: str | None = None
     revision: str | None = None
+    draft_tensor_parallel_size: int | None = None
     quantization: str | None = None
     prompt_lookup_min: int = DEFAULT_LOOKUP_MIN
     prompt_lookup_max: int = DEFAULT_LOOKUP_MAX

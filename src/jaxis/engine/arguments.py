@@ -150,7 +150,14 @@ class EngineArgs(EngineArgFields):
 
     def _check_speculation(self) -> None:
         speculative = self.parsed_speculative_config
-        if speculative is None or speculative.method not in LAYER_METHODS:
+        if speculative is None:
+            return
+        if (size := speculative.draft_tensor_parallel_size) not in (None, self.tensor_parallel_size):
+            raise ConfigError(
+                f"speculative_config: draft_tensor_parallel_size={size!r} must be the model's, "
+                f"{self.tensor_parallel_size}, whose devices also draft: leave it out"
+            )
+        if speculative.method not in LAYER_METHODS:
             return
         if self.nnodes > 1:
             raise ConfigError(

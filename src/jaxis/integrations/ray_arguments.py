@@ -15,6 +15,7 @@ from jaxis.engine.argument_fields import argument_types
 from jaxis.engine.arguments import EngineArgs
 from jaxis.errors import ConfigError
 from jaxis.inference.inference_config import parse_yaml
+from jaxis.integrations.ray_hosts import host_bundles
 from jaxis.server.config import ServerConfig, default_served_name
 
 # What a deployment may be told; the first parameter is the class, and the second and third name it.
@@ -65,6 +66,8 @@ class ServeArguments:
                 )
         engine.setdefault("fit_memory", engine.get("model") is not None)
         arguments = EngineArgs(**engine)
+        if arguments.nnodes > 1:
+            _place_hosts(arguments.nnodes, engine, deployment)
         server.setdefault("served_model_names", (default_served_name(arguments.model),))
         config = ServerConfig(**server)
         return cls(engine, config, _deployment_defaults(arguments, config) | deployment)
@@ -79,6 +82,23 @@ def _deployment_defaults(arguments: EngineArgs, config: ServerConfig) -> dict[st
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_SECONDS,
         "max_constructor_retry_count": _CONSTRUCTOR_RETRIES,
     }
+
+
+def _place_hosts(num_hosts: int, engine: Mapping[str, Any], deployment: dict[str, Any]) -> None:
+    """Reserves a bundle for each host of a replica, on nodes of their own unless it was said where.
+
+    Raises:
+      ConfigError: What was given cannot be honoured.
+    """
+    for name in ("master_addr", "master_port"):
+        if name in engine:
+            raise ConfigError(f"{name}={engine[name]!r} is not known before Ray has placed the hosts: leave it out")
+    bundles = deployment.setdefault(
+        "placement_group_bundles", host_bundles(num_hosts, deployment.get("ray_actor_options") or {})
+    )
+    if len(bundles) != num_hosts:
+        raise ConfigError(f"placement_group_bundles has {len(bundles)} bundles: nnodes={num_hosts} needs one a host")
+    deployment.setdefault("placement_group_strategy", "STRICT_SPREAD")
 
 
 def _converted(name: str, value: Any, kind: Any) -> Any:

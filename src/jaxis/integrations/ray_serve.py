@@ -3,7 +3,8 @@
     serve run jaxis.integrations.ray_serve:build model=Qwen/Qwen3-0.6B num_replicas=2
 
 A replica is an actor with the web application in it, and with an engine in a process of its own, as `jaxis serve` has.
-Ray routes requests, replaces replicas that die or make no progress, and scales their number.
+With `nnodes`, its model also runs on other hosts, in an actor on each. Ray routes requests, replaces replicas that die
+or make no progress, and scales their number.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
+from jaxis.engine.frontend.engine_process import MAX_RESTARTS, EngineProcess, LogSettings
 from jaxis.errors import EngineError
 from jaxis.integrations.ray_arguments import ServeArguments
+from jaxis.integrations.ray_hosts import ReplicaHosts
 from jaxis.integrations.ray_replicas import use_reserved_cpus
 from jaxis.server.config import ServerConfig
 from jaxis.server.http.app import create_app
@@ -41,8 +44,14 @@ class JaxisServer:
         use_reserved_cpus()
         allow_many_connections()
         log = LogSettings(as_json=False, level=logging.INFO)
-        engine_arguments = {"seed": secrets.randbits(32)} | dict(engine_arguments)
-        self._process = EngineProcess(engine_arguments, stall_seconds=config.stall_seconds, log=log)
+        arguments: dict[str, Any] = {"seed": secrets.randbits(32), **engine_arguments}
+        args = EngineArgs(**arguments)
+        max_restarts = MAX_RESTARTS
+        if args.nnodes > 1:
+            self._hosts = ReplicaHosts(args)
+            arguments |= self._hosts.leader_arguments
+            max_restarts = 0  # a host that is lost may need another node, which Ray finds for a new replica
+        self._process = EngineProcess(arguments, stall_seconds=config.stall_seconds, log=log, max_restarts=max_restarts)
         self._engine = AsyncLLMEngine(self._process, max_queued=config.max_queued, stall_seconds=config.stall_seconds)
         self._config = config
 
@@ -54,8 +63,10 @@ class JaxisServer:
         """Ray Serve's hook; it replaces a replica for which this has failed several times.
 
         Raises:
-          EngineError: The engine makes no progress. Compiling a program is progress.
+          EngineError: The engine has failed for good, or makes no progress. Compiling a program is progress.
         """
+        if self._engine.failure is not None:
+            raise self._engine.failure
         if not self._engine.is_making_progress:
             raise EngineError("the engine makes no progress")
 

@@ -14,6 +14,7 @@ from jaxis.engine.kv_events.publisher import EventPublisher, open_publishers
 from jaxis.engine.scheduling.cache_events import BlocksCleared, BlocksRemoved, BlocksStored
 from jaxis.errors import ConfigError
 
+TOPIC = b"kv@pod@model"
 ONE = SamplingParams(max_tokens=1, temperature=0)
 A, B, C = (bytes(24) + number.to_bytes(8, "big") for number in (1, 2, 2**64 - 1))
 
@@ -29,17 +30,18 @@ def reading(endpoint, replay_endpoint, topic=""):
         context.destroy(linger=0)
 
 
-def replay(socket, first):
+def replay(socket, first, topic=TOPIC):
     """The batches from a number on that are still kept: (number, decoded)."""
     socket.send_multipart([b"", first.to_bytes(8, "big")])
     batches = []
     while True:
         assert socket.poll(10_000), "no answer"
-        empty, number, batch = socket.recv_multipart()
+        empty, found_topic, number, batch = socket.recv_multipart()
         assert empty == b""
         if number == b"\xff" * 8:
-            assert batch == b""
+            assert (found_topic, batch) == (b"", b"")
             return batches
+        assert found_topic == topic
         batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)))
 
 
@@ -49,7 +51,7 @@ def publisher(tmp_path):
         enable_kv_cache_events=True,
         endpoint=f"ipc://{tmp_path}/events",
         replay_endpoint=f"ipc://{tmp_path}/replay",
-        topic="kv@pod@model",
+        topic=TOPIC.decode(),
         buffer_steps=3,
     )
     publisher = EventPublisher(config, (FULL_CONTEXT, AttentionSpan(1024)), block_size=2)
@@ -83,8 +85,9 @@ def test_batches_have_the_form_that_vllm_publishes(publisher):
         {"type": "BlockRemoved", "block_hashes": [2**64 - 1], "medium": "GPU", "group_idx": 1},
     ]
     assert later == [
-        {key: value for key, value in stored.items() if key != "extra_keys"}
+        stored
         | {
+            "extra_keys": [None],
             "block_hashes": [2**64 - 1],
             "parent_block_hash": 2,
             "token_ids": [9, 10],
@@ -114,6 +117,7 @@ def test_an_engine_publishes_step_by_step(tmp_path):
         "enable_kv_cache_events": True,
         "endpoint": f"ipc://{tmp_path}/e",
         "replay_endpoint": f"ipc://{tmp_path}/r",
+        "topic": TOPIC.decode(),
     }
     tokens = list(range(100, 140))
     with (
@@ -130,7 +134,7 @@ def test_an_engine_publishes_step_by_step(tmp_path):
         llm.engine.reset_prefix_cache()
         batches = replay(replays, 0)
         topic, newest, _ = max((live.recv_multipart() for _ in batches if live.poll(0)), key=lambda m: m[1])
-    assert topic == b""
+    assert topic == TOPIC
     assert int.from_bytes(newest, "big") <= batches[-1][0]
     assert batches[-1][1][1] == [{"type": "AllBlocksCleared"}]
     [event] = batches[-2][1][1]
@@ -173,7 +177,10 @@ def test_each_data_rank_has_the_address_that_vllm_gives_it(endpoint, of_third):
 
 def test_publishers_of_data_ranks_say_whose_events_they_are(tmp_path):
     config = KVEventsConfig(
-        enable_kv_cache_events=True, endpoint=f"ipc://{tmp_path}/e", replay_endpoint=f"ipc://{tmp_path}/r"
+        enable_kv_cache_events=True,
+        endpoint=f"ipc://{tmp_path}/e",
+        replay_endpoint=f"ipc://{tmp_path}/r",
+        topic=TOPIC.decode(),
     )
     publishers = open_publishers(config, (FULL_CONTEXT,), 16, 3)
     try:

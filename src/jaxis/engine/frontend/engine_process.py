@@ -47,7 +47,7 @@ class EngineProcess(EngineClient):
     """Starts an engine process, and is an `EngineClient` of it.
 
     If the process ends, or its engine fails for good, the requests in it are lost, and another is started: at most
-    MAX_RESTARTS times within RESTART_WINDOW_SECONDS.
+    `max_restarts` times within RESTART_WINDOW_SECONDS.
 
     Attributes:
       info, tokenizer: The engine's.
@@ -57,18 +57,27 @@ class EngineProcess(EngineClient):
       arguments: Those of `EngineArgs`.
       stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
       log: How to write the log; None writes none.
+      max_restarts: How often another process may be started; 0 where something else sees to that.
 
     Raises:
       JaxisError: What building the engine raised.
       EngineError: The process ended before the engine was built.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, stall_seconds: float, log: LogSettings | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        stall_seconds: float,
+        log: LogSettings | None = None,
+        max_restarts: int = MAX_RESTARTS,
+    ) -> None:
         settings = {
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
         }
+        self._max_restarts = max_restarts
         self._settings = json.dumps(settings).encode()
         self._child = EngineChild(self._settings)
         try:
@@ -196,11 +205,13 @@ class EngineProcess(EngineClient):
         now = time.monotonic()
         self._restart_times = [time for time in self._restart_times if now - time < RESTART_WINDOW_SECONDS]
         number = len(self._restart_times) + 1
-        if number > MAX_RESTARTS:
-            _logger.critical("the engine is lost: %s, after %d restarts: giving up", reason, MAX_RESTARTS)
-            self._callbacks.fail(EngineError(f"{reason}, after {MAX_RESTARTS} restarts"))
+        if number > self._max_restarts:
+            if self._max_restarts:
+                reason = f"{reason}, after {self._max_restarts} restarts"
+            _logger.critical("the engine is lost: %s: giving up", reason)
+            self._callbacks.fail(EngineError(reason))
             return
-        _logger.error("the engine is lost: %s; starting it again (%d of %d)", reason, number, MAX_RESTARTS)
+        _logger.error("the engine is lost: %s; starting it again (%d of %d)", reason, number, self._max_restarts)
         self._restart_times.append(now)
         self._callbacks.interrupt(EngineError(f"the engine is lost: {reason}"))
         self._losses.put((now, (number - 1) * RESTART_DELAY_SECONDS))

@@ -1,8 +1,9 @@
 """Sends batches of events to whoever listens, and those that somebody has missed again: ZeroMQ, as vLLM does.
 
 A reader subscribes to a PUB socket: (topic, number, batch), the number in 8 bytes, big-endian, from 0. Where it finds a
-gap, it asks the ROUTER socket for all batches from a number on, and gets (number, batch) for each that is still kept,
-and (-1, nothing) after the last.
+gap, it asks the ROUTER socket for all batches from a number on, and gets (topic, number, batch) for each that is still
+kept, and (nothing, -1, nothing) after the last. Before version 0.26, vLLM answered without the topic
+(https://github.com/vllm-project/vllm/pull/45177).
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class EventPublisher:
         with self._lock:
             wanted = [kept for kept in self._kept if kept[0] >= first]
         for number, batch in wanted:
-            socket.send_multipart((reader, b"", number, batch))
-        socket.send_multipart((reader, b"", NO_MORE, b""))
+            socket.send_multipart((reader, b"", self._topic, number, batch))
+        socket.send_multipart((reader, b"", b"", NO_MORE, b""))
 
 
 def open_publishers(

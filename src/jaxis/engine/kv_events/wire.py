@@ -40,7 +40,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     lora_id: int | None
     medium: str
     lora_name: str | None
-    extra_keys: list[list[str] | None] | None = None
+    extra_keys: list[list[str] | None]
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -93,10 +93,7 @@ class EventEncoder:
     def _event(self, event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
         if isinstance(event, BlocksStored):
             span = self._spans[event.group]
-            extra_keys: list[list[str] | None] | None = None
-            if event.cache_salt is not None:
-                first = [event.cache_salt] if event.parent is None else None
-                extra_keys = [first, *[None] * (len(event.digests) - 1)]
+            first = [event.cache_salt] if event.cache_salt is not None and event.parent is None else None
             return BlockStored(
                 block_hashes=[block_hash(digest) for digest in event.digests],
                 parent_block_hash=None if event.parent is None else block_hash(event.parent),
@@ -105,7 +102,7 @@ class EventEncoder:
                 lora_id=None,
                 medium=MEDIUM,
                 lora_name=None,
-                extra_keys=extra_keys,
+                extra_keys=[first, *[None] * (len(event.digests) - 1)],
                 group_idx=event.group,
                 kv_cache_spec_kind=_kind(span),
                 kv_cache_spec_sliding_window=span.sliding_window,
