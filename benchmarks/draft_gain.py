@@ -28,17 +28,19 @@ from draft_pair.reference import reference_drafter
 from draft_pair.text import read_text, tokenize
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.draft_counts import DraftCounts
-from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
+from jaxis.engine.drafting.draft_length import DraftPlace
 from jaxis.engine.drafting.drafter import DraftRequest
+from jaxis.engine.drafting.layer_lengths import LayerLengths
+from jaxis.engine.drafting.layer_speculation import LayerSpeculation
 
 NUM_COMPARED = 48  # drafts, of each method, with the reference's
 
 
-class AllDrafts(DraftLengths):
+class AllDrafts(LayerLengths):
     """As many drafts as may be, whatever they cost."""
 
     def __init__(self) -> None:
-        super().__init__(int, bool, 1 << 20)
+        super().__init__(int, lambda *_: True, 1 << 20, int)
 
     def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
         del num_running
@@ -96,7 +98,7 @@ def compare(
         temperature=temperature, seed=1, max_tokens=options.output_len, ignore_eos=True, detokenize=False
     )
     speculation = llm.engine.speculation
-    assert speculation is not None
+    assert isinstance(speculation, LayerSpeculation)
     chosen = speculation.lengths
     always = AllDrafts()
     speculation.lengths, speculation.counts = always, DraftCounts()
@@ -125,7 +127,7 @@ def answers(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[Any]:
     """Tokens, and log-probabilities by their bits."""
     completions = [llm.generate([prompt], params)[0].outputs[0] for prompt in prompts]
     return [
-        (list(each.token_ids), [{token: value.logprob.hex() for token, value in e.items()} for e in each.logprobs])
+        (list(each.token_ids), [{token: v.logprob.hex() for token, v in e.items()} for e in each.logprobs or ()])
         for each in completions
     ]
 
@@ -149,7 +151,7 @@ def tokens_a_second(llm: LLM, prompts: list[Any], params: SamplingParams) -> flo
 def compare_with_reference(llm: LLM, method: str, prompts: list[Any], num_drafts: int, options: Any) -> None:
     """Prints how many drafts are those of the reference."""
     speculation = llm.engine.speculation
-    assert speculation is not None
+    assert isinstance(speculation, LayerSpeculation)
     propose, found = speculation.drafter.propose, []
 
     def recorded(requests: Sequence[DraftRequest]) -> list[Sequence[int]]:

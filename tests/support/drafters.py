@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
 from jaxis.engine.drafting.drafter import Drafter, DraftRequest
+from jaxis.engine.drafting.layer_lengths import LayerLengths
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.engine import LLMEngine
 
@@ -75,6 +76,16 @@ class AllDrafts(DraftLengths):
 
     def __init__(self) -> None:
         super().__init__(lambda num_tokens: num_tokens, lambda num_tokens: True, 1 << 20)
+
+    def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
+        return [place.max_drafts for place in places]
+
+
+class AllLayerDrafts(LayerLengths):
+    """The same for layers."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda num_tokens: num_tokens, lambda *_: True, 1 << 20, lambda _: 1 << 20)
 
     def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
         return [place.max_drafts for place in places]

@@ -374,7 +374,9 @@ class LLMEngine:
         current = self._inflight.popleft() if self._inflight else self._dispatch()
         if current is None:
             return []
-        if self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running):
+        if current.output.has_drafts or (
+            self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running)
+        ):
             requests = self._process(current)
         elif any(self._requests.needs_newest_token(entry.sequence) for entry in current.output.scheduled):
             output = self._schedule()

@@ -6,10 +6,10 @@ import pytest
 
 from jaxis import SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
-from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.drafting.layer_speculation import LayerSpeculation
 from jaxis.engine.engine import LLMEngine
 from tests.support.draft_runs import make_runner, write_folders
-from tests.support.drafters import AllDrafts
+from tests.support.drafters import AllLayerDrafts
 from tests.support.parity import prompt
 from tests.support.prediction_checkpoints import family, write_last_token_checkpoint
 
@@ -56,7 +56,7 @@ def test_drafts_of_layers_change_no_answer(folders, kind):
     plain = answers(engine)
     engine.reset()
     drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
-    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    engine.speculation = LayerSpeculation(drafter, AllLayerDrafts(), max_drafts=3)
     assert answers(engine) == plain
     assert engine.speculation.counts.num_draft_tokens > 20
     assert engine.scheduler.block_manager.num_free_blocks == engine.scheduler.block_manager.num_blocks
@@ -77,7 +77,7 @@ def check_always_right(pair):
     runner = make_runner(pair, max_num_batched_tokens=16)
     engine = LLMEngine(runner.vllm_config, runner.executor, tokenizer=None, eos_token_ids=frozenset())
     drafter = DraftLayers(engine.runner, 3, lambda *of: engine.scheduler.block_manager.extend(*of))
-    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=3)
+    engine.speculation = LayerSpeculation(drafter, AllLayerDrafts(), max_drafts=3)
     requests = [
         engine.add_request(str(n), prompt(n), SamplingParams(temperature=0.0, max_tokens=17)) for n in (20, 33, 5)
     ]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 DECAY = 0.8
 # What a sequence's first drafts are taken for: so many guesses, with this chance of being right.
 PRIOR_GUESSES, PRIOR_CHANCE = 1.0, 0.75
+# The same where it is known what other sequences' drafts are like, and how much each new guess changes that.
+TYPICAL_GUESSES, TYPICAL_STEP = 4.0, 0.02
 # What each row after the first is taken to add to a step, as a part of the time of a step of one row, until steps of
 # the size were measured. Low, so that they are.
 ROW_COST = 0.05
@@ -18,6 +20,22 @@ ROW_COST = 0.05
 # have been measured while the machine was busy.
 NUM_TIMES = 9
 MAX_AGE = 1000
+
+
+class TypicalChance:
+    """How often drafts of all sequences were right lately.
+
+    Attributes:
+      chance: The chance that a draft is right if those before it are.
+    """
+
+    def __init__(self) -> None:
+        self.chance = PRIOR_CHANCE
+
+    def observe(self, num_guesses: int, num_right: int) -> None:
+        """Learns that of so many guesses, `num_right` were right."""
+        for guess in range(num_guesses):
+            self.chance += TYPICAL_STEP * ((guess < num_right) - self.chance)
 
 
 class DraftPlace:
@@ -28,10 +46,12 @@ class DraftPlace:
 
     Args:
       max_drafts: Most drafts in a step.
+      typical: Of all sequences, which the first drafts of this one are taken to be like.
     """
 
-    def __init__(self, max_drafts: int) -> None:
+    def __init__(self, max_drafts: int, typical: TypicalChance | None = None) -> None:
         self.max_drafts = max_drafts
+        self._typical = typical
         self.reset()
 
     def reset(self) -> None:
@@ -41,12 +61,17 @@ class DraftPlace:
     @property
     def chance(self) -> float:
         """The chance that a draft is right if those before it are."""
+        if self._typical is not None:
+            return (self._num_right + TYPICAL_GUESSES * self._typical.chance) / (self._num_guesses + TYPICAL_GUESSES)
         return (self._num_right + PRIOR_GUESSES * PRIOR_CHANCE) / (self._num_guesses + PRIOR_GUESSES)
 
     def observe(self, num_drafts: int, num_right: int) -> None:
         """Learns that of a step's drafts, `num_right` were right before the first wrong one."""
         self._num_right = DECAY * self._num_right + num_right
-        self._num_guesses = DECAY * self._num_guesses + num_right + (num_right < num_drafts)
+        num_guesses = num_right + (num_right < num_drafts)
+        self._num_guesses = DECAY * self._num_guesses + num_guesses
+        if self._typical is not None:
+            self._typical.observe(num_guesses, num_right)
 
 
 class DraftLengths:

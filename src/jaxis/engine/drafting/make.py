@@ -8,6 +8,8 @@ from jaxis.config.speculative import LAYER_METHODS, SpeculativeConfig
 from jaxis.engine.drafting.draft_layers import DraftLayers
 from jaxis.engine.drafting.draft_length import DraftLengths
 from jaxis.engine.drafting.drafter import Drafter
+from jaxis.engine.drafting.layer_lengths import LayerLengths
+from jaxis.engine.drafting.layer_speculation import LayerSpeculation
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.speculation import Speculation
 from jaxis.engine.drafting.suffix import SuffixDrafter
@@ -17,7 +19,7 @@ from jaxis.engine.scheduling.sequence import Sequence
 
 def make_speculation(
     config: SpeculativeConfig | None, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
-) -> Speculation | None:
+) -> Speculation | LayerSpeculation | None:
     """What makes drafts as configured; None if nothing does.
 
     Args:
@@ -27,6 +29,8 @@ def make_speculation(
     """
     if config is None:
         return None
+    if config.method in LAYER_METHODS:
+        return _layer_speculation(config, runner, extend_blocks)
     num_ranks = runner.num_ranks
 
     def of_a_rank(num_tokens: int) -> int:
@@ -39,12 +43,24 @@ def make_speculation(
         num_ranks * runner.vllm_config.scheduler_config.max_num_batched_tokens,
         config.most_drafts,
     )
-    return Speculation(_drafter(config, runner, extend_blocks), lengths, max_drafts=config.num_speculative_tokens)
+    return Speculation(_drafter(config), lengths, max_drafts=config.num_speculative_tokens)
 
 
-def _drafter(config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]) -> Drafter:
-    if config.method in LAYER_METHODS:
-        return DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
+def _layer_speculation(
+    config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
+) -> LayerSpeculation:
+    drafter = DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
+    lengths = LayerLengths(
+        lambda num_tokens: runner.step_shape(num_tokens).num_tokens,
+        lambda num_running, num_tokens: runner.can_draft(num_tokens, *drafter.programs(num_running, num_tokens)),
+        runner.vllm_config.scheduler_config.max_num_batched_tokens,
+        config.most_drafts,
+    )
+    drafter.may_catch_up = lengths.may_catch_up
+    return LayerSpeculation(drafter, lengths, max_drafts=config.num_speculative_tokens)
+
+
+def _drafter(config: SpeculativeConfig) -> Drafter:
     if config.method == "suffix":
         return SuffixDrafter(
             config.suffix_decoding_max_tree_depth,

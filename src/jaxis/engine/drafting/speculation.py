@@ -101,7 +101,7 @@ class Speculation:
           sampling: Each unfinished sequence's sampling state.
           num_running: Sequences that run.
         """
-        drafting = [each for each in self._ready() if _is_known(each.sequence)]
+        drafting = [each for each in self._ready() if each.sequence.is_known]
         lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else None
         requests = []
         for each, length in zip(drafting, lengths or [], strict=lengths is not None):
@@ -188,12 +188,3 @@ class Speculation:
         if not self.drafter.needs_match:
             return [d for d in self._sequences.values() if len(d.sequence.output_token_ids) >= d.paused_until]
         return [d for d in self._sequences.values() if d.is_trusted and d.expected is not None]
-
-
-def _is_known(sequence: Sequence) -> bool:
-    """Whether the host knows all tokens of a running sequence, and the next step is to compute the last one."""
-    return (
-        sequence.status is SequenceStatus.RUNNING
-        and sequence.num_inflight_tokens == 0
-        and sequence.num_computed_tokens + 1 == sequence.num_tokens
-    )

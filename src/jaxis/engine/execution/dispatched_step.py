@@ -90,14 +90,16 @@ class ForwardedStep:
 
 
 class UndraftedStep(NamedTuple):
-    """A step that was forwarded, and that the layers that draft tokens have not seen yet.
+    """A step that was dispatched, and that the layers that draft tokens have not seen yet.
 
     Attributes:
       output: What was scheduled.
       shape: What it was padded to.
       packed: What the model was called with.
+      states: What the layers take of the rows that are sampled from; see `Executor.sampled_states`.
     """
 
     output: SchedulerOutput
     shape: StepShape
     packed: np.ndarray
+    states: list[jax.Array]

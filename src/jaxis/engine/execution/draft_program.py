@@ -25,7 +25,7 @@ from jaxis.layers.attention_metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class DraftKey:
-    """Program: the draft layers over a step, and drafts of some of its sequences.
+    """Program: the draft layers over a step, and drafts of some of its sequences, as many as the packed drafting says.
 
     (arrays, draft caches, hidden states [T, E], auxiliary hidden states, packed step, packed drafting) -> (draft
     caches, drafts i32 [N, num_drafts]). The caches are donated.
@@ -33,7 +33,7 @@ class DraftKey:
     Attributes:
       shape: Of the step.
       num_rows: N, at least as many as sequences that draft; 0 if none does.
-      num_drafts: Tokens to draft for each of them.
+      num_drafts: Most tokens to draft for each of them.
     """
 
     shape: StepShape
@@ -46,6 +46,7 @@ class DraftKey:
         sizes = {
             "token_ids": self.shape.num_tokens,
             "num_sequences": 1,
+            "length": 1,
             "rows": self.num_rows,
             "newest_ids": self.num_rows,
             "positions": self.num_rows,
@@ -76,18 +77,23 @@ class DraftedSequence(NamedTuple):
     block_tables: Sequence[BlockTable]
 
 
-def pack_drafting(key: DraftKey, token_ids: Sequence[int], sequences: Sequence[DraftedSequence]) -> np.ndarray:
+def pack_drafting(
+    key: DraftKey, token_ids: Sequence[int], sequences: Sequence[DraftedSequence] = (), length: int | None = None
+) -> np.ndarray:
     """What the program needs beside the packed step, as one int32 vector.
 
     Args:
       key: The program.
       token_ids: What the draft layers read in the step's rows.
       sequences: At most N.
+      length: Tokens to draft for each of them, at least 1; None: all. What the program returns for those behind them
+        means nothing.
     """
     packed = np.zeros(key.packed_size, np.int32)
     values = {
         "token_ids": token_ids,
         "num_sequences": [len(sequences)],
+        "length": [key.num_drafts if length is None else length],
         "rows": [each.row for each in sequences],
         "newest_ids": [each.newest_id for each in sequences],
         "positions": [each.position for each in sequences],
@@ -149,18 +155,16 @@ def draft(
     else:
         caches, states = layers(model, caches, fields["newest_ids"], states, metadata(fields["positions"]))
         first_position = fields["positions"] + 1
-    drafts = following(states)
 
-    def one_more(carry: tuple[list[Any], jax.Array, jax.Array], offset: jax.Array) -> tuple[Any, jax.Array]:
-        caches, states, token_ids = carry
-        caches, states = layers(model, caches, token_ids, states, metadata(first_position + offset))
-        token_ids = following(states)
-        return (caches, states, token_ids), token_ids
+    def one_more(number: jax.Array, carry: tuple[list[Any], jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
+        caches, states, drafts = carry
+        caches, states = layers(model, caches, drafts[number - 1], states, metadata(first_position + number - 1))
+        return caches, states, drafts.at[number].set(following(states))
 
-    (caches, _, _), others = jax.lax.scan(
-        one_more, (caches, states, drafts), jnp.arange(key.num_drafts - 1, dtype=jnp.int32)
-    )
-    return caches, jnp.concatenate([drafts[None], others]).T
+    drafts = jnp.zeros((key.num_drafts, key.num_rows), jnp.int32).at[0].set(following(states))
+    length = jnp.minimum(fields["length"][0], key.num_drafts)
+    caches, _, drafts = jax.lax.fori_loop(1, length, one_more, (caches, states, drafts))
+    return caches, drafts.T
 
 
 def _one_token_each(key: DraftKey, fields: dict[str, jax.Array], positions: jax.Array) -> AttentionMetadata:

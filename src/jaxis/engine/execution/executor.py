@@ -139,11 +139,12 @@ class Executor:
           packed: By `pack_step`, of each data rank, one after the other.
         """
         program = self.programs.get(key)
-        self.hidden = self.rows = None  # so that their memory can be theirs again
-        self.aux = []
-        self.caches, self.hidden, self.rows, self.aux = program(
-            self.arrays.arrays, self.caches, self._last_tokens, self.ranks.place(packed)
+        self._forget_hidden()  # so that their memory can be theirs again
+        own, drafting = self._divided_caches()
+        own, self.hidden, self.rows, (self.aux, self._aux_rows) = program(
+            self.arrays.arrays, own, self._last_tokens, self.ranks.place(packed)
         )
+        self.caches = [*own, *drafting]
 
     def sample(self, key: SampleKey, parameters: np.ndarray | None) -> SamplerOutput:
         """Dispatches the sampler over the last hidden states of the step that was forwarded.
@@ -164,28 +165,57 @@ class Executor:
         self._start_copy_to_host(sampled)
         return sampled
 
-    def draft(self, key: DraftKey, packed_step: np.ndarray, packed: np.ndarray) -> jax.Array:
-        """Dispatches the draft layers over the step that was forwarded last, and their drafts.
+    @property
+    def sampled_states(self) -> list[jax.Array]:
+        """What layers that draft take of the rows that were sampled from in the step that was dispatched last.
+
+        Hidden states [S, E] and auxiliary ones; to be asked for before the step is sampled.
+        """
+        assert self.rows is not None
+        return [self.rows, *self._aux_rows]
+
+    def draft(
+        self,
+        key: DraftKey,
+        packed_step: np.ndarray,
+        packed: np.ndarray,
+        states: Sequence[np.ndarray] | None = None,
+    ) -> jax.Array:
+        """Dispatches the draft layers over a step, and their drafts.
 
         Args:
           key: The program.
-          packed_step: What the step was forwarded with.
+          packed_step: By `pack_step`.
           packed: By `pack_drafting`.
+          states: The hidden states of the step's tokens [T, E], and auxiliary ones; None: those of the step that was
+            dispatched last, with `packed_step`.
 
         Returns:
           The drafts, i32 [N, num_drafts].
         """
-        program, first = self.programs.get(key), len(self.caches) - self.num_draft_caches
-        updated, drafts = program(self.arrays.arrays, self.caches[first:], self.hidden, self.aux, packed_step, packed)
-        self.caches = [*self.caches[:first], *updated]
-        self.hidden, self.aux = None, []
+        program = self.programs.get(key)
+        own, drafting = self._divided_caches()
+        hidden, aux = (self.hidden, self.aux) if states is None else (states[0], states[1:])
+        updated, drafts = program(self.arrays.arrays, drafting, hidden, list(aux), packed_step, packed)
+        self.caches = [*own, *updated]
         return drafts
 
     def greedy_step(self, key: GreedyStepKey, packed: np.ndarray) -> SamplerOutput:
         """Dispatches model and sampler over the greedy decode of one sequence."""
         program = self.programs.get(key)
-        self.caches, sampled, self._last_tokens = program(self.arrays.arrays, self.caches, self._last_tokens, packed)
+        self._forget_hidden()
+        own, drafting = self._divided_caches()
+        own, sampled, self._last_tokens, states = program(self.arrays.arrays, own, self._last_tokens, packed)
+        self.caches = [*own, *drafting]
+        if states:
+            self.rows, *self.aux = states
+            self.hidden, self._aux_rows = self.rows, self.aux
         return sampled
+
+    def _divided_caches(self) -> tuple[list[Any], list[Any]]:
+        """The model's own caches, and those of the layers that draft."""
+        first = len(self.caches) - self.num_draft_caches
+        return self.caches[:first], self.caches[first:]
 
     def whole(self, key: WholeKey, input_ids: np.ndarray, num_tokens: int) -> None:
         """Dispatches the model over one whole sequence, without caches; keeps its hidden states.
@@ -196,7 +226,7 @@ class Executor:
           num_tokens: Without the padding.
         """
         program = self.programs.get(key)
-        self.hidden = self.rows = None
+        self._forget_hidden()
         self.hidden = program(self.arrays.arrays, input_ids, np.int32(num_tokens))
 
     def logits(
@@ -256,8 +286,7 @@ class Executor:
         self.programs.close()
         self.arrays.release()
         self.caches = []
-        self.hidden = self.rows = None
-        self.aux = []
+        self._forget_hidden()
 
     def _compile(self, key: Hashable) -> Program:
         """Compiles a program, on a worker thread."""
@@ -265,10 +294,14 @@ class Executor:
             return self.block_programs.compile(key)
         return self.step_programs.compile(key)
 
-    def _forget_last_tokens(self) -> None:
+    def _forget_hidden(self) -> None:
         self.hidden: jax.Array | None = None
         self.rows: jax.Array | None = None
         self.aux: list[jax.Array] = []
+        self._aux_rows: list[jax.Array] = []
+
+    def _forget_last_tokens(self) -> None:
+        self._forget_hidden()
         last = self.ranks.struct((self._max_num_seqs,), jnp.int32)
         self._last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
 

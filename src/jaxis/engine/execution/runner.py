@@ -9,7 +9,7 @@ step, and are copied to the host when asked for. The executor calls the programs
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from jaxis.engine.execution.block_transfer import BlockTransfer
 from jaxis.engine.execution.compiled_features import CompiledFeatures
 from jaxis.engine.execution.dispatched_step import DispatchedStep, ForwardedStep, SamplingStates, UndraftedStep
+from jaxis.engine.execution.draft_program import DraftKey
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.programs import CompileWait
 from jaxis.engine.execution.sampler import SamplerOutput
@@ -58,8 +59,8 @@ class Runner:
       bytes_per_state_slot: Bytes of a slot in all layers.
       max_model_len: The configured one, shortened if the cache cannot hold a sequence that long.
       vocab_size: V.
-      undrafted: The step that was forwarded last, if there are layers that draft tokens. They are to see it before the
-        next one is forwarded; None once they did.
+      undrafted: The step that was dispatched last, if there are layers that draft tokens. What they are to see of it
+        beyond its `states`, they see before the next one is dispatched; None once it was taken from here.
       on_step_logits: For verification: called with each step's output and its tokens' logits, float32 [T, V]. None, the
         default, computes no such logits.
 
@@ -139,10 +140,18 @@ class Runner:
         """What this many rows are padded to, for which there are programs."""
         return self._step_shapes.padded(num_rows)
 
-    def can_draft(self, num_tokens: int) -> bool:
-        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, starts that."""
+    def can_draft(self, num_tokens: int, *others: DraftKey) -> bool:
+        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, starts that.
+
+        Args:
+          num_tokens: Drafts included.
+          others: Programs that make the drafts.
+        """
         shape = self.step_shape(num_tokens, num_tokens)
-        keys = (ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()))
+        return self.is_compiled(ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()), *others)
+
+    def is_compiled(self, *keys: Hashable) -> bool:
+        """Whether these programs are compiled; if not, starts that."""
         programs = [self.executor.programs.precompile(key) for key in keys]
         return all(program.done() for program in programs)
 
@@ -160,17 +169,17 @@ class Runner:
         return self.forward(output).sample(sampling)
 
     def _can_be_one_program(self, num_tokens: int) -> bool:
-        # Layers that draft tokens take the model's hidden states, which that program keeps to itself; and the whole
-        # model is one program where it is on the same devices.
-        is_whole = self.executor.num_stages == 1 and not self.executor.num_draft_caches
-        return self.executor.is_native and num_tokens == 1 and is_whole
+        # The whole model is one program where it is on the same devices.
+        return self.executor.is_native and num_tokens == 1 and self.executor.num_stages == 1
 
     def _greedy_step(self, output: SchedulerOutput) -> DispatchedStep:
         self._check_is_sampled()
         shape = self.step_shape(1)
         self._move_blocks(output)
-        sampled = self.executor.greedy_step(GreedyStepKey(shape), self._pack(output, shape))
+        packed = self._pack(output, shape)
+        sampled = self.executor.greedy_step(GreedyStepKey(shape), packed)
         self._hand_over_blocks(output)
+        self._note_undrafted(output, shape, packed)
         self._last_rows = {output.scheduled[0].sequence.seq_id: 0}
         return DispatchedStep(output, sampled, ())
 
@@ -188,8 +197,7 @@ class Runner:
             num_sequences = max(len(rank.scheduled) for rank in output.ranks)
             self.precompile(-(-num_sequences // self.num_stages), greedy=is_greedy)
         packed = self._forward(output, shape)
-        if self.executor.num_draft_caches:
-            self.undrafted = UndraftedStep(output, shape, packed)
+        self._note_undrafted(output, shape, packed)
         if any(entry.samples for entry in output.scheduled):
             self._unsampled = output
         if self.on_step_logits is not None:
@@ -202,6 +210,10 @@ class Runner:
                 if _has_prompt_logprobs(entry)
             ]
         return ForwardedStep(output, prompt_logprobs, functools.partial(self._sample, output, shape.num_rows))
+
+    def _note_undrafted(self, output: SchedulerOutput, shape: StepShape, packed: np.ndarray) -> None:
+        if self.executor.num_draft_caches:
+            self.undrafted = UndraftedStep(output, shape, packed, self.executor.sampled_states)
 
     def paged_logits(self, output: SchedulerOutput) -> np.ndarray:
         """Runs a step without sampling; returns its tokens' logits, float32 [T, V]."""

@@ -175,7 +175,8 @@ def _pack_block_tables(
         if sees_all:
             block_ids = table.block_ids[:num_blocks]
         else:
-            first = first_blocks[i] = span.first_visible(entry.start) // block_size
+            # Layers that draft see tokens again whose window is left: they take what is there.
+            first = first_blocks[i] = max(span.first_visible(entry.start) // block_size, table.first)
             block_ids = table.block_ids[first - table.first : num_blocks - table.first]
         packed_ids[i, : len(block_ids)] = block_ids
 

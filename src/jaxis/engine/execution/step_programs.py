@@ -38,8 +38,8 @@ class ForwardKey:
     """Program: the model over a step.
 
     (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, hidden states [T, E], those to sample from
-    [S, E], auxiliary hidden states). The caches are donated. Of several data ranks, all but the arrays lie one after
-    the other.
+    [S, E], auxiliary hidden states of both kinds). The caches are donated; those of layers that draft are not among
+    them. Of several data ranks, all but the arrays lie one after the other.
 
     Of pipeline stages, those after the first take hidden states in the place of the last tokens, and those before the
     last return the hidden states that they hand on, without rows to sample from.
@@ -64,8 +64,8 @@ class SampleKey:
 class GreedyStepKey:
     """Program: what those of a ForwardKey and of a greedy SampleKey compute, in one.
 
-    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, SamplerOutput, last tokens). The caches are
-    donated.
+    (arrays, KV caches, last tokens i32 [max R], packed step) -> (KV caches, SamplerOutput, last tokens, hidden states
+    [1, E] and auxiliary ones). The caches are donated. The states are there where layers draft, which take them.
     """
 
     shape: StepShape
@@ -121,10 +121,9 @@ class StepPrograms:
         self._model = model
         self._stage = stage
         self._mesh = mesh
-        self._caches = list(caches)
-        self._cache_shardings = jax.tree.map(lambda struct: struct.sharding, self._caches)
         self._ranks = RankPrograms(mesh)
-        self._first_draft_cache = len(self._caches) - num_draft_caches
+        first_draft_cache = len(caches) - num_draft_caches
+        self._own_caches, self._draft_caches = list(caches[:first_draft_cache]), list(caches[first_draft_cache:])
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -153,26 +152,27 @@ class StepPrograms:
     def _lower_forward(self, key: ForwardKey) -> jax.stages.Lowered:
         def forward(
             arrays: list[jax.Array], caches: list[Any], given: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], jax.Array, jax.Array | None, list[jax.Array]]:
+        ) -> tuple[list[Any], jax.Array, jax.Array | None, tuple[list[jax.Array], list[jax.Array]]]:
             # All but the first stage take no tokens, in flight or not.
             last_tokens = given if self._stage.is_first else jnp.zeros(self._max_num_seqs, jnp.int32)
             step = unpack_step(packed, key.shape, last_tokens)
-            own, others = caches[: self._first_draft_cache], caches[self._first_draft_cache :]
             model = self._model.merge(arrays)
-            own, hidden, aux = model(own, step.input_ids, step.attention_metadata, **self._handed_on(given))
+            caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata, **self._handed_on(given))
             rows = hidden[step.logits_rows] if self._stage.is_last else None
-            return [*own, *others], hidden, rows, aux if others else []
+            if not self._draft_caches:
+                aux = []
+            return caches, hidden, rows, (aux, [each[step.logits_rows] for each in aux])
 
         ranks = self._ranks
         operands = (
             self._model.arrays,
-            self._caches,
+            self._own_caches,
             ranks.struct((self._max_num_seqs,), jnp.int32)
             if self._stage.is_first
             else self._hidden(key.shape.num_tokens),
             ranks.struct((key.shape.packed_size,), jnp.int32),
         )
-        results = (self._cache_shardings, ranks.sharding, ranks.sharding, ranks.sharding)
+        results = (_shardings(self._own_caches), ranks.sharding, ranks.sharding, ranks.sharding)
         return _jit(ranks.over_ranks(forward, operands, results), donate_argnums=1, out_shardings=results).lower(
             *operands
         )
@@ -188,12 +188,12 @@ class StepPrograms:
         ) -> tuple[list[Any], jax.Array]:
             return draft(key, self._model.merge(arrays), caches, hidden, aux, packed_step, packed)
 
-        first, num_tokens = self._first_draft_cache, key.shape.num_tokens
+        num_tokens = key.shape.num_tokens
         decoder = cast(Any, self._model.model).decoder
-        jitted = _jit(run, donate_argnums=1, out_shardings=(self._cache_shardings[first:], self._replicated))
+        jitted = _jit(run, donate_argnums=1, out_shardings=(_shardings(self._draft_caches), self._replicated))
         return jitted.lower(
             self._model.arrays,
-            self._caches[first:],
+            self._draft_caches,
             self._hidden(num_tokens),
             [self._hidden(num_tokens)] * len(decoder.aux_hidden_state_layers),
             self._int32(key.shape.packed_size),
@@ -203,19 +203,19 @@ class StepPrograms:
     def _lower_greedy_step(self, key: GreedyStepKey) -> jax.stages.Lowered:
         def greedy_step(
             arrays: list[jax.Array], caches: list[Any], last_tokens: jax.Array, packed: jax.Array
-        ) -> tuple[list[Any], SamplerOutput, jax.Array]:
+        ) -> tuple[list[Any], SamplerOutput, jax.Array, list[jax.Array]]:
             step = unpack_step(packed, key.shape, last_tokens)
             model = self._model.merge(arrays)
-            caches, hidden, _ = model(caches, step.input_ids, step.attention_metadata)
+            caches, hidden, aux = model(caches, step.input_ids, step.attention_metadata)
             # Rounded as where another program reads them: a sequence's tokens do not depend on what samples them.
             rows = materialize(hidden[step.logits_rows])
-            return caches, *self._sample_greedily(model, rows)
+            return caches, *self._sample_greedily(model, rows), [rows, *aux] if self._draft_caches else []
 
-        shardings = (self._cache_shardings, self._replicated, self._replicated)
+        shardings = (_shardings(self._own_caches), self._replicated, self._replicated, self._replicated)
         last_tokens = self._int32(self._max_num_seqs)
         packed = self._int32(key.shape.packed_size)
         jitted = _jit(greedy_step, donate_argnums=1, out_shardings=shardings)
-        return jitted.lower(self._model.arrays, self._caches, last_tokens, packed)
+        return jitted.lower(self._model.arrays, self._own_caches, last_tokens, packed)
 
     def _lower_sample(self, key: SampleKey) -> jax.stages.Lowered:
         num_rows, features = key.num_rows, key.features
@@ -316,6 +316,10 @@ class StepPrograms:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         one = self._model.hidden_states
         return self._ranks.struct((num_tokens, *one.shape[1:]), one.dtype)
+
+
+def _shardings(caches: list[CacheStruct]) -> list[Any]:
+    return jax.tree.map(lambda struct: struct.sharding, caches)
 
 
 def _jit(function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:

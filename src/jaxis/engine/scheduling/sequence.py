@@ -181,6 +181,15 @@ class Sequence:
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_inflight_tokens
 
     @property
+    def is_known(self) -> bool:
+        """Whether the host knows all tokens of a running sequence, and the next step is to compute the last one."""
+        return (
+            self.status is SequenceStatus.RUNNING
+            and self.num_inflight_tokens == 0
+            and self.num_computed_tokens + 1 == self.num_tokens
+        )
+
+    @property
     def service_order(self) -> tuple[int, int]:
         """Sorts sequences: the smallest is admitted first and preempted last."""
         return self.priority, self.arrival
