@@ -1,14 +1,18 @@
 """Speculative decoding on and off, in turns in one process: text that is copied with edits, and text without matches.
 
     python benchmarks/random_checkpoint.py FOLDER
-    python benchmarks/speculation.py FOLDER --quantization int8 --batch-size 1,16
+    python benchmarks/speculation.py FOLDER --quantization int8 --batch-size 1,4,16
+    python benchmarks/speculation.py                   # of the embedded model
     python benchmarks/speculation.py --lookup          # host time of a lookup, without a model
 
 A model with random weights copies nothing. Its own greedy answer stands for the text to be copied: it is given as the
-`prediction`, with one token in `--edit-every` replaced, so guesses come true as often as in edits of a file. Text
-without matches is drawn at temperature 1. Each line has the medians of tokens a second, their ratio, the share of
-drafts that were right, and by place; answers with and without are compared. A line below has the times of steps by
-their number of rows, from which the engine chooses how many drafts there are.
+`prediction`, with one token in `--edit-every` replaced, so guesses come true as often as in edits of a file. It is
+measured with and without in turns. Text without matches is drawn at temperature 1, and speculation switched on and off
+every few steps, so that both have the same of what else the machine does. Each line has the medians of tokens a second,
+the median of the ratios of neighbours in time and where half of the ratios are, the share of drafts that were right,
+and by place; answers with and without are compared. A line below has the times of steps by their number of rows, from
+which the engine chooses how many drafts there are. `--method default` is what an engine does that was told nothing: it
+compiles steps with drafts once they would have saved the time; the others are measured with all of them compiled.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,14 +30,17 @@ from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.drafting.drafter import DraftRequest
 from jaxis.engine.drafting.lookup import LookupDrafter
+from jaxis.engine.output_processor import Request
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
+
+BLOCK_STEPS = 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--lookup", action="store_true", help="measure the drafter alone")
-    parser.add_argument("--method", default="ngram")
+    parser.add_argument("--method", default="ngram", help="of speculative_config; default: none is given")
     parser.add_argument("--num-speculative-tokens", type=int, default=15)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
@@ -53,10 +61,13 @@ def main() -> None:
         max_num_seqs=max(sizes),
         max_model_len=2 * (options.input_len + options.output_len),
         enable_prefix_caching=False,
-        speculative_config={"method": options.method, "num_speculative_tokens": options.num_speculative_tokens},
+        speculative_config=None
+        if options.method == "default"
+        else {"method": options.method, "num_speculative_tokens": options.num_speculative_tokens},
     ) as llm:
         for size in sizes:
-            compile_all(llm, size, options.num_speculative_tokens)
+            if options.method != "default":
+                compile_all(llm, size, options.num_speculative_tokens)
             measure(llm, size, options)
 
 
@@ -83,39 +94,40 @@ def measure(llm: LLM, batch_size: int, options: argparse.Namespace) -> None:
         for place in range(options.edit_every - 1, len(edited), options.edit_every):
             edited[place] = int(rng.integers(0, vocab_size))
         copies.append(dataclasses.replace(greedy, prediction=edited))
-    drawn = dataclasses.replace(greedy, temperature=1.0)
-    for name, params in (
-        ("copying", copies),
-        ("no matches", [dataclasses.replace(drawn, seed=i) for i in range(batch_size)]),
-    ):
-        compare(llm, name, prompts, params, options.repeats)
+    compare(llm, "copying", prompts, copies, options.repeats, rates_of_turns)
+    drawn = [dataclasses.replace(greedy, temperature=1.0, seed=i) for i in range(batch_size)]
+    compare(llm, "no matches", prompts, drawn, options.repeats, rates_of_blocks)
 
 
-def compare(llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams], repeats: int) -> None:
+# Tokens a second without and with speculation, in the order of time, and the answers of each run.
+Rates = tuple[dict[bool, list[float]], list[list[list[int]]]]
+
+
+def compare(
+    llm: LLM,
+    name: str,
+    prompts: list[Any],
+    params: list[SamplingParams],
+    repeats: int,
+    measured: Callable[[LLM, list[Any], list[SamplingParams], int], Rates],
+) -> None:
     """Prints the line of a kind of text."""
     speculation = llm.engine.speculation
     assert speculation is not None
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    answers = []
-    for turn in range(2 * (repeats + 1)):
-        is_on = bool(turn % 2)
-        llm.engine.speculation = speculation if is_on else None
-        if turn < 4:
-            speculation.counts = DraftCounts()
-        outputs, seconds = decode(llm, prompts, params)
-        answers.append([output.token_ids for output in outputs])
-        if turn >= 2:  # the first of each compile
-            num_tokens = sum(len(output.token_ids) - 1 for output in outputs)
-            rates[is_on].append(num_tokens / seconds)
-    llm.engine.speculation = speculation
+    measured(llm, prompts, params, 1)  # compiles
+    speculation.counts = DraftCounts()
+    rates, answers = measured(llm, prompts, params, repeats)
     off, on = (statistics.median(rates[is_on]) for is_on in (False, True))
+    ratios = [with_drafts / without for without, with_drafts in zip(rates[False], rates[True], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else 3 * ratios
     counts = speculation.counts
     share = counts.num_accepted_tokens / max(counts.num_draft_tokens, 1)
     places = [f"{right / max(counts.num_drafts, 1):.2f}" for right in counts.num_accepted_by_position[:8]]
     same = "equal answers" if all(answer == answers[0] for answer in answers) else "ANSWERS DIFFER"
     print(
-        f"{name}, batch {len(prompts)}: {off:.1f} tok/s without, {on:.1f} with ({on / off:.2f}x); "
-        f"{share:.0%} of {counts.num_draft_tokens} drafts right, by place {' '.join(places)}; {same}",
+        f"{name}, batch {len(prompts)}: {off:.1f} tok/s without, {on:.1f} with: {middle:.3f}x ({low:.3f} to "
+        f"{high:.3f}; {len(ratios)} pairs); {share:.0%} of {counts.num_draft_tokens} drafts right, by place "
+        f"{' '.join(places)}; {same}",
         flush=True,
     )
     times = ", ".join(
@@ -124,20 +136,69 @@ def compare(llm: LLM, name: str, prompts: list[Any], params: list[SamplingParams
     print(f"  milliseconds of a step, by rows: {times}", flush=True)
 
 
-def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[list[Any], float]:
-    """The completions, and the seconds from the time when all prompts were read."""
-    engine = llm.engine
+def rates_of_turns(llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int) -> Rates:
+    """Of whole runs."""
+    speculation = llm.engine.speculation
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    answers = []
+    for turn in range(2 * repeats):
+        is_on = turn % 4 in (1, 2)  # neither is always first
+        llm.engine.speculation = speculation if is_on else None
+        outputs, seconds = decode(llm, prompts, params)
+        answers.append([output.token_ids for output in outputs])
+        rates[is_on].append(sum(len(output.token_ids) - 1 for output in outputs) / seconds)
+    llm.engine.speculation = speculation
+    return rates, answers
+
+
+def rates_of_blocks(llm: LLM, prompts: list[Any], params: list[SamplingParams], repeats: int) -> Rates:
+    """Of `BLOCK_STEPS` steps each, of as many runs as turns have."""
+    speculation = llm.engine.speculation
+    assert speculation is not None
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    answers = []
+    for _ in range(2 * repeats):
+        requests = begin(llm, prompts, params)
+        outputs = [request.completions[0].sequence.output_token_ids for request in requests]
+        most_steps = min(each.max_tokens or 0 for each in params) - max(map(len, outputs))
+        # With speculation, a block may have more tokens than steps.
+        for block in range(most_steps // BLOCK_STEPS // 4 * 4):
+            is_on = block % 4 in (1, 2)
+            llm.engine.speculation = speculation if is_on else None
+            before, started = sum(map(len, outputs)), time.perf_counter()
+            for _ in range(BLOCK_STEPS):
+                llm.engine.step()
+            seconds = time.perf_counter() - started
+            if all(not request.finished for request in requests):
+                rates[is_on].append((sum(map(len, outputs)) - before) / seconds)
+        llm.engine.speculation = speculation
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+        speculation.reset()
+        answers.append([list(output) for output in outputs])
+    num_pairs = min(map(len, rates.values()))
+    return {is_on: values[:num_pairs] for is_on, values in rates.items()}, answers
+
+
+def begin(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> list[Request]:
+    """The requests, once all prompts were read."""
     requests = [
-        engine.add_request(str(i), prompt["prompt_token_ids"], each)
+        llm.engine.add_request(str(i), prompt["prompt_token_ids"], each)
         for i, (prompt, each) in enumerate(zip(prompts, params, strict=True))
     ]
-    started = None
-    while engine.has_unfinished:
-        engine.step()
-        if started is None and all(request.completions[0].sequence.output_token_ids for request in requests):
-            started = time.perf_counter()
-    assert started is not None
-    return [request.output().outputs[0] for request in requests], time.perf_counter() - started
+    while not all(request.completions[0].sequence.output_token_ids for request in requests):
+        llm.engine.step()
+    return requests
+
+
+def decode(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[list[Any], float]:
+    """The completions, and the seconds from the time when all prompts were read."""
+    requests = begin(llm, prompts, params)
+    started = time.perf_counter()
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    seconds = time.perf_counter() - started
+    return [request.output().outputs[0] for request in requests], seconds
 
 
 def measure_lookup() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxis import LLM
-from jaxis.config.speculative import SpeculativeConfig, parse_speculative_config
+from jaxis.config.speculative import NO_SPECULATION, SpeculativeConfig, parse_speculative_config
 from jaxis.errors import ConfigError
 
 
@@ -14,6 +14,13 @@ def test_defaults_and_names() -> None:
     assert parse_speculative_config({"method": "ngram"}) == SpeculativeConfig("ngram")
     given = {"method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 0}
     assert parse_speculative_config(given) == SpeculativeConfig("suffix", 4, suffix_decoding_max_cached_requests=0)
+
+
+@pytest.mark.parametrize("others", [{}, {"method": "mtp"}, {"method": "draft_model", "model": "folder"}])
+def test_no_tokens_turn_it_off_and_load_nothing(others: dict[str, str]) -> None:
+    config = parse_speculative_config({"num_speculative_tokens": 0, **others})
+    assert config == NO_SPECULATION
+    assert config.model is None
 
 
 def test_most_drafts_by_the_number_of_sequences() -> None:
@@ -50,7 +57,7 @@ def test_one_end_of_the_lookup_range_moves_the_other() -> None:
         ({}, "method=None is not implemented: give ngram or suffix"),
         ({"method": "dflash"}, "method='dflash' is not implemented"),
         ({"method": "ngram", "num_tokens": 3}, "unknown key 'num_tokens'; known: method, "),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0 must be an integer from 1"),
+        ({"method": "ngram", "num_speculative_tokens": -1}, "num_speculative_tokens=-1 must be an integer from 0"),
         ({"method": "ngram", "num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5 must be an integer"),
         (
             {"method": "suffix", "suffix_decoding_min_token_prob": 2},

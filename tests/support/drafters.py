@@ -75,7 +75,7 @@ class AllDrafts(DraftLengths):
     """As many drafts as a sequence may have."""
 
     def __init__(self) -> None:
-        super().__init__(lambda num_tokens: num_tokens, lambda num_tokens: True, 1 << 20)
+        super().__init__(lambda num_tokens: num_tokens, lambda num_tokens, starts: True, 1 << 20)
 
     def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int]:
         return [place.max_drafts for place in places]

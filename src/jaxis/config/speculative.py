@@ -32,7 +32,8 @@ class SpeculativeConfig:
       method: "ngram": as the text went on before. "suffix": also as finished outputs of the same `cache_salt` did.
         "mtp": with the layer of the checkpoint that predicts later tokens. "eagle3": with an EAGLE-3 head.
         "draft_model": with another model of the same vocabulary.
-      num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured.
+      num_speculative_tokens: Most tokens to guess ahead for a sequence in a step; how many pay is measured. 0: none are
+        guessed, whatever else is given.
       num_speculative_tokens_per_batch_size: The same by the number of sequences that run: (first number, last number,
         tokens), in ascending order. Numbers between two entries, and beyond the last, are as those before. Empty: the
         number makes no difference.
@@ -71,10 +72,12 @@ class SpeculativeConfig:
         return most
 
 
+# Nothing is loaded that would draft.
+NO_SPECULATION = SpeculativeConfig("ngram", num_speculative_tokens=0)
 _BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"
 # The least value of each number, and the greatest.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
-    "num_speculative_tokens": (1, 255),
+    "num_speculative_tokens": (0, 255),
     "prompt_lookup_min": (1, 1024),
     "prompt_lookup_max": (1, 1024),
     "suffix_decoding_max_tree_depth": (2, 1024),
@@ -85,7 +88,9 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:
-    """The checked configuration; None if there is none.
+    """The checked configuration; None if there is none, so that the engine's default holds.
+
+    Without a method, `num_speculative_tokens=0` is enough: nothing is guessed.
 
     Raises:
       ConfigError: A key is unknown, or a value out of range.
@@ -94,6 +99,8 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
         return None
     check_keys("speculative_config", given, [field.name for field in dataclasses.fields(SpeculativeConfig)])
     values = {str(key): value for key, value in given.items() if value is not None}
+    if values.get("num_speculative_tokens") == 0:
+        values.setdefault("method", "ngram")
     method = values["method"] = METHOD_ALIASES.get(str(values.get("method")), values.get("method"))
     if method not in METHODS:
         raise ConfigError(f"speculative_config: method={method!r} is not implemented: give {' or '.join(METHODS)}")
@@ -106,6 +113,8 @@ def parse_speculative_config(given: Mapping[str, Any] | None) -> SpeculativeConf
         values.setdefault("num_speculative_tokens", DEFAULT_LAYER_DRAFTS)
     _check_model(method, values)
     _complete_lookup_range(values)
+    if values.get("num_speculative_tokens") == 0:
+        return NO_SPECULATION
     return SpeculativeConfig(**values)
 
 

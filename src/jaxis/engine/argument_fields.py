@@ -186,7 +186,10 @@ class EngineArgFields:
     speculative_config: Mapping[str, Any] | None = field(
         default=None,
         metadata=_info(
-            metavar="JSON", help='Guess tokens ahead, such as \'{"method": "ngram"}\'; answers stay.', speed_only=True
+            metavar="JSON",
+            help='Guess tokens ahead, such as \'{"method": "ngram"}\', the default on CPU; answers stay. '
+            "Off: '{\"num_speculative_tokens\": 0}'.",
+            speed_only=True,
         ),
     )
     chat_template: str | os.PathLike[str] | None = field(default=None, metadata=_info())

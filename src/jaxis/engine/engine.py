@@ -374,8 +374,9 @@ class LLMEngine:
         current = self._inflight.popleft() if self._inflight else self._dispatch()
         if current is None:
             return []
+        num_running, speculation = self.scheduler.num_running, self.speculation
         if current.output.has_drafts or (
-            self.speculation is not None and self.speculation.wants_newest_tokens(self.scheduler.num_running)
+            speculation is not None and speculation.wants_newest_tokens(current.output, num_running)
         ):
             requests = self._process(current)
         elif any(self._requests.needs_newest_token(entry.sequence) for entry in current.output.scheduled):

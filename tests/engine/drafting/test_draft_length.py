@@ -18,7 +18,7 @@ def padded(num_tokens: int) -> int:
     return next(size for size in SIZES if size >= num_tokens)
 
 
-def lengths(seconds_of_a_row: float, *, is_compiled=lambda num_tokens: True, max_tokens: int = 64) -> DraftLengths:
+def lengths(seconds_of_a_row: float, *, is_compiled=lambda *_: True, max_tokens: int = 64) -> DraftLengths:
     """Where a step of T rows takes 1 + (T - 1) * seconds_of_a_row."""
     chosen = DraftLengths(padded, is_compiled, max_tokens)
     for size in SIZES:
@@ -54,10 +54,35 @@ def test_drafts_that_are_always_wrong_or_rows_that_cost_a_step_are_not_computed(
 
 def test_a_step_does_not_wait_for_a_program() -> None:
     asked = []
-    choose = lengths(0.02, is_compiled=lambda num_tokens: bool(asked.append(num_tokens))).choose
+    choose = lengths(0.02, is_compiled=lambda num_tokens, starts: bool(asked.append(num_tokens))).choose
     assert choose([place(15, (15, 15))], 1) is None
     assert asked
-    assert lengths(0.02, is_compiled=lambda n: n <= 4).choose([place(15, (15, 15))], 1) == [3]
+    assert lengths(0.02, is_compiled=lambda n, starts: n <= 4).choose([place(15, (15, 15))], 1) == [3]
+
+
+def test_a_size_is_compiled_once_it_would_have_saved_what_compiling_takes() -> None:
+    started: set[int] = set()
+
+    def is_compiled(num_tokens: int, starts: bool) -> bool:
+        if starts:
+            started.add(num_tokens)
+        return False
+
+    chosen = DraftLengths(padded, is_compiled, 64, compile_seconds=1.0)
+    for size, seconds in ((1, 0.1), (16, 0.2)):
+        for _ in range(2):
+            chosen.record(size, seconds)
+    sure = [place(15, *[(15, 15)] * 20)]
+    num_tokens = 0
+    while not started:
+        assert chosen.choose(sure, 1) is None
+        num_tokens += 1
+    assert started == {16}, "the best size alone"
+    assert num_tokens == pytest.approx(1 + 1.0 / (0.1 - 0.2 / 16), abs=2)
+    started.clear()
+    chosen = DraftLengths(padded, is_compiled, 64, compile_seconds=1.0)
+    chosen.prepare(place(15), 1)
+    assert len(started) == 1, "it is asked for"
 
 
 def test_no_more_rows_than_a_step_may_have() -> None:
@@ -67,7 +92,7 @@ def test_no_more_rows_than_a_step_may_have() -> None:
 
 
 def test_no_more_drafts_than_are_allowed_beside_so_many() -> None:
-    chosen = DraftLengths(padded, lambda num_tokens: True, 64, {1: 7, 2: 3, 3: 0}.__getitem__)
+    chosen = DraftLengths(padded, lambda *_: True, 64, {1: 7, 2: 3, 3: 0}.__getitem__)
     sure = [place(15, (15, 15)) for _ in range(3)]
     assert [max(chosen.choose(sure[:number], number)) for number in (1, 2, 3)] == [7, 3, 0]
 
@@ -95,7 +120,7 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
 
 def test_sizes_that_were_never_measured_are_tried_beside_many_others_too() -> None:
     """A row costs a twentieth of a step of one row, not of a step of 16."""
-    chosen = DraftLengths(padded, lambda num_tokens: True, 64)
+    chosen = DraftLengths(padded, lambda *_: True, 64)
     for _ in range(3):
         chosen.record(16, 0.08)
     counts = chosen.choose([place(15, (1, 1)) for _ in range(16)], 16)
@@ -108,7 +133,7 @@ def test_sizes_that_were_never_measured_are_tried_beside_many_others_too() -> No
 def test_data_ranks_share_the_drafts_of_a_step() -> None:
     rows_of_a_rank: list[int] = []
 
-    def can_draft(num_tokens: int) -> bool:
+    def can_draft(num_tokens: int, *, starts: bool) -> bool:
         rows_of_a_rank.append(num_tokens)
         return True
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from jaxis.engine.drafting.draft_budget import DraftBudget
 from jaxis.engine.drafting.draft_length import DraftLengths
-from jaxis.engine.drafting.speculation import MAX_UNGUESSED_TOKENS, Speculation
+from jaxis.engine.drafting.speculation import MAX_TOKENS_PER_LOOK, MAX_UNGUESSED_TOKENS, Speculation
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 from jaxis.sampling_params import SamplingParams
@@ -20,8 +21,10 @@ class KnownText:
 
     def __init__(self) -> None:
         self.silent: set[int] = set()
+        self.num_asked = 0
 
     def propose(self, requests):
+        self.num_asked += len(requests)
         numbers = [int(request.sequence.seq_id.request_id) for request in requests]
         limits = [request.limit for request in requests]
         return [[] if n in self.silent else [n] * limit for n, limit in zip(numbers, limits, strict=True)]
@@ -37,7 +40,9 @@ class Batch:
     """Sequences that decode together, in steps of 16 rows, 32, 48, ..., that take 1 + (rows - 1) / 20."""
 
     def __init__(self, size: int, *, is_compiled: bool = True) -> None:
-        lengths = DraftLengths(lambda num_tokens: -(-num_tokens // 16) * 16, lambda num_tokens: is_compiled, 512)
+        lengths = DraftLengths(
+            lambda num_tokens: -(-num_tokens // 16) * 16, lambda num_tokens, starts: is_compiled, 512
+        )
         self.drafter = KnownText()
         self.speculation = Speculation(self.drafter, lengths, max_drafts=7)
         self.sequences = [
@@ -46,20 +51,30 @@ class Batch:
         for sequence in self.sequences:
             sequence.status = SequenceStatus.RUNNING
 
-    def step(self, *tokens: list[int]) -> None:
-        """A step that computed drafts, or none, and gave these tokens; to one sequence after the other."""
+    def step(self, *tokens: list[int], num_wrong: int = 0, seconds: float | None = None) -> None:
+        """A step that computed drafts, or none, and gave these tokens; to one sequence after the other.
+
+        Args:
+          tokens: Of each sequence.
+          num_wrong: Drafts of each that were wrong.
+          seconds: How long it took, if that is to be known.
+        """
         entries = []
         for sequence, token_ids in zip(self.sequences, tokens, strict=True):
-            drafts = (int(sequence.seq_id.request_id),) * (len(token_ids) - 1)
+            drafts = (int(sequence.seq_id.request_id),) * (len(token_ids) - 1 + num_wrong)
             start = sequence.num_tokens - 1
-            entries.append(ScheduledSequence(sequence, start, len(token_ids), True, None, drafts))
+            entries.append(ScheduledSequence(sequence, start, 1 + len(drafts), True, None, drafts))
             sequence.output_token_ids += token_ids
             sequence.num_computed_tokens = sequence.num_tokens - 1
-        self.speculation.observe(SchedulerOutput(tuple(entries), len(entries), (), None), tokens)
+        num_decodes = sum(not entry.draft_token_ids for entry in entries)
+        self.output = SchedulerOutput(tuple(entries), num_decodes, (), None)
+        self.speculation.observe(self.output, tokens)
+        if seconds is not None:
+            self.speculation.observe_time(self.output, seconds)
 
     @property
     def wanted(self) -> bool:
-        return self.speculation.wants_newest_tokens(len(self.sequences))
+        return self.speculation.wants_newest_tokens(self.output, len(self.sequences))
 
     @property
     def drafts(self) -> dict[str, int]:
@@ -123,3 +138,77 @@ def test_sequences_that_want_none_get_none() -> None:
         batch.step([0])
         assert not batch.wanted
         assert batch.drafts == {}
+
+
+def test_after_a_long_silence_guesses_are_looked_for_every_few_tokens() -> None:
+    batch = Batch(1)
+    batch.drafter.silent = {0}
+    for _ in range(16):
+        batch.step([0])
+    assert batch.drafter.num_asked == 16
+    for _ in range(1000):
+        batch.step([0])
+    assert batch.drafter.num_asked < 16 + 1000 // 6
+    batch.drafter.silent = set()
+    for _ in range(MAX_TOKENS_PER_LOOK + 1):
+        batch.step([0])
+    assert batch.wanted
+
+
+def test_a_guess_is_compared_with_the_next_token_only() -> None:
+    """A guess made before steps at which nobody looked is no guess at the newest token."""
+    batch = Batch(1)
+    batch.step([9])
+    batch.speculation.budget.is_overdrawn = True
+    batch.step([9])
+    batch.speculation.budget.is_overdrawn = False
+    batch.step([0])
+    assert not batch.wanted
+    batch.step([0])
+    assert batch.wanted
+
+
+def test_while_a_prompt_is_read_no_step_waits() -> None:
+    batch = Batch(1)
+    batch.step([9])
+    batch.step([0])
+    assert batch.wanted
+    batch.output = SchedulerOutput((*batch.output.scheduled, batch.output.scheduled[0]._replace(samples=False)), 1, ())
+    assert not batch.wanted
+
+
+def test_drafts_that_cost_more_than_they_gain_stop_for_a_while() -> None:
+    batch = Batch(16)
+    others, right = [[99]] * 16, [[i] for i in range(16)]
+    for tokens in (others, others, right):
+        batch.step(*tokens, seconds=1.0)
+    assert batch.wanted
+    assert sum(batch.drafts.values()) == 16
+    num_failures = 0
+    while not batch.speculation.budget.is_overdrawn:
+        batch.step(*others, num_wrong=1, seconds=1.5)
+        num_failures += 1
+    assert 6 <= num_failures <= 11, "each gave in 1.5 seconds what takes 1"
+    num_asked, num_steps = batch.drafter.num_asked, 0
+    while batch.speculation.budget.is_overdrawn:
+        assert not batch.wanted
+        assert batch.drafts == {}
+        batch.step(*right, seconds=1.0)
+        num_steps += 1
+    assert batch.drafter.num_asked == num_asked
+    assert num_steps < 200
+    for _ in range(6):
+        batch.step(*right, seconds=1.0)
+    assert batch.wanted, "and goes on where guesses are right"
+    for _ in range(10):
+        batch.step(*[[i, i] for i in range(16)], seconds=1.5)
+    batch.step(*others, num_wrong=1, seconds=1.5)
+    assert not batch.speculation.budget.is_overdrawn, "what was gained may be lost"
+
+
+def test_steps_that_are_too_short_for_guesses_have_none() -> None:
+    budget = DraftBudget(least_step_seconds=0.005)
+    budget.earn(0.001)
+    assert budget.is_overdrawn
+    budget.earn(0.02)
+    assert not budget.is_overdrawn

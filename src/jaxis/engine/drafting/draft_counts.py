@@ -21,6 +21,15 @@ class DraftCounts:
     num_accepted_tokens: int = 0
     num_accepted_by_position: list[int] = field(default_factory=list)
 
+    def copy(self) -> DraftCounts:
+        """These counts as they are now."""
+        return DraftCounts(
+            self.num_drafts,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            self.num_accepted_by_position.copy(),
+        )
+
     def since(self, earlier: DraftCounts) -> DraftCounts:
         """What was counted after `earlier` was a copy of these counts."""
         before = earlier.num_accepted_by_position

@@ -79,27 +79,42 @@ class DraftLengths:
 
     Args:
       padded: The number of rows that a step of so many rows is padded to, and takes the time of.
-      is_compiled: Whether a step of so many rows can run at once; if not, it is going to be compiled.
+      is_compiled: `is_compiled(num_tokens, starts)`: whether a step of so many rows can run at once; if not, `starts`
+        says whether it is going to be compiled.
       max_tokens: Most rows of a step.
       most_drafts: Most drafts of a sequence where so many run; None: as many as each may have.
-
-    Attributes:
-      step_seconds: Median times of the steps that were measured, by their padded number of rows.
+      compile_seconds: A size of step is compiled once it would have saved so many seconds, which compiling it takes
+        from the steps that run meanwhile.
     """
 
     def __init__(
         self,
         padded: Callable[[int], int],
-        is_compiled: Callable[[int], bool],
+        is_compiled: Callable[[int, bool], bool],
         max_tokens: int,
         most_drafts: Callable[[int], int] | None = None,
+        compile_seconds: float = 0.0,
     ) -> None:
         self._padded, self._is_compiled, self._max_tokens = padded, is_compiled, max_tokens
-        self._most_drafts = most_drafts
-        self.step_seconds: dict[int, float] = {}
+        self._most_drafts, self._compile_seconds = most_drafts, compile_seconds
+        self._saved_if_compiled = 0.0
+        self._medians: dict[int, float] = {}
+        self._outdated: set[int] = set()
         self._seconds: dict[int, deque[float]] = {}
         self._num_steps = 0
         self._newest_step: dict[int, int] = {}
+
+    @property
+    def step_seconds(self) -> dict[int, float]:
+        """Median times of the steps that were measured, by their padded number of rows."""
+        # Made when they are asked for: most steps are recorded, and nobody asks before the next one.
+        for padded in self._outdated:
+            self._medians[padded] = statistics.median(self._seconds[padded])
+        self._outdated.clear()
+        for padded in [p for p, newest in self._newest_step.items() if newest < self._num_steps - MAX_AGE]:
+            del self._newest_step[padded], self._seconds[padded]
+            self._medians.pop(padded, None)
+        return self._medians
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Takes in the time of a step without prefills."""
@@ -108,14 +123,28 @@ class DraftLengths:
         self._newest_step[padded] = self._num_steps
         if padded in self._seconds:
             self._seconds[padded].append(seconds)
-            self.step_seconds[padded] = statistics.median(self._seconds[padded])
+            self._outdated.add(padded)
         else:
             # The first run of a program also sets it up.
             self._seconds[padded] = deque(maxlen=NUM_TIMES)
-        oldest = min(self._newest_step, key=self._newest_step.__getitem__)
-        if self._newest_step[oldest] < self._num_steps - MAX_AGE:
-            del self._newest_step[oldest], self._seconds[oldest]
-            self.step_seconds.pop(oldest, None)
+
+    def saving(self, num_running: int, num_tokens: int, num_new_tokens: float) -> float:
+        """The seconds that a step with drafts saved, by what such steps take; less than 0 if it cost some.
+
+        Args:
+          num_running: Sequences in the step, each of which would have got one token without drafts.
+          num_tokens: Its rows.
+          num_new_tokens: Tokens that it gave.
+        """
+        if not self.step_seconds:
+            return 0.0
+        without = self.estimate(num_running)
+        return without * num_new_tokens / num_running - self.estimate(num_tokens)
+
+    def prepare(self, place: DraftPlace, num_running: int) -> None:
+        """Has compiled what a sequence's first drafts need, whatever it would have saved so far."""
+        self._saved_if_compiled = self._compile_seconds
+        self.choose([place], num_running)
 
     def choose(self, places: Sequence[DraftPlace], num_running: int) -> list[int] | None:
         """How many drafts to compute for each of these sequences.
@@ -141,18 +170,26 @@ class DraftLengths:
             # Up to the next padded size, another draft costs nothing.
             num_tokens = self._padded(num_tokens + 1)
             counts.append(min(num_tokens - num_running, len(gains)))
-        counts.sort(key=lambda count: -expected[count] / self._estimate(num_running + count))
+        counts.sort(key=lambda count: -expected[count] / self.estimate(num_running + count))
         lengths = [0] * len(places)
         for count in counts:
             if count == 0:
                 return lengths if counts[0] == 0 else None
-            if self._is_compiled(num_running + count):
+            # Only the best size is worth compiling.
+            starts = count == counts[0] and self._saved_if_compiled >= self._compile_seconds
+            if self._is_compiled(num_running + count, starts):
                 for _, i in gains[:count]:
                     lengths[i] += 1
                 return lengths
+            if starts:
+                self._saved_if_compiled = 0.0
+            elif count == counts[0]:
+                # For each token that a sequence gets.
+                saving = self.saving(num_running, num_running + count, expected[count])
+                self._saved_if_compiled += saving * num_running / expected[count]
         return None
 
-    def _estimate(self, num_tokens: int) -> float:
+    def estimate(self, num_tokens: int) -> float:
         """The seconds of a step; of sizes not measured, by the one before; in proportion to each other if none was."""
         padded, measured = self._padded(num_tokens), self.step_seconds
         if padded in measured:

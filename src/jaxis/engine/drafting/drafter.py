@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as AbstractSequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from jaxis.engine.scheduling.sequence import Sequence
 
@@ -44,14 +44,3 @@ class Drafter(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """Drops what it keeps about a sequence, which has ended."""
         ...
-
-
-@runtime_checkable
-class FollowsSteps(Protocol):
-    """A drafter that computes along with the model: it is asked for guesses between any two steps, if only for none.
-
-    Attributes:
-      follows_steps: True.
-    """
-
-    follows_steps: bool

@@ -51,10 +51,12 @@ class LayerSpeculation:
         self._num_new_tokens = self._num_late_tokens = 0
         self._is_prefilling = False  # steps that read prompts compute no drafts
 
-    def wants_newest_tokens(self, num_running: int) -> bool:
+    def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
         """See `Speculation`."""
+        if not all(entry.samples for entry in output.scheduled):
+            return False  # the next step goes on reading a prompt, and computes no drafts
         places = [each.place for each in self._sequences.values() if each.sequence.status is SequenceStatus.RUNNING]
-        return bool(places) and not self._is_prefilling and any(self.lengths.choose(places, num_running))
+        return bool(places) and any(self.lengths.choose(places, num_running))
 
     def prepare(self, num_running: int) -> None:
         """See `Speculation`: layers do not read predictions."""

@@ -38,7 +38,8 @@ class LookupDrafter:
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
         """See `Drafter`."""
         return [
-            self._text(sequence).continuation(self._min_match, self._max_match, limit) for sequence, limit in requests
+            self._text(sequence).continuation(sequence.output_token_ids, self._min_match, self._max_match, limit)
+            for sequence, limit in requests
         ]
 
     def observe(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
@@ -57,7 +58,6 @@ class LookupDrafter:
         if text is None:
             text = LookupText(sequence, self._max_match)
             self._texts[sequence.seq_id] = text
-        text.follow(sequence.output_token_ids)
         return text
 
 
@@ -81,27 +81,34 @@ class LookupText:
             # The output begins where the prediction does, behind the prompt: so the prompt's end comes before both.
             tokens = [*prompt, *prediction, *prompt[-max_match:]]
             self._prediction_stop += len(prediction)
-        self._tokens = np.zeros(len(tokens) + sequence.max_total_tokens - len(prompt), np.int32)
-        self._tokens[: len(tokens)] = tokens
+        self._tokens = np.asarray(tokens, np.int32)  # and, behind them, room
         self._num_fixed = self._num_tokens = len(tokens)
-        self._runs = RunFilter(len(self._tokens))
+        self._runs = RunFilter(self._tokens)
+        self._num_in_filter = 0
         # The text was a copy of what is at the first of these places up to the second one; before there was any, 0.
         self._copied_from = self._copied_to = 0
 
-    def follow(self, output_token_ids: AbstractSequence[int]) -> None:
-        """Takes in the output's new tokens."""
-        new = output_token_ids[self._num_tokens - self._num_fixed :]
-        self._tokens[self._num_tokens : self._num_tokens + len(new)] = new
-        self._num_tokens += len(new)
+    def continuation(
+        self, output_token_ids: AbstractSequence[int], min_match: int, max_match: int, limit: int
+    ) -> list[int]:
+        """Up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end.
 
-    def continuation(self, min_match: int, max_match: int, limit: int) -> list[int]:
-        """Up to `limit` tokens that followed the latest of the longest earlier occurrences of the text's end."""
+        Args:
+          output_token_ids: The output so far.
+          min_match: Fewest tokens that must match.
+          max_match: Most tokens that are looked for.
+          limit: Most tokens to guess.
+        """
+        # Without numpy, until there is something to look for.
+        is_new = self._ends_in_new_run(output_token_ids) and min_match >= RunFilter.LENGTH
+        if is_new and self._copied_to == 0:
+            return []
+        self._follow(output_token_ids)
+        may_return = self._may_return()
+        if is_new and not may_return:
+            return []
         tokens = self._tokens[: self._num_tokens]
         last = self._num_tokens - 1
-        self._runs.add(tokens[:last])
-        may_return = self._may_return()
-        if min_match >= RunFilter.LENGTH and not may_return and not self._runs.may_have(tokens):
-            return []
         # Where the text's end may have occurred before: the places of its last token.
         places = np.flatnonzero(tokens[:last] == tokens[last])
         length = 1
@@ -128,6 +135,22 @@ class LookupText:
             while len(found) < limit:
                 found += found[: limit - len(found)]
         return found
+
+    def _ends_in_new_run(self, output_token_ids: AbstractSequence[int]) -> bool:
+        """Whether the text's last tokens, as many as the filter looks at, did not occur before."""
+        self._runs.extend(output_token_ids[self._num_in_filter :])
+        self._num_in_filter = len(output_token_ids)
+        if self._runs.is_full:
+            self._follow(output_token_ids)
+            self._runs = RunFilter(self._tokens[: self._num_tokens])
+        return not self._runs.may_have_occurred()
+
+    def _follow(self, output_token_ids: AbstractSequence[int]) -> None:
+        new = output_token_ids[self._num_tokens - self._num_fixed :]
+        if self._num_tokens + len(new) > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(len(self._tokens) + len(new), np.int32)])
+        self._tokens[self._num_tokens : self._num_tokens + len(new)] = new
+        self._num_tokens += len(new)
 
     def _may_return(self) -> bool:
         """Whether the text is a copy, or has left one so few tokens ago that it may return."""

@@ -4,18 +4,21 @@ A draft costs a row of a step, and a step with drafts cannot be dispatched befor
 sequence gets none until a guess at its next token, which costs nothing, has come true, and none any more once a step's
 guesses were all wrong. Guesses at the next token are compared all the while, which tells the chance that drafts are
 right before any is computed: beside many others, few sequences' drafts do not pay, but those of enough of them do.
-Answers never depend on any of this.
+To look for guesses takes time of the host: where there was none for long, every few tokens are enough, and what all of
+it may cost is measured (`DraftBudget`). Answers never depend on any of this.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 
+from jaxis.engine.drafting.draft_budget import DraftBudget
 from jaxis.engine.drafting.draft_counts import DraftCounts
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
-from jaxis.engine.drafting.drafter import Drafter, DraftRequest, FollowsSteps
+from jaxis.engine.drafting.drafter import Drafter, DraftRequest
 from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
@@ -24,6 +27,8 @@ from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatu
 PAUSE_TOKENS = 64
 # After so many tokens without a guess, the next one must come true before there are drafts.
 MAX_UNGUESSED_TOKENS = 8
+# After this many times N tokens without a guess, one is looked for every N tokens, and at least every so many.
+UNGUESSED_TOKENS_PER_LOOK, MAX_TOKENS_PER_LOOK = 8, 8
 
 
 @dataclass
@@ -33,23 +38,25 @@ class _Drafting:
     Attributes:
       sequence: The sequence.
       place: Its chances.
-      is_trusted: Whether it may get drafts; otherwise guesses are only compared.
-      expected: The guess at its next token.
-      num_unguessed: Newest tokens in a row that there was no guess at.
+      expected: The guess at the next token of the output while it has `num_seen` tokens.
+      num_seen: Tokens that its output had when a guess was looked for.
+      num_guessed: Tokens that it had when there last was one.
+      next_look: No guess is looked for before it has so many.
       paused_until: It gets no drafts before its output has so many tokens.
     """
 
     sequence: Sequence
     place: DraftPlace
-    is_trusted: bool
     expected: int | None = None
-    num_unguessed: int = 0
+    num_seen: int = 0
+    num_guessed: int = 0
+    next_look: int = 0
     paused_until: int = 0
 
-    def observe(self, num_guesses: int, num_right: int) -> None:
-        """Learns what became of guesses, computed or only compared."""
-        self.place.observe(num_guesses, num_right)
-        self.is_trusted = num_right > 0
+    @property
+    def has_guess(self) -> bool:
+        """Whether there is a guess at its next token."""
+        return self.expected is not None and self.num_seen == len(self.sequence.output_token_ids)
 
 
 class Speculation:
@@ -59,30 +66,44 @@ class Speculation:
       drafter: Makes the guesses.
       lengths: Chooses how many.
       counts: What became of them.
+      budget: What looking for guesses, and wrong ones, may cost.
 
     Args:
       drafter: Makes the guesses.
       lengths: Chooses how many.
       max_drafts: Most drafts of a sequence in a step.
+      budget: See above; None: one that steps of any length fill.
     """
 
-    def __init__(self, drafter: Drafter, lengths: DraftLengths, *, max_drafts: int) -> None:
+    def __init__(
+        self, drafter: Drafter, lengths: DraftLengths, *, max_drafts: int, budget: DraftBudget | None = None
+    ) -> None:
         self.drafter, self.lengths = drafter, lengths
         self.counts = DraftCounts()
+        self.budget = budget or DraftBudget()
         self._max_drafts = max_drafts
-        self._follows_steps = isinstance(drafter, FollowsSteps)
         self._sequences: dict[SequenceId, _Drafting] = {}
+        # Those that may get drafts: their last guess came true. Of others, guesses are only compared.
+        self._trusted: dict[SequenceId, _Drafting] = {}
+        self._num_new_tokens = 0
 
-    def wants_newest_tokens(self, num_running: int) -> bool:
+    def wants_newest_tokens(self, output: SchedulerOutput, num_running: int) -> bool:
         """Whether the next step is to have drafts, for which the newest tokens must be known.
 
         Args:
+          output: The step whose tokens are to be taken in next.
           num_running: Sequences that run.
         """
-        if self._follows_steps:
-            return True
+        if self.drafter.needs_match and (not self._trusted or self.budget.is_overdrawn):
+            return False
+        if self.drafter.needs_match and not all(entry.samples for entry in output.scheduled):
+            return False  # the next step goes on reading a prompt, and computes no drafts
+        started = time.thread_time()
         ready = [each.place for each in self._ready() if each.sequence.status is SequenceStatus.RUNNING]
-        return bool(ready) and any(self.lengths.choose(ready, num_running) or ())
+        wants = bool(ready) and any(self.lengths.choose(ready, num_running) or ())
+        if not wants:
+            self._pay(time.thread_time() - started, num_running)
+        return wants
 
     def prepare(self, num_running: int) -> None:
         """Has the programs compiled that a sequence's first drafts need.
@@ -90,7 +111,7 @@ class Speculation:
         Args:
           num_running: Sequences that will run, it included.
         """
-        self.lengths.choose([DraftPlace(self._max_drafts)], num_running)
+        self.lengths.prepare(DraftPlace(self._max_drafts), num_running)
 
     def propose(
         self, sampling: Mapping[SequenceId, SequenceSampling], num_running: int
@@ -101,6 +122,8 @@ class Speculation:
           sampling: Each unfinished sequence's sampling state.
           num_running: Sequences that run.
         """
+        if self.drafter.needs_match and (not self._trusted or self.budget.is_overdrawn):
+            return {}
         drafting = [each for each in self._ready() if each.sequence.is_known]
         lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else None
         requests = []
@@ -112,7 +135,7 @@ class Speculation:
                 each.paused_until = len(each.sequence.output_token_ids) + PAUSE_TOKENS
                 each.place.reset()
         proposed: dict[SequenceId, AbstractSequence[int]] = {}
-        guesses = self.drafter.propose(requests) if requests or self._follows_steps else ()
+        guesses = self.drafter.propose(requests) if requests else ()
         for request, token_ids in zip(requests, guesses, strict=True):
             seq_id = request.sequence.seq_id
             if token_ids := sampling[seq_id].allowed_drafts(token_ids[: request.limit]):
@@ -126,39 +149,65 @@ class Speculation:
           output: The step.
           new_token_ids: For each of its entries, as the scheduler's `update` got them.
         """
+        started, is_blind = 0.0, self.drafter.needs_match and self.budget.is_overdrawn
+        self._num_new_tokens = 0
         for entry, token_ids in zip(output.scheduled, new_token_ids, strict=True):
-            if entry.samples:
-                self._observe(entry, len(token_ids))
+            sequence = entry.sequence
+            drafting = self._sequences.get(sequence.seq_id)
+            self._num_new_tokens += len(token_ids)
+            if drafting is None or drafting.sequence is not sequence:
+                drafting = self._begin(sequence) if entry.samples else None
+            if drafting is None:
+                continue
+            if entry.draft_token_ids:
+                self._observe_drafts(drafting, entry, len(token_ids))
+            if sequence.status.finished:
+                self.forget(sequence)
+            elif self.drafter.needs_match and not is_blind and len(sequence.output_token_ids) >= drafting.next_look:
+                started = started or time.thread_time()
+                self._guess(drafting, was_computed=bool(entry.draft_token_ids))
+        if started and output.num_decodes == len(output.scheduled):
+            self._pay(time.thread_time() - started, output.num_decodes)
 
     def observe_time(self, output: SchedulerOutput, seconds: float) -> None:
-        """Learns how long a step took."""
-        if all(entry.num_tokens == entry.num_rows for entry in output.scheduled):
-            self.lengths.record(len(output.ranks) * output.num_tokens, seconds)
+        """Learns how long the step took whose tokens were taken in last."""
+        num_sequences, num_tokens = len(output.scheduled), len(output.ranks) * output.num_tokens
+        if output.num_decodes < num_sequences:
+            if any(entry.num_tokens != entry.num_rows for entry in output.scheduled):
+                return  # it has prefills
+            self.budget.pay(
+                -self.lengths.saving(num_sequences, num_tokens, self._num_new_tokens),
+                self.lengths.estimate(num_sequences),
+            )
+        self.lengths.record(num_tokens, seconds)
+        self.budget.earn(seconds)
 
-    def _observe(self, entry: ScheduledSequence, num_new_tokens: int) -> None:
-        sequence = entry.sequence
-        drafting = self._sequences.get(sequence.seq_id)
-        if drafting is None or drafting.sequence is not sequence:
-            drafting = self._begin(sequence)
-        if drafting is None:
-            return
-        if entry.num_drafts:
-            # Drafts behind an end were not looked at.
-            num_right = max(num_new_tokens - 1, 0)
-            num_seen = entry.num_drafts if not sequence.status.finished else num_right
-            self.counts.add(entry.num_drafts, num_right)
-            self.drafter.observe(sequence, entry.num_drafts, num_right)
-            drafting.observe(num_seen, num_right)
-        elif drafting.expected is not None:
-            drafting.observe(1, int(drafting.expected == sequence.output_token_ids[-1]))
-        if sequence.status.finished:
-            self.forget(sequence)
-        elif self.drafter.needs_match:
-            self._guess(drafting)
+    def _observe_drafts(self, drafting: _Drafting, entry: ScheduledSequence, num_new_tokens: int) -> None:
+        # Drafts behind an end were not looked at.
+        num_right = max(num_new_tokens - 1, 0)
+        num_seen = num_right if drafting.sequence.status.finished else entry.num_drafts
+        self.counts.add(entry.num_drafts, num_right)
+        self.drafter.observe(drafting.sequence, entry.num_drafts, num_right)
+        self._learn(drafting, num_seen, num_right)
+
+    def _learn(self, drafting: _Drafting, num_guesses: int, num_right: int) -> None:
+        """Takes in what became of guesses, computed or only compared."""
+        drafting.place.observe(num_guesses, num_right)
+        self._trust(drafting, is_trusted=num_right > 0)
+
+    def _trust(self, drafting: _Drafting, *, is_trusted: bool) -> None:
+        if is_trusted:
+            self._trusted[drafting.sequence.seq_id] = drafting
+        else:
+            self._trusted.pop(drafting.sequence.seq_id, None)
+
+    def _pay(self, seconds: float, num_running: int) -> None:
+        self.budget.pay(seconds, self.lengths.estimate(num_running))
 
     def forget(self, sequence: Sequence) -> None:
         """Drops what is kept about a sequence, which has ended."""
         if self._sequences.pop(sequence.seq_id, None) is not None:
+            self._trusted.pop(sequence.seq_id, None)
             self.drafter.forget(sequence)
 
     def reset(self) -> None:
@@ -171,20 +220,30 @@ class Speculation:
         max_drafts = self._max_drafts if wanted is None else min(wanted, self._max_drafts)
         if max_drafts == 0 or sequence.status.finished:
             return None
-        drafting = _Drafting(sequence, DraftPlace(max_drafts), is_trusted=False)
+        drafting = _Drafting(sequence, DraftPlace(max_drafts))
         self._sequences[sequence.seq_id] = drafting
         return drafting
 
-    def _guess(self, drafting: _Drafting) -> None:
-        """Guesses a sequence's next token."""
+    def _guess(self, drafting: _Drafting, *, was_computed: bool) -> None:
+        """Compares a sequence's newest token with the guess at it, unless it was a draft, and guesses the next one."""
+        output = drafting.sequence.output_token_ids
+        if drafting.expected is not None and drafting.num_seen == len(output) - 1 and not was_computed:
+            self._learn(drafting, 1, int(drafting.expected == output[-1]))
         [guess] = self.drafter.propose([DraftRequest(drafting.sequence, 1)])
         drafting.expected = guess[0] if guess else None
-        drafting.num_unguessed = 0 if guess else drafting.num_unguessed + 1
-        if drafting.num_unguessed > MAX_UNGUESSED_TOKENS:
-            drafting.is_trusted = False
+        drafting.num_seen = len(output)
+        tokens_per_look = 1
+        if guess:
+            drafting.num_guessed = len(output)
+        else:
+            num_unguessed = len(output) - drafting.num_guessed
+            tokens_per_look = min(max(num_unguessed // UNGUESSED_TOKENS_PER_LOOK, 1), MAX_TOKENS_PER_LOOK)
+            if num_unguessed > MAX_UNGUESSED_TOKENS:
+                self._trust(drafting, is_trusted=False)
+        drafting.next_look = len(output) + tokens_per_look
 
     def _ready(self) -> list[_Drafting]:
         """The sequences that may get drafts in the next step."""
         if not self.drafter.needs_match:
             return [d for d in self._sequences.values() if len(d.sequence.output_token_ids) >= d.paused_until]
-        return [d for d in self._sequences.values() if d.is_trusted and d.expected is not None]
+        return [d for d in self._trusted.values() if d.has_guess]

@@ -87,6 +87,11 @@ class ProgramCache:
                 self._programs[key] = self._executor.submit(self._timed_build, key)
             return self._programs[key]
 
+    def has(self, key: Hashable) -> bool:
+        """Whether the program of a key was compiled, or failed to be."""
+        future = self._programs.get(key)
+        return future is not None and future.done()
+
     def get(self, key: Hashable) -> Program:
         """The program of a key; waits until it is compiled."""
         future = self.precompile(key)

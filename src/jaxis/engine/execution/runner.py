@@ -140,20 +140,25 @@ class Runner:
         """What this many rows are padded to, for which there are programs."""
         return self._step_shapes.padded(num_rows)
 
-    def can_draft(self, num_tokens: int, *others: DraftKey) -> bool:
-        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, starts that.
+    def can_draft(self, num_tokens: int, *others: DraftKey, starts: bool = True) -> bool:
+        """Whether a step of this many tokens, each followed by a sampled one, is compiled; if not, may start that.
 
         Args:
           num_tokens: Drafts included.
           others: Programs that make the drafts.
+          starts: Whether to compile what is not.
         """
         shape = self.step_shape(num_tokens, num_tokens)
-        return self.is_compiled(ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()), *others)
+        keys = (ForwardKey(shape), SampleKey(shape.num_rows, SamplerFeatures()), *others)
+        return self.is_compiled(*keys, starts=starts)
 
-    def is_compiled(self, *keys: Hashable) -> bool:
-        """Whether these programs are compiled; if not, starts that."""
-        programs = [self.executor.programs.precompile(key) for key in keys]
-        return all(program.done() for program in programs)
+    def is_compiled(self, *keys: Hashable, starts: bool = True) -> bool:
+        """Whether these programs are compiled; if not, may start that."""
+        programs = self.executor.programs
+        if starts:
+            for key in keys:
+                programs.precompile(key)
+        return all(map(programs.has, keys))
 
     def step_shape(self, num_tokens: int, num_rows: int = 1) -> StepShape:
         """The smallest compiled shape that holds this many tokens, `num_rows` of them followed by a sampled one."""

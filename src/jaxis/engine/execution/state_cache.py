@@ -38,7 +38,9 @@ def slot_bytes(specs: Sequence[StateCacheSpec], dtype: DTypeLike, mesh: Mesh | A
 def useful_slots(vllm_config: VllmConfig) -> int:
     """More slots would not be used."""
     num_seqs = vllm_config.scheduler_config.max_num_seqs
-    of_drafts = 0 if vllm_config.speculative_config is None else DRAFT_SLOTS * num_seqs
+    speculative = vllm_config.speculative_config
+    drafts = speculative is not None and speculative.num_speculative_tokens > 0
+    of_drafts = DRAFT_SLOTS * num_seqs if drafts else 0
     if not vllm_config.cache_config.enable_prefix_caching:
         return max(num_seqs + of_drafts, MIN_SLOTS)
     return 2 * num_seqs + of_drafts + KEPT_SLOTS

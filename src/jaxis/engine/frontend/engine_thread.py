@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import queue
@@ -243,7 +242,7 @@ class EngineThread:
             prefix_cache_hits=self._engine.prefix_cache_hits,
             num_preemptions=self._engine.num_preemptions,
             kv_tiers=self._engine.kv_tiers,
-            drafts=None if self._engine.speculation is None else copy.deepcopy(self._engine.speculation.counts),
+            drafts=None if self._engine.speculation is None else self._engine.speculation.counts.copy(),
             ranks=tuple(RankStats(rank.num_running, rank.block_manager.usage) for rank in ranks if len(ranks) > 1),
         )
 

@@ -1,0 +1,65 @@
+"""N-gram lookup where nothing is said about speculation: where it is on, and how it is turned off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from jaxis import LLM, SamplingParams
+from jaxis.engine.drafting.make import is_on_by_default
+from jaxis.kernels import native
+
+NATIVE, OTHER = SimpleNamespace(shape=(8, 2, 1024)), SimpleNamespace(shape=(8, 16, 4, 64))
+
+
+def on_by_default(*, is_native=True, devices=1, caches=(NATIVE, NATIVE), num_stages=1, num_state_slots=None) -> bool:
+    executor = SimpleNamespace(
+        is_native=is_native, mesh=SimpleNamespace(size=devices), plan=SimpleNamespace(structs=list(caches))
+    )
+    return is_on_by_default(SimpleNamespace(executor=executor, num_stages=num_stages, num_state_slots=num_state_slots))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"is_native": False}, False),
+        ({"devices": 2}, False),
+        ({"caches": [NATIVE, OTHER]}, False),
+        ({"num_stages": 2}, False),
+        ({"num_state_slots": 8}, False),
+    ],
+)
+def test_it_is_on_where_it_changes_no_bit_and_takes_no_memory(changes: dict, expected: bool) -> None:
+    assert on_by_default(**changes) == expected
+
+
+@pytest.mark.skipif(not native.usable(), reason="is on with native kernels")
+def test_it_is_on_unless_it_is_turned_off_and_answers_are_the_same() -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True, logprobs=1)
+    answers = []
+    for config in (None, {"num_speculative_tokens": 0}):
+        with LLM(speculative_config=config, max_model_len=128, kv_cache_memory="8MiB", show_progress=False) as llm:
+            assert (llm.engine.speculation is not None) == (config is None)
+            [answer] = llm.generate("1 2 3 4 1 2 3 4 1 2 3", params)
+            answers.append(
+                (answer.outputs[0].token_ids, [[v.logprob for v in e.values()] for e in answer.outputs[0].logprobs])
+            )
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.skipif(not native.usable(), reason="is on with native kernels")
+def test_nothing_is_compiled_for_drafts_before_they_would_have_saved_the_time_unless_they_are_asked_for() -> None:
+    """A text that repeats itself all the while, for much less time than compiling takes."""
+    repeating = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, allowed_token_ids=[7])
+    num_started = {}
+    for config in (None, {"method": "ngram"}):
+        with LLM(speculative_config=config, max_model_len=128, kv_cache_memory="8MiB", show_progress=False) as llm:
+            runner, started = llm.engine.runner, []
+            can_draft = runner.can_draft
+            runner.can_draft = lambda n, *, starts, c=can_draft, s=started: s.append(starts) or c(n, starts=starts)
+            llm.generate("1 2 3 4", repeating)
+            num_started[config is None] = sum(started)
+    assert num_started[True] == 0
+    assert num_started[False] > 0
