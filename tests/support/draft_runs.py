@@ -18,11 +18,12 @@ from jaxis.engine.scheduling.block_manager import BlockManager
 from jaxis.engine.scheduling.scheduler import Scheduler
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId
 from jaxis.kernels import native
-from jaxis.models.draft_loader import load_draft_model, load_eagle3
+from jaxis.models.draft_loader import load_dflash, load_draft_model, load_eagle3
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
 from jaxis.quantization.wrappers import PackingConfig
 from jaxis.sampling_params import SamplingParams
+from tests.support.dflash_checkpoints import write_dflash_head
 from tests.support.eagle_checkpoints import write_head, write_target
 from tests.support.prediction_checkpoints import family, write_prediction_checkpoint
 
@@ -43,6 +44,7 @@ def write_folders(new: Callable[[str], Path]) -> dict[str, tuple[Path, Path | No
         # Of recurrent layers, and one of attention that predicts.
         "recurrent": (write_prediction_checkpoint(new("recurrent"), family("Qwen3.5"))[0], None),
         "eagle3": (target, write_head(new("head"), "SpecForge", layers=(1, 2, 5))),
+        "dflash": (target, write_dflash_head(new("dflash_head"))),
         "draft_model": (target, write_target(new("smaller"), num_layers=1, seed=1)),
     }
 
@@ -64,7 +66,8 @@ def make_runner(folders: tuple[Path, Path | None], max_num_batched_tokens: int) 
     config = config_of(folder)
     model = load_model(config, mesh)
     if draft_folder is not None:
-        load = load_eagle3 if draft_folder.name.startswith("head") else load_draft_model
+        loaders = {"head": load_eagle3, "dflash_head": load_dflash}
+        load = loaders.get(draft_folder.name.rstrip("0123456789"), load_draft_model)
         load(model, config_of(draft_folder), mesh)
     plan = plan_kv_caches(model, config, mesh)
     return Runner(config, Executor(config, model, mesh, plan, on_compile=lambda key: contextlib.nullcontext()))

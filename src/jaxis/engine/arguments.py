@@ -74,9 +74,9 @@ class EngineArgs(EngineArgFields):
         JSON file with rules. Or, for a quantized checkpoint, "int8_activations": int8 products with its weights; or
         "dequantize": its weights in `dtype`. See docs/quantization.md.
       speculative_config: Guess next tokens and compute several at a time, which changes no answer: {"method": "ngram"}
-        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3" and
-        "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model has no
-        recurrent layers; else nothing. {"num_speculative_tokens": 0}: nothing. See docs/speculative-decoding.md.
+        copies what the text had before, {"method": "suffix"} also what finished outputs had; "mtp", "eagle3",
+        "dflash" and "draft_model" draft with layers. None: "ngram" on one CPU device with native kernels, if the model
+        has no recurrent layers; else nothing. {"num_speculative_tokens": 0}: nothing. See docs/speculative-decoding.md.
       chat_template: What renders conversations in place of the checkpoint's template: the name of one that jaxis brings
         (chatml, gemma, llama2, llama3, mistral, mistral-v7, phi3, zephyr), a file, or Jinja source.
       fit_memory: Choose the width of the weights and the length of the context by what fits into the free memory,

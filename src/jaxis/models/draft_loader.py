@@ -1,4 +1,4 @@
-"""Loads what drafts tokens for a model, from a checkpoint of its own: an EAGLE-3 head, or another model."""
+"""Loads what drafts tokens for a model, from a checkpoint of its own: an EAGLE-3 or DFlash head, or another model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from jaxis.config.architecture import architectures_of
 from jaxis.errors import ConfigError
+from jaxis.models import dflash, eagle3
 from jaxis.models.common.decoder import CausalLM
 from jaxis.models.common.draft_model import DraftModel
-from jaxis.models.eagle3 import ARCHITECTURES, Eagle3Head
+from jaxis.models.dflash import DFlashHead
+from jaxis.models.eagle3 import Eagle3Head
 from jaxis.models.model_loader import construct_abstractly, load_model
 from jaxis.tokenizer import Tokenizer
 
@@ -41,7 +43,7 @@ def load_eagle3(
     """
     target = _checked_target(model)
     hf_config = head_config.model_config.hf_config
-    _check_architecture(hf_config)
+    _check_architecture(hf_config, "eagle3")
     head: Any = load_model(head_config, mesh, on_progress, model_class=Eagle3Head)
     size, head_size = target.decoder.embed_tokens.input_size, head.midlayer.input_layernorm.num_features
     if head.target_size != size or (head.embed_tokens is None and head_size != size):
@@ -50,6 +52,47 @@ def load_eagle3(
             f"{size}: it was not trained for this model"
         )
     target.decoder.aux_hidden_state_layers = head.target_layers(len(target.decoder.layers))
+    target.draft = head
+
+
+def load_dflash(
+    model: JaxModule,
+    head_config: VllmConfig,
+    mesh: jax.sharding.Mesh,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Gives a loaded model a DFlash head to draft with.
+
+    Args:
+      model: The model.
+      head_config: Of the head.
+      mesh: Where the model is.
+      on_progress: See `load_model`.
+
+    Raises:
+      ConfigError, CheckpointError: See `load_eagle3`.
+    """
+    target = _checked_target(model)
+    hf_config = head_config.model_config.hf_config
+    _check_architecture(hf_config, "dflash")
+    head: Any = load_model(head_config, mesh, on_progress, model_class=DFlashHead)
+    layers, embeddings = head.target_layers(len(target.decoder.layers)), target.decoder.embed_tokens
+    vocab_size, mask_token_id = head.settings.vocab_size, head.settings.mask_token_id
+    for what, of_head, of_model in (
+        ("features", head.norm.num_features, embeddings.input_size),
+        ("tokens", vocab_size or embeddings.output_size, embeddings.output_size),
+    ):
+        if of_head != of_model:
+            raise ConfigError(
+                f"the DFlash head in {hf_config.source} is for a model of {of_head} {what}, and the model has "
+                f"{of_model}: it was not trained for this model"
+            )
+    if mask_token_id >= embeddings.output_size:
+        raise ConfigError(
+            f"{hf_config.source} has mask_token_id={mask_token_id}, and the model has {embeddings.output_size} tokens: "
+            "the head was not trained for this model"
+        )
+    target.decoder.aux_hidden_state_layers = layers
     target.draft = head
 
 
@@ -80,15 +123,16 @@ def construct_draft(draft_config: VllmConfig, method: str) -> JaxModule:
 
     Args:
       draft_config: Of its checkpoint.
-      method: "eagle3" or "draft_model".
+      method: "eagle3", "dflash" or "draft_model".
 
     Raises:
       ConfigError: The checkpoint is of something else, or of what is not supported.
     """
-    if method != "eagle3":
+    if method == "draft_model":
         return construct_abstractly(draft_config, check_config=False)
-    _check_architecture(draft_config.model_config.hf_config)
-    return construct_abstractly(draft_config, check_config=False, model_class=Eagle3Head)
+    _check_architecture(draft_config.model_config.hf_config, method)
+    head_class = Eagle3Head if method == "eagle3" else DFlashHead
+    return construct_abstractly(draft_config, check_config=False, model_class=head_class)
 
 
 def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -> None:
@@ -113,11 +157,12 @@ def check_same_vocabulary(target_config: VllmConfig, draft_config: VllmConfig) -
     )
 
 
-def _check_architecture(hf_config: HFConfig) -> None:
-    if not set(architectures_of(hf_config)) & set(ARCHITECTURES):
+def _check_architecture(hf_config: HFConfig, method: str) -> None:
+    kind, known = {"eagle3": ("an EAGLE-3", eagle3.ARCHITECTURES), "dflash": ("a DFlash", dflash.ARCHITECTURES)}[method]
+    if not set(architectures_of(hf_config)) & set(known):
         raise ConfigError(
-            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of an EAGLE-3 head, which is "
-            f"one of: {', '.join(ARCHITECTURES)}; for a model of its own, the method is draft_model"
+            f"architectures={architectures_of(hf_config)} in {hf_config.source} is not of {kind} head, which is "
+            f"one of: {', '.join(known)}; for a model of its own, the method is draft_model"
         )
 
 

@@ -37,6 +37,7 @@ def speculative(folders, kind):
         ("eagle3", "int8"),
         *[
             pytest.param("eagle3", None, marks=pytest.mark.slow),
+            pytest.param("dflash", "int8", marks=pytest.mark.slow),
             pytest.param("grouped", "int8", marks=pytest.mark.slow),
         ],
         *[

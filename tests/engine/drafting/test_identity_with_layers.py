@@ -47,7 +47,7 @@ def answers(engine):
     "kind",
     [
         *("grouped", "recurrent"),
-        *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "draft_model")],
+        *[pytest.param(k, marks=pytest.mark.slow) for k in ("latent", "windows", "eagle3", "dflash", "draft_model")],
     ],
 )
 def test_drafts_of_layers_change_no_answer(folders, kind):

@@ -163,7 +163,7 @@ class DraftLayers:
         lengths = {
             sequence.seq_id: limit
             for sequence, limit in requests
-            if sequence.seq_id in backlog.followed and self._has_room(sequence, limit)
+            if sequence.seq_id in backlog.followed and self._has_room(sequence)
         }
         length = max(lengths.values(), default=1)
         if newest is not None and len(backlog.steps) == 1 and self._is_all_unseen(newest):
@@ -231,9 +231,10 @@ class DraftLayers:
         size = next(size for size in _LATE_SIZES if num_tokens <= size)
         return self._runner.step_shape(min(size, self._limits.max_num_batched_tokens))
 
-    def _has_room(self, sequence: Sequence, num_drafts: int) -> bool:
+    def _has_room(self, sequence: Sequence) -> bool:
         """Whether the drafts' keys and values have places in the sequence's blocks, which may be made for them."""
-        num_tokens = sequence.num_tokens + num_drafts
+        # Of all drafts, also where fewer are wanted: a block is written whole.
+        num_tokens = sequence.num_tokens + self._num_drafts
         # From position 0: nothing that the newest step saw is given back.
         return num_tokens <= self._runner.max_model_len and self._extend(sequence, 0, num_tokens)
 

@@ -17,6 +17,7 @@ from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.execution.runner import Runner
 from jaxis.engine.scheduling.sequence import Sequence
 from jaxis.kernels.ragged_paged_attention.cpu import CACHE_AXES
+from jaxis.models.common.interfaces import DraftsBlocks
 
 # What compiling the programs of a size of step takes, about.
 COMPILE_SECONDS = 1.0
@@ -83,7 +84,11 @@ def is_on_by_default(runner: Runner) -> bool:
 def _layer_speculation(
     config: SpeculativeConfig, runner: Runner, extend_blocks: Callable[[Sequence, int, int], bool]
 ) -> LayerSpeculation:
-    drafter = DraftLayers(runner, config.num_speculative_tokens, extend_blocks)
+    max_drafts = config.num_speculative_tokens
+    draft = getattr(runner.model, "draft", None)
+    if isinstance(draft, DraftsBlocks):
+        max_drafts = min(max_drafts, draft.block_size - 1)
+    drafter = DraftLayers(runner, max_drafts, extend_blocks)
     lengths = LayerLengths(
         lambda num_tokens: runner.step_shape(num_tokens).num_tokens,
         lambda num_running, num_tokens: runner.can_draft(num_tokens, *drafter.programs(num_running, num_tokens)),
@@ -91,7 +96,7 @@ def _layer_speculation(
         config.most_drafts,
     )
     drafter.may_catch_up = lengths.may_catch_up
-    return LayerSpeculation(drafter, lengths, max_drafts=config.num_speculative_tokens)
+    return LayerSpeculation(drafter, lengths, max_drafts=max_drafts)
 
 
 def _drafter(config: SpeculativeConfig) -> Drafter:

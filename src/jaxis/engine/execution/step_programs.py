@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxis.engine.execution.block_drafts import draft_blocks
 from jaxis.engine.execution.compiler_options import compiler_options
 from jaxis.engine.execution.draft_program import DraftKey, draft
 from jaxis.engine.execution.kv_cache import CacheStruct
@@ -24,7 +25,7 @@ from jaxis.engine.execution.step_inputs import StepShape, unpack_step
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.kernels.materialize import materialize
 from jaxis.layers.attention_metadata import AttentionMetadata
-from jaxis.models.common.interfaces import JaxIntermediateTensors
+from jaxis.models.common.interfaces import DraftsBlocks, JaxIntermediateTensors
 from jaxis.parallel.mesh import MODEL_AXIS, automatic_axes, logical_sharding
 from jaxis.parallel.stages import WHOLE, Stage
 from jaxis.sampling_params import MAX_LOGPROBS
@@ -186,7 +187,10 @@ class StepPrograms:
             packed_step: jax.Array,
             packed: jax.Array,
         ) -> tuple[list[Any], jax.Array]:
-            return draft(key, self._model.merge(arrays), caches, hidden, aux, packed_step, packed)
+            model: Any = self._model.merge(arrays)
+            if isinstance(model.draft, DraftsBlocks):
+                return draft_blocks(key, model, caches, aux, packed_step, packed)
+            return draft(key, model, caches, hidden, aux, packed_step, packed)
 
         num_tokens = key.shape.num_tokens
         decoder = cast(Any, self._model.model).decoder

@@ -52,7 +52,9 @@ def kv_head_axis(dtype: DTypeLike) -> int:
 
 
 def num_cached_heads(kv_cache: jax.Array) -> int:
-    """K of a cache of four axes: the model's kv heads, or more if each of several devices has a copy of one."""
+    """K of a cache: the model's kv heads, or more if each of several devices has a copy of one."""
+    if kv_cache.ndim == cpu.CACHE_AXES:
+        return kv_cache.shape[1]
     return kv_cache.shape[1] if _has_tpu_layout(kv_cache.dtype) else kv_cache.shape[2] // 2
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jaxis.layers.attention_metadata import AttentionMetadata
 from jaxis.layers.weight_loader import JaxAutoWeightsLoader
 
 
@@ -44,6 +45,33 @@ class DraftTarget(Protocol):
 
     def compute_logits(self, hidden_states: jax.Array) -> jax.Array:
         """hidden_states [T, E] -> float32 logits [T, V]."""
+        ...
+
+
+@runtime_checkable
+class DraftsBlocks(Protocol):
+    """Layers that draft all tokens of a block in one pass, not one after the other: a `DFlashHead`."""
+
+    @property
+    def block_size(self) -> int:
+        """Most tokens of a block: the newest one, and those that are drafted behind it."""
+        ...
+
+    def write_context(
+        self, kv_caches: Sequence[Any], aux_hidden_states: Sequence[jax.Array], metadata: AttentionMetadata
+    ) -> list[Any]:
+        """The caches, with a step's tokens, of which the target's layers return these states, each [T, E]."""
+        ...
+
+    def draft_blocks(
+        self,
+        target: DraftTarget,
+        kv_caches: Sequence[Any],
+        newest_ids: jax.Array,
+        num_drafts: int,
+        metadata: AttentionMetadata,
+    ) -> tuple[list[Any], jax.Array]:
+        """The caches, and float32 logits [R * num_drafts, V] of the tokens after the newest ones i32 [R]."""
         ...
 
 
