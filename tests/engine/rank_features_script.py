@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from jaxis import LLM
+from jaxis.engine.drafting.drafter import Drafter
 from jaxis.engine.drafting.lookup import LookupDrafter
 from jaxis.engine.drafting.suffix import SuffixDrafter
 from jaxis.engine.kv_events.wire import block_hash
@@ -41,8 +42,8 @@ def rows_of_ranks(llm: LLM) -> Iterator[list[list[int]]]:
         yield rows
 
 
-def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str) -> None:
-    """Drafts, some of them right, on ranks that have different numbers of them."""
+def draft_trials(llm: LLM, requests: list[Any], expected: list[Any]) -> list[tuple[Drafter, list[Any]]]:
+    """Drafters, some of whose drafts are right, and what to ask an engine that uses them; its answers are expected."""
     answers: dict[tuple[int, ...], list[list[int]]] = {}
     for (prompt, _), completions in zip(requests, expected, strict=True):
         answers.setdefault(tuple(prompt), []).extend(completions)
@@ -52,7 +53,12 @@ def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str)
         for (prompt, params), completions in zip(requests, expected, strict=True)
     ]
     suffix = SuffixDrafter(8, 100, 2.0, 0.1)  # which knows the answers the second time
-    trials = [(known["changing"], requests), (LookupDrafter(1, 4), predicted), (suffix, requests), (suffix, requests)]
+    return [(known["changing"], requests), (LookupDrafter(1, 4), predicted), (suffix, requests), (suffix, requests)]
+
+
+def check_drafts(llm: LLM, requests: list[Any], expected: list[Any], kinds: str) -> None:
+    """Drafts on ranks that have different numbers of them."""
+    trials = draft_trials(llm, requests, expected)
     for drafter, asked in trials if kinds == "all" else trials[:2]:
         with drafting(llm.engine, drafter, 4) as speculation, rows_of_ranks(llm) as rows:
             assert tokens(run(llm, asked)) == expected, drafter

@@ -13,10 +13,10 @@ from tests.support.simulated_devices import run_on_devices
 from tests.support.tiny_checkpoints import DELTA_NET_SIZES, GPT_OSS_SIZES, LATENT_SIZES, write_checkpoint
 
 
-def compare(folder, sizes, kinds="all", num_devices=4):
+def compare(folder, sizes, kinds="all", num_devices=4, script="stages_script"):
     """Compares answers of stages with those of one device, in a process with devices enough."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=300"
-    command = ("-m", "tests.engine.stages_script", str(folder), sizes, kinds)
+    command = ("-m", f"tests.engine.{script}", str(folder), sizes, *([kinds] if kinds else []))
     printed = run_on_devices(*command, num_devices=num_devices, xla_flags=flags)
     assert printed.count("is as one device") == len(sizes.split(","))
 
@@ -24,6 +24,11 @@ def compare(folder, sizes, kinds="all", num_devices=4):
 @pytest.mark.multi_device
 def test_two_stages(checkpoint):
     compare(checkpoint(), "2x1", "quick", num_devices=2)
+
+
+@pytest.mark.multi_device
+def test_drafts_and_blocks_beyond_the_devices_of_two_stages(checkpoint):
+    compare(checkpoint(), "2x1", None, num_devices=2, script="stage_features_script")
 
 
 @pytest.mark.slow
@@ -69,18 +74,21 @@ def test_more_stages_than_devices_are_refused(checkpoint):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"nnodes": 2},
         {"data_parallel_size": 2, "enable_expert_parallel": True},
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
-        {"kv_offloading_size": 1},
-        {"speculative_config": {"method": "ngram"}},
+        {"speculative_config": {"method": "mtp"}},
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_what_stages_cannot_do_is_refused(arguments):
     name = next(name for name in arguments if name not in ("tensor_parallel_size", "enable_expert_parallel"))
-    with pytest.raises(ConfigError, match=f"{name} is not implemented with pipeline_parallel_size=2"):
+    with pytest.raises(ConfigError, match=f"{name}.* is not implemented with pipeline_parallel_size=2"):
         EngineArgs(pipeline_parallel_size=2, **arguments)
+
+
+def test_stages_that_hosts_cannot_share_are_refused():
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=3 and nnodes=2: give a multiple of nnodes"):
+        EngineArgs(pipeline_parallel_size=3, nnodes=2)
 
 
 @pytest.mark.parametrize("size", quick_rows([0, -1, True, "2"], [0]))

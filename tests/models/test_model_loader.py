@@ -14,11 +14,13 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jaxis.errors import CheckpointError, ConfigError
+from jaxis.layers import module, partial_weight
 from jaxis.layers.linear import JaxLinear
 from jaxis.layers.module import JaxModule
 from jaxis.loading.checkpoint import Checkpoint
 from jaxis.models.common.interfaces import LoadableWithIterator
 from jaxis.models.registry import register_model
+from jaxis.parallel.stages import Stage
 from tests.support.tiny_models import LLAMA, llama_tensors, load, write_checkpoint, write_config
 
 
@@ -153,6 +155,20 @@ class TestDummyWeights:
         write_config(tmp_path, LLAMA)
         dtypes = {p.dtype for p in parameters(load(tmp_path, load_format="dummy", dtype=jnp.bfloat16)).values()}
         assert dtypes == {np.dtype(jnp.bfloat16)}
+
+    def test_of_a_pipeline_stage_are_those_of_the_whole_model_and_no_others_are_made(self, tmp_path, monkeypatch):
+        write_config(tmp_path, LLAMA)
+        whole, made, fill = parameters(load(tmp_path, load_format="dummy")), [], module.parameter_of
+
+        def counting(make, *args, **metadata):
+            return fill(lambda key: (made.append(key), make(key))[1], *args, **metadata)
+
+        monkeypatch.setattr(module, "parameter_of", counting)
+        monkeypatch.setattr(partial_weight, "parameter_of", counting)
+        stages = [parameters(load(tmp_path, load_format="dummy", stage=Stage(index, 2))) for index in range(2)]
+        assert len(made) == sum(map(len, stages)) == len(whole)
+        for name, value in (stages[0] | stages[1]).items():
+            np.testing.assert_array_equal(value, whole[name])
 
 
 def test_the_checkpoint_is_closed_after_loading_and_after_a_failure(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.layers.module import JaxModule
 from jaxis.models.model_loader import load_model
 from jaxis.parallel.mesh import make_mesh
+from jaxis.parallel.stages import WHOLE, Stage
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -66,9 +67,10 @@ def load(
     load_format: str = "auto",
     seed: int = 0,
     quant_config: Any = None,
+    stage: Stage = WHOLE,
 ) -> JaxModule:
     model_config = ModelConfig(
         str(folder), HFConfig.from_folder(folder, hf_overrides), dtype=dtype, max_model_len=64, seed=seed
     )
     vllm_config = VllmConfig(model_config, load_config=LoadConfig(load_format), quant_config=quant_config)
-    return load_model(vllm_config, make_mesh())
+    return load_model(vllm_config, make_mesh(), stage=stage)

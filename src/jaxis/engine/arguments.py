@@ -119,6 +119,12 @@ class EngineArgs(EngineArgFields):
         _ = self.kv_cache_memory_bytes, self.requested_quantization
 
     def _check_devices(self) -> None:
+        stages = self.pipeline_parallel_size
+        if stages > 1 and max(stages, self.nnodes) % min(stages, self.nnodes):
+            raise ConfigError(
+                f"pipeline_parallel_size={stages} and nnodes={self.nnodes}: give a multiple of nnodes, so that each "
+                "host has whole stages, or a divisor of it, so that each stage has whole hosts"
+            )
         if self.num_devices % self.nnodes:
             ranks = f"data_parallel_size={self.data_parallel_size} times " if self.data_parallel_size > 1 else ""
             raise ConfigError(
@@ -174,12 +180,12 @@ class EngineArgs(EngineArgFields):
     def _check_stages(self) -> None:
         if self.pipeline_parallel_size == 1:
             return
+        speculative = self.parsed_speculative_config
+        method = None if speculative is None else speculative.method
         for name, is_given in (
-            ("nnodes", self.nnodes > 1),
             ("data_parallel_size", self.data_parallel_size > 1),
             ("decode_context_parallel_size", self.decode_context_parallel_size > 1),
-            ("kv_offloading_size", self.kv_offloading_bytes is not None),
-            ("speculative_config", self.parsed_speculative_config is not None),
+            (f"speculative_config with method={method!r}", method in LAYER_METHODS),
             ("kv_transfer_config", self.kv_transfer is not None),
         ):
             if is_given:

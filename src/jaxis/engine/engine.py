@@ -4,7 +4,7 @@ A step is schedule -> dispatch -> update. The next step is dispatched before thi
 devices never wait for the host. Where a sequence needs its newest token to sample the next one (penalties, structured
 output), only the model of the next step runs ahead: its sampler is dispatched once the tokens are read. Where a
 sequence gets drafts (speculative decoding), nothing runs ahead. With pipeline stages, as many steps are in flight as
-there are stages, each with other sequences, whose newest tokens the host knows.
+there are stages, each with other sequences, whose newest tokens the host knows: drafts change nothing there.
 """
 
 from __future__ import annotations
@@ -389,11 +389,7 @@ class LLMEngine:
             if (following := self._dispatch()) is not None:
                 self._inflight.append(following)
             requests = self._process(current)
-        self._last_step_ended = time.monotonic()
-        if self.speculation is not None:
-            wait = self.last_compile_wait
-            if wait is None or wait.started < started:
-                self.speculation.observe_time(current.output, self._last_step_ended - started)
+        self._note_time(current, started)
         if not self.scheduler.has_unfinished:
             self._discard_inflight()
             if self.stored is not None and self.stored.store.is_awaited:
@@ -402,10 +398,14 @@ class LLMEngine:
 
     def _step_of_stages(self) -> list[Request]:
         """Takes in the oldest of the steps in flight."""
+        # Steps that overlap take as long as it is from one's end to the next one's.
+        started = self._last_step_ended if self._inflight else time.monotonic()
         self._fill_stages()
         if not self._inflight:
             return []
-        requests = self._process(self._inflight.popleft())
+        current = self._inflight.popleft()
+        requests = self._process(current)
+        self._note_time(current, started)
         if self.scheduler.has_unfinished:
             self._fill_stages()
         else:
@@ -417,6 +417,13 @@ class LLMEngine:
         while len(self._inflight) < self.runner.num_stages and (step := self._dispatch()) is not None:
             self._inflight.append(step)
 
+    def _note_time(self, step: DispatchedStep, started: float) -> None:
+        """Learns when a step ended, and how long it took unless it waited for a program."""
+        self._last_step_ended = time.monotonic()
+        wait = self.last_compile_wait
+        if self.speculation is not None and (wait is None or wait.started < started):
+            self.speculation.observe_time(step.output, self._last_step_ended - started)
+
     def _dispatch(self) -> DispatchedStep | None:
         output = self._schedule()
         return None if output is None else self.runner.dispatch(output, self._requests.sampling)
@@ -424,7 +431,8 @@ class LLMEngine:
     def _schedule(self) -> SchedulerOutput | None:
         drafts = None
         if self.speculation is not None:
-            drafts = self.speculation.propose(self._requests.sampling, self.scheduler.num_running)
+            num_running = -(-self.scheduler.num_running // self.runner.num_stages)  # in the step
+            drafts = self.speculation.propose(self._requests.sampling, num_running)
         output = self.scheduler.schedule(drafts)
         if output is None:
             return None

@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxis.engine.arguments import EngineArgs
-from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.kv_cache import plan_kv_caches
-from jaxis.engine.execution.sampler import SamplerOutput
+from jaxis.engine.execution.pipeline_executor import PipelineExecutor
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.channel import Channel, ChannelClosedError
 from jaxis.engine.hosts.followers import end_process
@@ -29,6 +28,7 @@ from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.errors import EngineError
 from jaxis.host.progress import ProgressDisplay
 from jaxis.parallel import distributed
+from jaxis.parallel.stages import first_host
 
 ALIVE_SECONDS = 0.5
 Order = messages.Call | messages.Setup
@@ -55,21 +55,26 @@ def follow(place: HostPlace, own_arguments: dict[str, Any], progress: ProgressDi
     orders = _Orders(channel)
     try:
         signs_of_life = _SignsOfLife(channel)
-        executor = _build(place, own_arguments, channel, orders, signs_of_life, progress)
+        executor, results = _build(place, own_arguments, channel, orders, signs_of_life, progress)
         gc.collect()
         gc.freeze()
         with progress.silent():
-            _Calls(executor, channel, signs_of_life).run(orders)
+            _Calls(executor, channel, signs_of_life, results).run(orders)
         executor.close()
         distributed.leave()
     except Exception as error:
-        _logger.debug("the follower has failed", exc_info=True)
-        message = str(error).partition("\n")[0] or type(error).__name__
-        try:
-            channel.send(messages.Failed(type(error).__name__, message))
-        finally:
-            end_process(EngineError(message))
+        _fail(channel, error)
     channel.close()
+
+
+def _fail(channel: Channel[Order], error: Exception) -> None:
+    """Tells the leader of a fault, and ends this process."""
+    _logger.debug("the follower has failed", exc_info=error)
+    message = str(error).partition("\n")[0] or type(error).__name__
+    try:
+        channel.send(messages.Failed(type(error).__name__, message))
+    finally:
+        end_process(EngineError(message))
 
 
 class _Orders:
@@ -121,6 +126,44 @@ class _SignsOfLife:
             time.sleep(ALIVE_SECONDS)
 
 
+class _Results:
+    """Waits for what calls compute, on a thread of its own: a fault of the devices ends this process.
+
+    Args:
+      channel: To the leader.
+      is_reporting: Whether the leader is to be told of results.
+    """
+
+    def __init__(self, channel: Channel[Order], is_reporting: bool) -> None:
+        self._channel, self._is_reporting = channel, is_reporting
+        self._results: queue.SimpleQueue[tuple[Any, int | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="jaxis-results", daemon=True).start()
+
+    def put(self, result: Any, call: int | None = None) -> None:
+        """Takes a call's result, a tree of arrays.
+
+        Args:
+          result: It may still be computed.
+          call: The call's number, if the leader may want to know the result.
+        """
+        self._results.put((result, call))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._wait_for(*self._results.get())
+        except ChannelClosedError:
+            _logger.debug("the leader has ended")
+        except Exception as error:
+            _fail(self._channel, error)
+
+    def _wait_for(self, result: Any, call: int | None) -> None:
+        jax.block_until_ready(result)
+        if self._is_reporting and call is not None:
+            arrays = [messages.Array.of(np.asarray(leaf)) for leaf in jax.tree.leaves(result)]
+            self._channel.send(messages.Computed(call, arrays))
+
+
 def _build(
     place: HostPlace,
     own_arguments: dict[str, Any],
@@ -128,22 +171,25 @@ def _build(
     orders: _Orders,
     signs_of_life: _SignsOfLife,
     progress: ProgressDisplay,
-) -> Executor:
+) -> tuple[Executor, _Results]:
     """Loads this host's part of the model that the leader names."""
     build = orders.next()
     assert isinstance(build, messages.Build)
     args = EngineArgs(**build.arguments | own_arguments)
     opened = open_model(args)
     channel.send(messages.Found(facts_of_model(opened.path, args)))
-    mesh = opened.make_mesh(args)
-    loaded = opened.load(args, [mesh], progress)
+    meshes = opened.make_meshes(args)
+    loaded = opened.load(args, meshes, progress)
     signs_of_life.start()
-    channel.send(messages.Loaded(available_bytes(mesh)))
+    channel.send(messages.Loaded(loaded.most_cache_bytes, *loaded.first_share(place.rank)))
     allocate = orders.next()
     assert isinstance(allocate, messages.Allocate)
-    plan = plan_kv_caches(loaded.model, loaded.vllm_config, mesh, allocate.cache_bytes)
+    parts = loaded.parts(allocate.cache_bytes)
     progress.note(f"host {place.rank} of {place.num_hosts} is ready")
-    return Executor(loaded.vllm_config, loaded.model, mesh, plan, on_compile=loaded.on_compile)
+    # Of the hosts that have the last stage, the first tells the leader what it computes, unless that is the leader.
+    is_reporting = first_host(meshes[-1]) == place.rank
+    executor = PipelineExecutor(loaded.vllm_config, parts, meshes, on_compile=loaded.on_compile)
+    return executor, _Results(channel, is_reporting)
 
 
 class _Calls:
@@ -153,13 +199,16 @@ class _Calls:
       executor: This host's.
       channel: To the leader.
       signs_of_life: Counts the calls.
+      results: Looks after what they compute.
     """
 
-    def __init__(self, executor: Executor, channel: Channel[Order], signs_of_life: _SignsOfLife) -> None:
+    def __init__(
+        self, executor: Executor, channel: Channel[Order], signs_of_life: _SignsOfLife, results: _Results
+    ) -> None:
         self._executor, self._channel, self._signs_of_life = executor, channel, signs_of_life
+        self._results = results
         self._keys: dict[int, Hashable] = {}
         self._vectors = ReceivedVectors()
-        self._sampled: SamplerOutput | None = None
 
     def run(self, orders: _Orders) -> None:
         """Until the leader closes the group."""
@@ -175,23 +224,28 @@ class _Calls:
                 self._prepare(order)
             case messages.Forward():
                 executor.forward(self._key(order.number), self._vectors.decode(order.number, order.packed))
-            case messages.Sample():
-                sent = order.parameters
-                parameters = None if sent is None else self._vectors.decode(order.number, sent)
-                self._wait_for_the_step_before(executor.sample(self._key(order.number), parameters))
+                self._results.put(executor.newest)
+            case messages.Sample() | messages.Logits():
+                if executor.stage.is_last:
+                    self._results.put(self._in_last_stage(order), self._signs_of_life.num_calls + 1)
             case messages.GreedyStep():
                 packed = self._vectors.decode(order.number, order.packed)
-                self._wait_for_the_step_before(executor.greedy_step(self._key(order.number), packed))
+                self._results.put(executor.greedy_step(self._key(order.number), packed))
             case messages.Whole():
                 executor.whole(self._key(order.number), vector(order.input_ids), order.num_tokens)
-            case messages.Logits():
-                targets = None if order.targets is None else vector(order.targets)
-                executor.logits(self._key(order.number), vector(order.rows), targets)
             case messages.Recover():
-                self._sampled = None
                 executor.recover()
             case _:
                 raise EngineError(f"the leader sent {type(order).__name__} to a host that is built")
+
+    def _in_last_stage(self, order: messages.Sample | messages.Logits) -> Any:
+        """Makes a call of the last pipeline stage; returns what it computes."""
+        if isinstance(order, messages.Sample):
+            sent = order.parameters
+            parameters = None if sent is None else self._vectors.decode(order.number, sent)
+            return self._executor.sample(self._key(order.number), parameters)
+        targets = None if order.targets is None else messages.vector(order.targets)
+        return self._executor.logits(self._key(order.number), messages.vector(order.rows), targets)
 
     def _key(self, number: int) -> Any:
         return self._keys[number]
@@ -208,12 +262,6 @@ class _Calls:
                 _logger.debug("the leader has ended")
 
         self._executor.programs.precompile(key).add_done_callback(report)
-
-    def _wait_for_the_step_before(self, sampled: SamplerOutput) -> None:
-        """Has a fault of the devices come out one step later, not never."""
-        before, self._sampled = self._sampled, sampled
-        if before is not None:
-            jax.block_until_ready(before)
 
 
 def _end_with_the_leader() -> None:

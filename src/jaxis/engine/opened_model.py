@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 
-from jaxis.config import VllmConfig
 from jaxis.config.hf_config import HFConfig
 from jaxis.config.value_checks import check_values
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import load_draft
 from jaxis.engine.execution.block_programs import LoadKey, SaveKey
 from jaxis.engine.execution.draft_program import DraftKey
+from jaxis.engine.execution.handover import Handover
 from jaxis.engine.execution.programs import enable_disk_cache
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey
 from jaxis.engine.fingerprint import arguments_digest, checkpoint_digest
+from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.settings import make_vllm_config
 from jaxis.errors import ConfigError
 from jaxis.host.progress import ProgressDisplay
@@ -29,11 +30,8 @@ from jaxis.loading.open_checkpoint import ConfigValues, read_config_values
 from jaxis.models.model_loader import load_model
 from jaxis.parallel import distributed
 from jaxis.parallel.heads import check_heads
-from jaxis.parallel.mesh import make_mesh, make_stage_meshes
-from jaxis.parallel.stages import Stage
-
-if TYPE_CHECKING:
-    from jaxis.layers.module import JaxModule
+from jaxis.parallel.mesh import make_stage_meshes
+from jaxis.parallel.stages import own_stages
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "assets" / "tiny"
 
@@ -52,8 +50,8 @@ class OpenedModel:
     config: ConfigValues
     hf_config: HFConfig
 
-    def make_mesh(self, args: EngineArgs) -> jax.sharding.Mesh:
-        """The mesh for it, whose hosts have met.
+    def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
+        """The mesh of each pipeline stage; the hosts of each, and of those that follow each other, have met.
 
         Raises:
           ConfigError: There are not enough devices, or they cannot share the model's heads.
@@ -61,28 +59,24 @@ class OpenedModel:
         """
         _check_heads(self.hf_config, args.tensor_parallel_size)
         _check_context_is_latent(self.hf_config, args.decode_context_parallel_size)
-        mesh = make_mesh(args.tensor_parallel_size, args.nnodes, data_parallel_size=args.data_parallel_size)
-        if args.nnodes > 1:
-            distributed.meet(mesh)
-        return mesh
-
-    def make_meshes(self, args: EngineArgs) -> list[jax.sharding.Mesh]:
-        """The mesh of each pipeline stage.
-
-        Raises:
-          ConfigError, EngineError: See `make_mesh`.
-        """
-        if args.pipeline_parallel_size == 1:
-            return [self.make_mesh(args)]
-        _check_heads(self.hf_config, args.tensor_parallel_size)
-        return make_stage_meshes(args.pipeline_parallel_size, args.tensor_parallel_size)
+        meshes = make_stage_meshes(
+            args.pipeline_parallel_size,
+            args.tensor_parallel_size,
+            args.nnodes,
+            data_parallel_size=args.data_parallel_size,
+        )
+        # In the same order on all hosts.
+        for mesh in [*meshes, *(Handover(*pair).mesh for pair in itertools.pairwise(meshes))]:
+            if 0 < len(mesh.local_devices) < mesh.size:
+                distributed.meet(mesh)
+        return meshes
 
     def load(self, args: EngineArgs, meshes: Sequence[jax.sharding.Mesh], progress: ProgressDisplay) -> LoadedModel:
         """Loads the weights, of several hosts' those that this one's devices need.
 
         Args:
           args: The engine's arguments.
-          meshes: Of the pipeline stages.
+          meshes: Of the pipeline stages, also of those of other hosts.
           progress: Shows what is going on.
 
         Raises:
@@ -90,10 +84,10 @@ class OpenedModel:
         """
         vllm_config = make_vllm_config(args, self.path, self.hf_config, meshes[0].devices.flat[0].platform)
         name, models = str(args.model or "the embedded model"), []
-        for index, mesh in enumerate(meshes):
-            of_stages = f", stage {index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
+        for stage in own_stages(meshes):
+            of_stages = f", stage {stage.index + 1} of {len(meshes)}" if len(meshes) > 1 else ""
             with progress.loading(name + of_stages) as on_progress:
-                models.append(load_model(vllm_config, mesh, on_progress, stage=Stage(index, len(meshes))))
+                models.append(load_model(vllm_config, meshes[stage.index], on_progress, stage=stage))
         if (speculative := vllm_config.speculative_config) is not None and speculative.model is not None:
             load_draft(args, speculative, vllm_config, models[0], meshes[0], progress)
 
@@ -104,28 +98,7 @@ class OpenedModel:
                 return progress.compiling("a copy of blocks")
             return progress.compiling("drafts" if isinstance(key, DraftKey) else "the sampler")
 
-        return LoadedModel(vllm_config, models, on_compile)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model on its devices.
-
-    Attributes:
-      vllm_config: The engine's configuration.
-      models: That of each pipeline stage; their weights are loaded.
-      on_compile: Shows that a step waits for a program; see `Executor`.
-    """
-
-    vllm_config: VllmConfig
-    models: Sequence[JaxModule]
-    on_compile: Callable[[Hashable], AbstractContextManager[None]]
-
-    @property
-    def model(self) -> JaxModule:
-        """The model where it is in one stage."""
-        [model] = self.models
-        return model
+        return LoadedModel(vllm_config, meshes, models, on_compile)
 
 
 def open_model(args: EngineArgs) -> OpenedModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +16,14 @@ from jaxis.config.hf_config import HFConfig
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.draft_setup import read_draft_config
 from jaxis.engine.engine import LLMEngine
-from jaxis.engine.execution.cache_memory import available_bytes
 from jaxis.engine.execution.executor import Executor
 from jaxis.engine.execution.kv_cache import plan_kv_caches
-from jaxis.engine.execution.pipeline_executor import PipelineExecutor, StageParts
-from jaxis.engine.execution.stage_caches import plan_stage_caches
+from jaxis.engine.execution.pipeline_executor import PipelineExecutor
 from jaxis.engine.fingerprint import blocks_fingerprint, engine_fingerprint
 from jaxis.engine.generation_defaults import end_of_turn, eos_token_ids_of, sampling_defaults
+from jaxis.engine.loaded_model import LoadedModel
 from jaxis.engine.memory_plan import MemoryPlan, PlannedDraft, plan_memory
-from jaxis.engine.opened_model import LoadedModel, facts_of_model, open_model
+from jaxis.engine.opened_model import facts_of_model, open_model
 from jaxis.engine.settings import check_quant_method, make_vllm_config
 from jaxis.engine.store_setup import make_peers, make_store
 from jaxis.errors import ConfigError
@@ -123,13 +121,13 @@ def _build_engine(
             args = plan.apply(args)
     loaded = opened.load(args, meshes, progress)
     _note_config(opened.config, hf_config, path, progress)
-    executor = _executor(args, loaded, meshes, followers)
+    executor = _executor(args, loaded, followers)
     fingerprint = engine_fingerprint(path, args, executor.plan.max_model_len)
     block_size = loaded.vllm_config.cache_config.block_size
-    store, peers = make_store(args, executor.plan, block_size, fingerprint), None
+    store, peers = make_store(args, executor.whole_plan, block_size, fingerprint), None
     if args.kv_transfer is not None and store is not None:
         blocks = blocks_fingerprint(path, args, loaded.vllm_config.model_config.max_model_len)
-        peers = make_peers(args.kv_transfer, store, executor.plan, block_size, blocks)
+        peers = make_peers(args.kv_transfer, store, executor.whole_plan, block_size, blocks)
     engine = LLMEngine(
         loaded.vllm_config,
         executor,
@@ -143,26 +141,21 @@ def _build_engine(
     return BuiltEngine(engine, default_sampling_params, fingerprint)
 
 
-def _executor(
-    args: EngineArgs, loaded: LoadedModel, meshes: Sequence[jax.sharding.Mesh], followers: Followers | None
-) -> Executor:
+def _executor(args: EngineArgs, loaded: LoadedModel, followers: Followers | None) -> Executor:
     config, on_compile = loaded.vllm_config, loaded.on_compile
-    if len(meshes) > 1:
-        plans = plan_stage_caches(loaded.models, config, meshes)
-        stages = map(StageParts, loaded.models, meshes, plans)
-        return PipelineExecutor(config, list(stages), on_compile=on_compile)
-    model, [mesh] = loaded.model, meshes
-    if followers is None:
-        return Executor(config, model, mesh, plan_kv_caches(model, config, mesh), on_compile=on_compile)
-    from jaxis.engine.hosts import messages
-    from jaxis.engine.hosts.leading_executor import LeadingExecutor
+    if followers is not None:
+        from jaxis.engine.hosts import messages
+        from jaxis.engine.hosts.leading_executor import LeadingExecutor
 
-    least = followers.least_cache_bytes(available_bytes(mesh))
-    memory = args.kv_cache_memory_bytes or least * args.nnodes
-    followers.send(messages.Allocate(memory))
-    followers.watch()
-    plan = plan_kv_caches(model, config, mesh, memory)
-    return LeadingExecutor(config, model, mesh, plan, on_compile=on_compile, followers=followers)
+        least = followers.least_cache_bytes(loaded.most_cache_bytes)
+        memory = args.kv_cache_memory_bytes or least
+        followers.send(messages.Allocate(memory))
+        followers.watch()
+        return LeadingExecutor(config, loaded.parts(memory), loaded.meshes, on_compile=on_compile, followers=followers)
+    if len(loaded.meshes) > 1:
+        return PipelineExecutor(config, loaded.parts(None), loaded.meshes, on_compile=on_compile)
+    [model], [mesh] = loaded.models, loaded.meshes
+    return Executor(config, model, mesh, plan_kv_caches(model, config, mesh), on_compile=on_compile)
 
 
 def _check_ranks_share(args: EngineArgs) -> None:

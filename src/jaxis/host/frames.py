@@ -20,13 +20,13 @@ def frame(data: bytes) -> bytes:
 class FrameReader:
     """Splits what a socket receives into frames.
 
-    Args:
+    Attributes:
       max_bytes: Of a frame; None for a sender that is trusted.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._buffer = bytearray()
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each frame that is complete now.
@@ -38,9 +38,9 @@ class FrameReader:
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if self._max_bytes is not None and length > self._max_bytes:
+            if self.max_bytes is not None and length > self.max_bytes:
                 self._buffer.clear()
-                raise FrameTooLargeError(f"a message of {length} bytes; at most {self._max_bytes} are taken")
+                raise FrameTooLargeError(f"a message of {length} bytes; at most {self.max_bytes} are taken")
             stop = start + _LENGTH.size + length
             if len(self._buffer) < stop:
                 break

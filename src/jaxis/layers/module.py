@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 Child = TypeVar("Child")
 
 _skip_initializers: ContextVar[bool] = ContextVar("skip_initializers", default=False)
+_defer_initializers: ContextVar[bool] = ContextVar("defer_initializers", default=False)
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
@@ -152,9 +153,20 @@ def initializers_skipped() -> Iterator[None]:
         _skip_initializers.reset(token)
 
 
-def initializers_are_skipped() -> bool:
-    """Whether `initializers_skipped` is active."""
-    return _skip_initializers.get()
+@contextmanager
+def initializers_deferred() -> Iterator[None]:
+    """Makes new parameters abstract inside the block, until `initialize` gives them the values that they would have."""
+    token = _defer_initializers.set(True)
+    try:
+        yield
+    finally:
+        _defer_initializers.reset(token)
+
+
+def initialize(param: nnx.Param) -> None:
+    """Gives a parameter its initial value, if it was made with `initializers_deferred`."""
+    if isinstance(param.get_value(), jax.ShapeDtypeStruct):
+        param.set_value(param.get_metadata()["make_initial_value"]())
 
 
 def make_parameter(
@@ -179,9 +191,28 @@ def make_parameter(
     metadata: dict[str, Any] = {"logical_axes": axes}
     if weight_loader is not None:
         metadata["weight_loader"] = weight_loader
+    return parameter_of(lambda key: init(key, shape, dtype), rngs, shape, dtype, **metadata)
+
+
+def parameter_of(
+    make: Callable[[jax.Array], Any], rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, **metadata: Any
+) -> nnx.Param:
+    """A parameter whose value a function makes, unless initializers are skipped or deferred.
+
+    Args:
+      make: `make(key)` is the initial value.
+      rngs: Source of the key.
+      shape: The checkpoint's shape.
+      dtype: Data type.
+      metadata: Of the parameter.
+    """
     if _skip_initializers.get():
         return nnx.Param(jnp.zeros(shape, dtype), **metadata)
-    return nnx.Param(init(rngs.params(), shape, dtype), **metadata)
+    key = rngs.params()
+    if _defer_initializers.get():
+        value = jax.ShapeDtypeStruct(shape, dtype)
+        return nnx.Param(value, make_initial_value=functools.partial(make, key), **metadata)
+    return nnx.Param(make(key), **metadata)
 
 
 def _observable(call: Callable[..., Any]) -> Callable[..., Any]:

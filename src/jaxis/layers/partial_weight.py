@@ -22,7 +22,7 @@ from jaxis.errors import CheckpointError
 from jaxis.kernels.grouped_matmul.packed import StackPacker
 from jaxis.kernels.weights import Allocate, PackedWeight, Weight
 from jaxis.kernels.weights.shards import placement, with_whole_blocks
-from jaxis.layers.module import Initializer, initializers_are_skipped
+from jaxis.layers.module import Initializer, parameter_of
 from jaxis.layers.spread_stack import SpreadStack, check_same_type, write_entry
 from jaxis.layers.weight_format import PLAIN, InvalidWeightError, TensorSpec, WeightSlot
 from jaxis.layers.weight_loader import place_array, unexpected_shard
@@ -75,11 +75,11 @@ class WeightLoader:
     def make_parameter(self, rngs: nnx.Rngs, init: Initializer) -> nnx.Param:
         """The parameter with initial values, or with zeros if initializers are skipped."""
         shape = self._target.shape
-        if initializers_are_skipped():
-            value: Weight = jnp.zeros(shape, self.dtype)
-        else:
-            value = self._initial_weight(init(rngs.params(), shape, self.dtype))
-        return nnx.Param(value, logical_axes=self.slot.axes, weight_loader=self)
+
+        def make(key: jax.Array) -> Weight:
+            return self._initial_weight(init(key, shape, self.dtype))
+
+        return parameter_of(make, rngs, shape, self.dtype, logical_axes=self.slot.axes, weight_loader=self)
 
     def takes(self, tensor_name: str) -> bool:
         """Whether the file has a tensor of this name for the weight."""

@@ -18,7 +18,15 @@ from jaxis.config import VllmConfig
 from jaxis.config.quantization import HasQuantMethod, QuantizationConfig, name_of_tensor
 from jaxis.errors import CheckpointError, ConfigError
 from jaxis.layers.experts import JaxExperts
-from jaxis.layers.module import HasAfterLoading, JaxModule, initializers_skipped, named_modules, named_parameters
+from jaxis.layers.module import (
+    HasAfterLoading,
+    JaxModule,
+    initialize,
+    initializers_deferred,
+    initializers_skipped,
+    named_modules,
+    named_parameters,
+)
 from jaxis.layers.partial_weight import missing_tensors
 from jaxis.layers.weight_loader import LoadsWeights, place_array
 from jaxis.loading.open_checkpoint import OpenCheckpoint, open_checkpoint
@@ -62,7 +70,9 @@ def load_model(
 
     with jax.set_mesh(mesh):
         if vllm_config.load_config.load_format == "dummy":
-            model = construct()
+            # What other stages have gets no values.
+            with initializers_deferred():
+                model = construct()
             _check_config(vllm_config, model_class)
             _place_initial_values(model)
         else:
@@ -248,6 +258,7 @@ def _is_abstract(param: nnx.Param) -> bool:
 
 def _place_initial_values(model: JaxModule) -> None:
     for _, param in named_parameters(model):
+        initialize(param)
         # Values other than plain arrays are already placed.
         if isinstance(value := param.get_value(), jax.Array):
             param.set_value(place_array(value, param.get_metadata().get("logical_axes")))

@@ -46,46 +46,46 @@ def make_mesh(tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_paralle
     Raises:
       ConfigError: There are fewer devices.
     """
+    [mesh] = make_stage_meshes(1, tensor_parallel_size, num_hosts, data_parallel_size=data_parallel_size)
+    return mesh
+
+
+def make_stage_meshes(
+    num_stages: int, tensor_parallel_size: int = 1, num_hosts: int = 1, *, data_parallel_size: int = 1
+) -> list[Mesh]:
+    """A `(data, model)` mesh for each pipeline stage.
+
+    The devices of a stage are neighbours, and so are those of stages that follow each other: with as many hosts as
+    stages, each host has one, and its devices exchange nothing with others but what stages hand on.
+
+    Args:
+      num_stages: Meshes.
+      tensor_parallel_size: Devices of a data rank of each.
+      num_hosts: See `make_mesh`.
+      data_parallel_size: Data ranks.
+
+    Raises:
+      ConfigError: There are fewer devices.
+    """
     if num_hosts == 1:
         by_host = [jax.local_devices()]
     else:
         by_host = [[d for d in jax.devices() if d.process_index == rank] for rank in range(num_hosts)]
-    num_devices = data_parallel_size * tensor_parallel_size
-    per_host = num_devices // num_hosts
+    sizes = {"pipeline": num_stages, "data": data_parallel_size, "tensor": tensor_parallel_size}
+    per_host = math.prod(sizes.values()) // num_hosts
     for rank, devices in enumerate(by_host):
         if not 1 <= per_host <= len(devices):
             where = f" on each of {num_hosts} hosts; host {rank} has {len(devices)}" if num_hosts > 1 else ""
-            wanted = f"tensor_parallel_size={tensor_parallel_size}"
-            if data_parallel_size > 1:
-                wanted = f"data_parallel_size={data_parallel_size} with {wanted}"
+            given = [f"{name}_parallel_size={n}" for name, n in sizes.items() if n > 1 or name == "tensor"]
             raise ConfigError(
-                f"{wanted} needs {per_host if where or data_parallel_size > 1 else 'that many'} "
+                f"{' with '.join(given)} needs {per_host if where or len(given) > 1 else 'that many'} "
                 f"{jax.local_devices()[0].platform} devices{where or f'; {len(devices)} found'}"
             )
     kinds = {device.device_kind for devices in by_host for device in devices[:per_host]}
     if len(kinds) > 1:
         raise ConfigError(f"the hosts have different devices: {', '.join(sorted(kinds))}")
-    grid = np.asarray([devices[:per_host] for devices in by_host]).reshape(data_parallel_size, tensor_parallel_size)
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
-
-
-def make_stage_meshes(num_stages: int, tensor_parallel_size: int = 1) -> list[Mesh]:
-    """A mesh for each pipeline stage, over neighbouring devices of this host.
-
-    Args:
-      num_stages: Meshes.
-      tensor_parallel_size: Devices of each.
-
-    Raises:
-      ConfigError: There are fewer devices.
-    """
-    devices = jax.local_devices()
-    if len(devices) < num_stages * tensor_parallel_size:
-        raise ConfigError(
-            f"pipeline_parallel_size={num_stages} with tensor_parallel_size={tensor_parallel_size} needs "
-            f"{num_stages * tensor_parallel_size} {devices[0].platform} devices; {len(devices)} found"
-        )
-    grids = np.asarray(devices[: num_stages * tensor_parallel_size]).reshape(num_stages, 1, tensor_parallel_size)
+    chosen = np.asarray([devices[:per_host] for devices in by_host])
+    grids = chosen.reshape(num_stages, data_parallel_size, tensor_parallel_size)
     return [Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 2) for grid in grids]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from jax.sharding import Mesh
 
 from jaxis.errors import ConfigError
 
@@ -57,3 +60,13 @@ class Stage:
 
 WHOLE = Stage()
 """The only stage of a model on one mesh."""
+
+
+def first_host(mesh: Mesh) -> int:
+    """The lowest rank of a host that has devices of a mesh."""
+    return min(device.process_index for device in mesh.devices.flat)
+
+
+def own_stages(meshes: Sequence[Mesh]) -> list[Stage]:
+    """The pipeline stages on devices of this host, with these meshes of all stages."""
+    return [Stage(index, len(meshes)) for index, mesh in enumerate(meshes) if mesh.local_devices]

@@ -5,9 +5,10 @@ import json
 SERVE = ["-c", "from jaxis.cli.main import main; main()", "serve"]
 
 
-def leader(scenario, model, size, port, num_hosts=2):
+def leader(scenario, model, size, port, num_hosts=2, **arguments):
     """A process that runs a scenario of `tests.engine.hosts.leader`."""
-    return ["-m", "tests.engine.hosts.leader", scenario, str(model), str(num_hosts), str(size), str(port)]
+    given = [scenario, str(model), str(num_hosts), str(size), str(port), json.dumps(arguments)]
+    return ["-m", "tests.engine.hosts.leader", *given]
 
 
 def follower(port, *arguments, rank=1, num_hosts=2):

@@ -4,7 +4,7 @@ import sys
 import time
 
 from jaxis.cli.main import main
-from jaxis.engine.execution.executor import Executor
+from jaxis.engine.execution.pipeline_executor import PipelineExecutor
 
 NUM_CALLS = 4  # that it makes before its fault
 SLOW_SECONDS = 12
@@ -19,7 +19,7 @@ def raises(self, *_):
 
 
 def faulty_forward(fault):
-    forward, calls = Executor.forward, []
+    forward, calls = PipelineExecutor.forward, []
 
     def call(self, *arguments):
         calls.append(arguments)
@@ -28,7 +28,7 @@ def faulty_forward(fault):
     return call
 
 
-def slow_compile(self, key, compile=Executor._compile):
+def slow_compile(self, key, compile=PipelineExecutor._compile):
     time.sleep(SLOW_SECONDS)
     return compile(self, key)
 
@@ -36,8 +36,8 @@ def slow_compile(self, key, compile=Executor._compile):
 if __name__ == "__main__":
     _, fault, port = sys.argv
     if fault == "slow":
-        Executor._compile = slow_compile
+        PipelineExecutor._compile = slow_compile
     else:
-        Executor.forward = faulty_forward({"stuck": stuck, "raises": raises}[fault])
+        PipelineExecutor.forward = faulty_forward({"stuck": stuck, "raises": raises}[fault])
     sys.argv = ["jaxis", "serve", "--nnodes", "2", "--node-rank", "1", "--master-port", port, "--headless"]
     main()

@@ -1,6 +1,7 @@
-"""A leader for the tests of several hosts: `python -m tests.engine.hosts.leader SCENARIO MODEL NUM_HOSTS SIZE PORT`.
+"""A leader for the tests of several hosts.
 
-SIZE is the number of devices, or data x tensor for data ranks.
+`python -m tests.engine.hosts.leader SCENARIO MODEL NUM_HOSTS SIZE PORT ARGUMENTS`. SIZE is the number of devices of a
+stage, data x tensor for data ranks, or stages x data x tensor. ARGUMENTS are further ones of LLM, as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from unittest import mock
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine import setup
+from jaxis.engine.frontend.engine_client import EngineInfo
 from jaxis.errors import EngineError
 from tests.engine.test_same_answer import MIXED, PROMPTS, SIMPLE, run, tokens
 
@@ -22,31 +24,30 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 NUM_MIXED = 13  # one of each kind
 
 
-def start(model: str, num_hosts: int, size: int, port: int, *, num_ranks: int = 1, memory: int | None = None) -> LLM:
-    """An LLM with so few blocks that sequences are preempted, or with bytes for them; a dense one may have ranks."""
-    with mock.patch.object(setup, "_check_ranks_share"):
-        return _start(model, num_hosts, size, port, num_ranks, memory)
-
-
-def _start(model: str, num_hosts: int, size: int, port: int, num_ranks: int, memory: int | None) -> LLM:
-    return LLM(
-        model,
-        nnodes=num_hosts,
-        tensor_parallel_size=size,
-        data_parallel_size=num_ranks,
-        master_port=port,
-        max_num_batched_tokens=32,
-        max_num_seqs=4,
-        max_model_len=128,
+def start(model: str, num_hosts: int, size: str, port: int, **arguments: Any) -> LLM:
+    """An LLM with so few blocks that sequences are preempted, unless it gets others; a dense one may have ranks."""
+    num_stages, num_ranks, num_devices = [1, 1, *map(int, size.split("x"))][-3:]
+    defaults = {
+        "nnodes": num_hosts,
+        "tensor_parallel_size": num_devices,
+        "pipeline_parallel_size": num_stages,
+        "data_parallel_size": num_ranks,
+        "master_port": port,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 4,
+        "max_model_len": 128,
         # With more devices than kv heads, each has a whole one.
-        kv_cache_memory=memory or 14 * 8192 * max(1, size // 2) * num_ranks,
-        show_progress=False,
-    )
+        "kv_cache_memory": 14 * 8192 * max(1, num_devices // 2) * num_ranks,
+        "show_progress": False,
+    }
+    with mock.patch.object(setup, "_check_ranks_share"):
+        return LLM(model, **defaults | arguments)
 
 
 def short_answers(llm: LLM) -> dict[str, Any]:
-    """Greedy and seeded tokens, a prefix hit, an abort, a step that fails before it is sent, and logits."""
+    """Greedy and seeded tokens, a prefix hit, an abort, a step that fails before it is sent, the parameters."""
     answers: dict[str, Any] = {"tokens": tokens(run(llm, SIMPLE[:4]))}
+    answers["parameters"] = EngineInfo.of(llm._built).num_parameters
     stream = llm.stream(PROMPTS[3], GREEDY)
     next(stream)
     stream.close()
@@ -125,7 +126,7 @@ def _until_lost(llm: LLM, request: Callable[[int], tuple[list[int], SamplingPara
 
 
 if __name__ == "__main__":
-    _, scenario, model, num_hosts, size, port = sys.argv
+    _, scenario, model, num_hosts, size, port, given = sys.argv
     function = {
         "short": short_answers,
         "all": answers_of_every_kind,
@@ -134,8 +135,7 @@ if __name__ == "__main__":
         "prefills": prefills,
         "decodes": decodes,
     }[scenario]
-    num_ranks, _, size = size.rpartition("x")
-    memory = 4 << 20 if scenario == "family" else None
-    with start(model, int(num_hosts), int(size), int(port), num_ranks=int(num_ranks or 1), memory=memory) as llm:
+    arguments = {"kv_cache_memory": 4 << 20} if scenario == "family" else {}
+    with start(model, int(num_hosts), size, int(port), **arguments | json.loads(given)) as llm:
         print("ANSWERS", json.dumps(function(llm)), flush=True)
     print("closed", flush=True)

@@ -55,10 +55,11 @@ def seconds_since(started):
     return time.time() - started
 
 
+@pytest.mark.parametrize("size", ["2", "2x1x1"], ids=["tensor", "stages"])
 @pytest.mark.parametrize("scenario", ["prefills", "decodes"])
-def test_a_killed_follower_fails_the_requests_at_once(checkpoint, scenario):
+def test_a_killed_follower_fails_the_requests_at_once(checkpoint, scenario, size):
     port = free_port()
-    with host_processes([leader(scenario, checkpoint(), 2, port), follower(port)]) as (first, second):
+    with host_processes([leader(scenario, checkpoint(), size, port), follower(port)]) as (first, second):
         first.wait_for("generated")
         killed = time.time()
         second.process.kill()

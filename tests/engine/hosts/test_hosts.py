@@ -36,7 +36,7 @@ def group(scenario, model, num_hosts, num_devices, port):
 def test_several_hosts_answer_as_one_does(checkpoint, scenario, num_hosts, num_devices):
     port = free_port()
     with group(scenario, checkpoint(), num_hosts, num_devices, port) as hosts:
-        with start(str(checkpoint()), 1, 1, port) as llm:
+        with start(str(checkpoint()), 1, "1", port) as llm:
             expected = {"short": short_answers, "all": answers_of_every_kind}[scenario](llm)
         assert [host.wait() for host in hosts] == [0] * num_hosts, "\n".join(host.output for host in hosts)
         found = answers_of(hosts[0])
@@ -69,7 +69,7 @@ def test_families_have_the_tokens_and_logits_of_transformers_over_two_hosts(name
 def test_data_ranks_on_two_hosts_answer_as_one_device_does(checkpoint, size, num_devices):
     port = free_port()
     with host_processes([leader("all", checkpoint(), size, port), follower(port)], num_devices=num_devices) as hosts:
-        with start(str(checkpoint()), 1, 1, port) as llm:
+        with start(str(checkpoint()), 1, "1", port) as llm:
             expected = answers_of_every_kind(llm)
         assert [host.wait() for host in hosts] == [0, 0], "\n".join(host.output for host in hosts)
         found = answers_of(hosts[0])

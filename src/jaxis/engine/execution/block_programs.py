@@ -68,8 +68,8 @@ class BlockPrograms:
         return range(len(self._layers))
 
     def layers(self, group: int) -> list[int]:
-        """The indices of a group's layers among those that cache."""
-        return self._layers[group]
+        """The indices of a group's layers among those that cache; a pipeline stage may have none of them."""
+        return self._layers.get(group, [])
 
     def block_structs(self, group: int, num_blocks: int) -> list[Any]:
         """What a program copies, [n, ...] of each data rank for each array of the group's caches."""
@@ -78,12 +78,12 @@ class BlockPrograms:
         def struct(cache: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((num_rows, *cache.shape[1:]), cache.dtype, sharding=cache.sharding)
 
-        return jax.tree.map(struct, [self._caches[layer] for layer in self._layers[group]])
+        return jax.tree.map(struct, [self._caches[layer] for layer in self.layers(group)])
 
     def compile(self, key: Hashable) -> jax.stages.Compiled:
         """The compiled program of a key. May be called from several threads."""
         assert isinstance(key, SaveKey | LoadKey)
-        caches = [self._caches[layer] for layer in self._layers[key.group]]
+        caches = [self._caches[layer] for layer in self.layers(key.group)]
         shardings = jax.tree.map(lambda cache: cache.sharding, caches)
         blocks = self.block_structs(key.group, key.num_blocks)
         ids = self.ranks.struct((key.num_blocks,), jnp.int32)

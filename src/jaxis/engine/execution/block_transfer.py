@@ -103,7 +103,7 @@ class BlockTransfer:
         return saved
 
     def _load(self, key: LoadKey, of_ranks: Sequence[Sequence[LoadedBlock]]) -> None:
-        structs, treedef = jax.tree.flatten(self._executor.block_programs.block_structs(key.group, key.num_blocks))
+        structs, treedef = jax.tree.flatten(self._executor.block_structs(key))
         arrays, start = [], 0
         for struct in structs:
             array = np.empty(struct.shape, struct.dtype)

@@ -54,7 +54,10 @@ class Executor:
       ranks: The data ranks of the mesh.
       is_native: Whether programs call native kernels.
       num_draft_caches: Caches of the layers that draft tokens; 0 without.
-      num_stages: Pipeline stages.
+      stage: What of the model it is.
+      caches: The layers'.
+      last_tokens: The tokens that the last step sampled, i32 [max R] of each data rank.
+      hidden, rows: Hidden states of the last call, and those to sample from; None once they were used.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Executor:
           EngineError: No memory for the caches.
         """
         self.mesh, self.plan = mesh, plan
-        self.num_stages = stage.num_stages
+        self.stage = stage
         self._vocab_size: int = vllm_config.model_config.hf_config.get_text_config()["vocab_size"]
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         # On CPU, the host reads the device's memory.
@@ -127,9 +130,34 @@ class Executor:
         """Ends those, when no more calls will come."""
 
     @property
+    def num_stages(self) -> int:
+        """Pipeline stages, those of other hosts included."""
+        return self.stage.num_stages
+
+    @property
     def stages(self) -> Sequence[Executor]:
-        """Those of the pipeline stages, in their order."""
+        """Those of the pipeline stages that this host has, in their order."""
         return [self]
+
+    @property
+    def num_parameters_elsewhere(self) -> int:
+        """Parameters of the pipeline stages that this host has no part of."""
+        return 0
+
+    @property
+    def weight_bytes_elsewhere(self) -> int:
+        """Bytes of their weights, on all devices together."""
+        return 0
+
+    @property
+    def whole_plan(self) -> CachePlan:
+        """The plan of the caches of all `stages`."""
+        return self.plan
+
+    @property
+    def newest(self) -> Any:
+        """Arrays that are ready once this host's devices have done what was dispatched."""
+        return self.last_tokens
 
     def forward(self, key: ForwardKey, packed: np.ndarray) -> None:
         """Dispatches the model over a step; keeps its hidden states.
@@ -142,7 +170,7 @@ class Executor:
         self._forget_hidden()  # so that their memory can be theirs again
         own, drafting = self._divided_caches()
         own, self.hidden, self.rows, (self.aux, self._aux_rows) = program(
-            self.arrays.arrays, own, self._last_tokens, self.ranks.place(packed)
+            self.arrays.arrays, own, self.last_tokens, self.ranks.place(packed)
         )
         self.caches = [*own, *drafting]
 
@@ -158,7 +186,7 @@ class Executor:
         """
         program = self.programs.get(key)
         placed = None if parameters is None else self.ranks.place(parameters)
-        sampled, self._last_tokens = program(self.arrays.head_arrays, self.rows, placed)
+        sampled, self.last_tokens = program(self.arrays.head_arrays, self.rows, placed)
         self.rows = None
         if not self.num_draft_caches:
             self.hidden = None
@@ -205,7 +233,7 @@ class Executor:
         program = self.programs.get(key)
         self._forget_hidden()
         own, drafting = self._divided_caches()
-        own, sampled, self._last_tokens, states = program(self.arrays.arrays, own, self._last_tokens, packed)
+        own, sampled, self.last_tokens, states = program(self.arrays.arrays, own, self.last_tokens, packed)
         self.caches = [*own, *drafting]
         if states:
             self.rows, *self.aux = states
@@ -241,6 +269,10 @@ class Executor:
         """
         program = self.programs.get(key)
         return program(self.arrays.head_arrays, self.hidden, rows, *(() if targets is None else (targets,)))
+
+    def block_structs(self, key: LoadKey) -> list[Any]:
+        """What `load_blocks` takes: arrays, or tuples of them, of all data ranks."""
+        return self.block_programs.block_structs(key.group, key.num_blocks)
 
     def save_blocks(self, key: SaveKey, block_ids: np.ndarray) -> list[Any]:
         """Dispatches a copy of blocks as they are after the calls so far.
@@ -303,7 +335,7 @@ class Executor:
     def _forget_last_tokens(self) -> None:
         self._forget_hidden()
         last = self.ranks.struct((self._max_num_seqs,), jnp.int32)
-        self._last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
+        self.last_tokens = cast(Any, jnp.zeros)(last.shape, last.dtype, device=last.sharding)
 
     def _start_copy_to_host(self, sampled: SamplerOutput) -> None:
         if not self._is_on_host:

@@ -100,6 +100,7 @@ def num_cache_blocks(
     *,
     state_bytes: int = 0,
     memory: int | None = None,
+    share: float | None = None,
 ) -> tuple[dict[AttentionSpan, int], int]:
     """Computes how many blocks to allocate.
 
@@ -112,6 +113,7 @@ def num_cache_blocks(
       mesh: Where the cache will be.
       state_bytes: What recurrent states take of the memory.
       memory: Bytes of all caches of a data rank; None is `cache_memory`, for a mesh with one.
+      share: How much of them this host has; None: as much as it has of the mesh.
 
     Returns:
       The number of blocks in each pool, and `max_model_len`, shortened if the cache cannot hold a sequence that long.
@@ -132,7 +134,8 @@ def num_cache_blocks(
     num_blocks = blocks_within(vllm_config, bytes_per_block, memory, useful_tokens)
     total = sum(bytes_per_block[span] * blocks for span, blocks in num_blocks.items())
     if on_cpu:
-        check_is_free((total + state_bytes) * len(mesh.local_devices) // mesh.shape["model"])
+        here = len(mesh.local_devices) / mesh.shape["model"] if share is None else share
+        check_is_free(int((total + state_bytes) * here))
     if total <= 0 and bytes_per_block:
         one_block = sum(bytes_per_block.values())
         raise EngineError(
@@ -204,9 +207,13 @@ def plan_kv_caches(
 
 
 def plan_caches(
-    specs: Sequence[CacheSpec | StateCacheSpec], vllm_config: VllmConfig, mesh: jax.sharding.Mesh, memory: int | None
+    specs: Sequence[CacheSpec | StateCacheSpec],
+    vllm_config: VllmConfig,
+    mesh: jax.sharding.Mesh,
+    memory: int | None,
+    share: float | None = None,
 ) -> CachePlan:
-    """`plan_kv_caches` for layers with these specs."""
+    """`plan_kv_caches` for layers with these specs, of whose caches this host has a share; see `num_cache_blocks`."""
     cache_config, activations = vllm_config.cache_config, vllm_config.model_config.dtype
     dtype = cache_config.cache_dtype or activations
     specs = on_devices(specs, mesh)
@@ -214,7 +221,9 @@ def plan_caches(
     of_rank = (cache_memory(vllm_config, mesh) if memory is None else memory) // mesh.shape[DATA_AXIS]
     num_slots = num_state_slots(vllm_config, per_slot, of_rank, attends=bool(per_block))
     state_bytes = per_slot * num_slots
-    num_blocks, max_model_len = num_cache_blocks(vllm_config, per_block, mesh, state_bytes=state_bytes, memory=of_rank)
+    num_blocks, max_model_len = num_cache_blocks(
+        vllm_config, per_block, mesh, state_bytes=state_bytes, memory=of_rank, share=share
+    )
     structs: list[CacheStruct] = []
     layer_groups, spans = [], list(num_blocks)
     for spec in specs:

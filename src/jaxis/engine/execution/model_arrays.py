@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
@@ -83,11 +83,7 @@ class ModelArrays:
     @property
     def num_bytes(self) -> int:
         """Bytes of the arrays on all devices together."""
-        # A device of another process counts too.
-        return sum(
-            math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize * len(array.sharding.device_set)
-            for array in self.arrays
-        )
+        return bytes_on_devices(self.arrays)
 
     def bytes_by_name(self) -> dict[str, int]:
         """Bytes of each array, as it is in memory, by its dotted name."""
@@ -97,6 +93,14 @@ class ModelArrays:
     def release(self) -> None:
         """Drops the arrays."""
         self.arrays, self.head_arrays = [], []
+
+
+def bytes_on_devices(arrays: Iterable[jax.Array]) -> int:
+    """Bytes of arrays on all devices together, those of other processes included."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize * len(array.sharding.device_set)
+        for array in arrays
+    )
 
 
 def _shared(array: jax.Array, whole: NamedSharding) -> jax.Array:

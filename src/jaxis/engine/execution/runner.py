@@ -99,18 +99,19 @@ class Runner:
 
     @property
     def model(self) -> JaxModule:
-        """The model, with the weights that the runner has; of several pipeline stages, the last one's part."""
+        """The model, with the weights that the runner has; of several pipeline stages, the part of this host's last."""
         return self.executor.arrays.model
 
     @property
     def models(self) -> list[JaxModule]:
-        """The model of each pipeline stage."""
+        """The model of each pipeline stage that this host has."""
         return [stage.arrays.model for stage in self.executor.stages]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the model's arrays on all devices together."""
-        return sum(stage.arrays.num_bytes for stage in self.executor.stages)
+        executor = self.executor
+        return sum(stage.arrays.num_bytes for stage in executor.stages) + executor.weight_bytes_elsewhere
 
     def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each of the model's arrays, as it is in memory, by its dotted name."""

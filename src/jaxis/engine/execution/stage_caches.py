@@ -1,20 +1,29 @@
-"""The caches of pipeline stages: as many blocks and slots in each, so that one block table serves all."""
+"""The caches of pipeline stages: as many blocks and slots in each, so that one block table serves all.
+
+Every host computes the plan of all stages, whose models it need not have, so that all come to the same.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import NamedSharding
 
-from jaxis.engine.execution.cache_memory import available_bytes, cache_memory
-from jaxis.engine.execution.cache_specs import own_cache_specs
+from jaxis.engine.execution.cache_memory import available_bytes
+from jaxis.engine.execution.cache_specs import cache_specs
 from jaxis.engine.execution.kv_cache import CachePlan, on_devices, plan_caches, unit_bytes
 from jaxis.layers.kv_cache_spec import CacheSpec
 from jaxis.layers.state_cache_spec import StateCacheSpec
+from jaxis.models.common.stage_model import cache_entries
+from jaxis.models.model_loader import construct_abstractly
+from jaxis.parallel.mesh import MODEL_AXIS
+from jaxis.parallel.stages import Stage
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
@@ -23,15 +32,62 @@ if TYPE_CHECKING:
 Specs = Sequence[CacheSpec | StateCacheSpec]
 
 
-def plan_stage_caches(
+def stage_cache_specs(
     models: Sequence[JaxModule], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]
+) -> list[Specs]:
+    """The specs of the layers of each stage that cache something.
+
+    Args:
+      models: Those of this host's stages.
+      vllm_config: The engine's configuration.
+      meshes: Of all stages.
+    """
+    if len(meshes) == 1:
+        return [on_devices(cache_specs(models[0], vllm_config), meshes[0])]
+    with jax.set_mesh(meshes[0]):
+        model = construct_abstractly(vllm_config, check_config=False)
+    specs = on_devices(cache_specs(model, vllm_config), meshes[0])
+    return [[specs[i] for i in cache_entries(model, Stage(index, len(meshes)))] for index in range(len(meshes))]
+
+
+def most_cache_bytes(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]) -> int:
+    """Bytes that all caches of all hosts may take together, for what this host has for its own part of them.
+
+    Args:
+      specs: Of the caches of each stage.
+      vllm_config: The engine's configuration.
+      meshes: Of the stages.
+    """
+    of_all, slot_of_all = unit_bytes(_joined(specs), vllm_config, meshes[0])
+    own = [(caches, mesh) for caches, mesh in zip(specs, meshes, strict=True) if mesh.local_devices]
+    # The devices of a CPU have one memory.
+    is_on_host = meshes[0].devices.flat[0].platform == "cpu"
+    most = []
+    for group in [own] if is_on_host else [[each] for each in own]:
+        # Of whatever the memory is divided into, the stages have these shares.
+        shares: defaultdict[object, float] = defaultdict(float)
+        for caches, mesh in group:
+            part = len(mesh.local_devices) / mesh.size
+            per_block, per_slot = unit_bytes(caches, vllm_config, mesh)
+            for span, num_bytes in per_block.items():
+                shares[span] += part * num_bytes / of_all[span]
+            if per_slot:
+                shares["states"] += part * per_slot / slot_of_all
+        if shares:
+            most.append(int(available_bytes(group[0][1]) / max(shares.values())))
+    return min(most, default=sys.maxsize)  # this host may have layers without caches only
+
+
+def plan_stage_caches(
+    specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh], memory: int
 ) -> list[CachePlan]:
     """Sizes the caches of all stages.
 
     Args:
-      models: Of the stages, in their order.
+      specs: Of the caches of each stage.
       vllm_config: The engine's configuration.
       meshes: Of the stages.
+      memory: Bytes of all caches on all hosts.
 
     Returns:
       Each stage's plan. Its structs are its own; the bytes of blocks and slots are those of all stages together.
@@ -39,8 +95,8 @@ def plan_stage_caches(
     Raises:
       EngineError: See `num_cache_blocks`.
     """
-    specs = [on_devices(own_cache_specs(model), mesh) for model, mesh in zip(models, meshes, strict=True)]
-    whole = plan_caches(_joined(specs), vllm_config, meshes[0], _memory(specs, vllm_config, meshes))
+    share = sum(len(mesh.local_devices) for mesh in meshes) / sum(mesh.shape[MODEL_AXIS] for mesh in meshes)
+    whole = plan_caches(_joined(specs), vllm_config, meshes[0], memory, share)
     plans, start = [], 0
     for own, mesh in zip(specs, meshes, strict=True):
         stop = start + len(own)
@@ -50,23 +106,6 @@ def plan_stage_caches(
         plans.append(dataclasses.replace(whole, structs=structs, layer_groups=groups, repeated_heads=repeated))
         start = stop
     return plans
-
-
-def _memory(specs: Sequence[Specs], vllm_config: VllmConfig, meshes: Sequence[jax.sharding.Mesh]) -> int:
-    """Bytes of all caches together, of which no stage's part is more than its devices have."""
-    is_on_host = meshes[0].devices.flat[0].platform == "cpu"
-    if is_on_host or vllm_config.cache_config.kv_cache_memory_bytes is not None:
-        return cache_memory(vllm_config, meshes[0])
-    of_all, slot_of_all = unit_bytes(_joined(specs), vllm_config, meshes[0])
-    most = []
-    for own, mesh in zip(specs, meshes, strict=True):
-        per_block, per_slot = unit_bytes(own, vllm_config, mesh)
-        # Of whatever the memory is divided into, the stage has at most this share.
-        shares = [num_bytes / of_all[span] for span, num_bytes in per_block.items()]
-        shares += [per_slot / slot_of_all] if per_slot else []
-        if shares:
-            most.append(int(available_bytes(mesh) / max(shares)))
-    return min(most)
 
 
 def _joined(specs: Sequence[Specs]) -> list[CacheSpec | StateCacheSpec]:

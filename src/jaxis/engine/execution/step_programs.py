@@ -170,7 +170,7 @@ class StepPrograms:
             self._own_caches,
             ranks.struct((self._max_num_seqs,), jnp.int32)
             if self._stage.is_first
-            else self._hidden(key.shape.num_tokens),
+            else self.hidden_struct(key.shape.num_tokens),
             ranks.struct((key.shape.packed_size,), jnp.int32),
         )
         results = (_shardings(self._own_caches), ranks.sharding, ranks.sharding, ranks.sharding)
@@ -198,8 +198,8 @@ class StepPrograms:
         return jitted.lower(
             self._model.arrays,
             self._draft_caches,
-            self._hidden(num_tokens),
-            [self._hidden(num_tokens)] * len(decoder.aux_hidden_state_layers),
+            self.hidden_struct(num_tokens),
+            [self.hidden_struct(num_tokens)] * len(decoder.aux_hidden_state_layers),
             self._int32(key.shape.packed_size),
             self._int32(key.packed_size),
         )
@@ -236,7 +236,7 @@ class StepPrograms:
             return self._sample(model, rows, SamplingArrays.unpack(parameters, num_rows, features), features)
 
         ranks = self._ranks
-        operands = (self._model.head_arrays, self._hidden(num_rows), parameters)
+        operands = (self._model.head_arrays, self.hidden_struct(num_rows), parameters)
         # The tokens of all ranks are read by the host, which has one device of them, or more.
         jitted = _jit(ranks.over_ranks(run, operands, ranks.sharding), out_shardings=(self._replicated, ranks.sharding))
         return jitted.lower(*operands)
@@ -270,7 +270,7 @@ class StepPrograms:
             return token_logprobs(logits(head_arrays, hidden, rows), targets, num_logprobs=MAX_LOGPROBS)
 
         rows = self._int32(LOGITS_CHUNK_ROWS)
-        operands = (self._model.head_arrays, self._hidden(key.num_tokens), rows, *([rows] if key.targets else []))
+        operands = (self._model.head_arrays, self.hidden_struct(key.num_tokens), rows, *([rows] if key.targets else []))
         run = self._ranks.over_ranks(logprobs if key.targets else logits, operands, self._replicated)
         return _jit(run, out_shardings=self._replicated).lower(*operands)
 
@@ -287,7 +287,7 @@ class StepPrograms:
             _, hidden, _ = self._model.merge(arrays)(None, input_ids, metadata, **self._handed_on(given))
             return hidden
 
-        given = self._int32(key.num_tokens) if self._stage.is_first else self._hidden(key.num_tokens)
+        given = self._int32(key.num_tokens) if self._stage.is_first else self.hidden_struct(key.num_tokens)
         operands = (self._model.arrays, given, self._int32())
         run = self._ranks.over_ranks(whole, operands, self._ranks.sharding)
         return _jit(run, out_shardings=self._ranks.sharding).lower(*operands)
@@ -317,7 +317,8 @@ class StepPrograms:
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
-    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+    def hidden_struct(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        """Hidden states of so many tokens a data rank."""
         one = self._model.hidden_states
         return self._ranks.struct((num_tokens, *one.shape[1:]), one.dtype)
 

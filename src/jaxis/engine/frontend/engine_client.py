@@ -75,7 +75,7 @@ class EngineInfo:
             eos_token_ids=engine.eos_token_ids,
             block_size=blocks.block_size,
             trained_len=trained_len if isinstance(trained_len, int) else None,
-            num_parameters=num_parameters,
+            num_parameters=num_parameters + engine.runner.executor.num_parameters_elsewhere,
             weight_type=weight_type,
             fingerprint=built.fingerprint,
         )

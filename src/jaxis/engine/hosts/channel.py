@@ -91,6 +91,10 @@ class Channel(Generic[Message]):
         except ValueError as error:  # msgspec's errors are ValueErrors
             raise ChannelClosedError(f"a message that is none of ours ({error})") from None
 
+    def admit(self) -> None:
+        """Receives messages of all sizes that the group has, from now on: the other host belongs to it."""
+        self._frames.max_bytes = messages.MAX_BYTES
+
     def finish(self) -> None:
         """Ends what is sent; what was sent before still arrives."""
         with contextlib.suppress(OSError):  # it was closed

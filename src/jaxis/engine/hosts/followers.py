@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.hosts import messages
 from jaxis.engine.hosts.channel import ChannelClosedError
+from jaxis.engine.hosts.expected import ExpectedResult
 from jaxis.engine.hosts.meeting import Follower, check_agreement, refuse
 from jaxis.errors import EngineError
 from jaxis.host.frames import frame
@@ -38,6 +40,7 @@ class Followers:
     Attributes:
       lost_seconds: How long a follower may be silent.
       on_lost: Called on another thread when the group is lost. By default, a warning is logged.
+      num_parameters, weight_bytes: Of the pipeline stages that this host has no part of, once all are loaded.
 
     Args:
       followers: They have joined.
@@ -46,6 +49,7 @@ class Followers:
     def __init__(self, followers: Sequence[Follower]) -> None:
         self.lost_seconds = LOST_SECONDS
         self.on_lost: Callable[[EngineError], None] = lambda error: _logger.error("%s", error)
+        self.num_parameters = self.weight_bytes = 0
         self._followers = followers
         self._changed = threading.Condition()
         self._error: EngineError | None = None
@@ -58,6 +62,8 @@ class Followers:
         # By the number of a program: the ranks that have it, and why one does not.
         self._prepared: dict[int, dict[int, str | None]] = {}
         self._num_programs = 0
+        # By the number of a call; those that nobody will read any more are dropped.
+        self._expected: WeakValueDictionary[int, ExpectedResult] = WeakValueDictionary()
 
     @property
     def num_hosts(self) -> int:
@@ -103,12 +109,15 @@ class Followers:
         refuse(self._followers, reason)
 
     def least_cache_bytes(self, ours: int) -> int:
-        """Waits until all have loaded their weights; returns the least that a host has for caches.
+        """Waits until all have loaded their weights; returns what all caches may take, for the host with the least.
 
         Raises:
           EngineError: A host has ended, or failed.
         """
-        return min([ours, *(self._next(follower, messages.Loaded).cache_bytes for follower in self._followers)])
+        loaded = [self._next(follower, messages.Loaded) for follower in self._followers]
+        self.num_parameters = sum(each.num_parameters for each in loaded)
+        self.weight_bytes = sum(each.weight_bytes for each in loaded)
+        return min([ours, *(each.cache_bytes for each in loaded)])
 
     def watch(self) -> None:
         """Begins to listen to all, once the messages of the start have been exchanged."""
@@ -142,6 +151,22 @@ class Followers:
         """Raises the error of a group that is lost."""
         if self._error is not None:
             raise EngineError(str(self._error))
+
+    def expect(self, wait_for_own: Callable[[], object]) -> ExpectedResult:
+        """What the call that is sent next will compute, of which a follower sends the result.
+
+        Args:
+          wait_for_own: Waits for this host's part of it, without which there is no result; raises its fault.
+        """
+
+        def wait(expected: ExpectedResult) -> None:
+            wait_for_own()
+            self._wait_for_result(expected)
+
+        expected = ExpectedResult(self._num_sent + 1, wait)
+        with self._changed:
+            self._expected[expected.call] = expected
+        return expected
 
     def prepare(self, key: Hashable) -> int:
         """Has all compile a program; returns its number. May be called from several threads."""
@@ -185,6 +210,12 @@ class Followers:
         for follower in self._followers:
             follower.channel.close()
 
+    def _wait_for_result(self, expected: ExpectedResult) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or expected.arrays is not None)
+        if expected.arrays is None:
+            self.check()
+
     def _next(self, follower: Follower, kind: type[ReportOf]) -> ReportOf:
         """The next report of a kind, at the start, when no thread listens."""
         while True:
@@ -206,6 +237,11 @@ class Followers:
                     with self._changed:
                         self._prepared[report.number][follower.rank] = report.error
                         self._changed.notify_all()
+                elif isinstance(report, messages.Computed):
+                    with self._changed:
+                        if (expected := self._expected.get(report.call)) is not None:
+                            expected.arrays = [array.array() for array in report.arrays]
+                            self._changed.notify_all()
                 elif isinstance(report, messages.Alive):
                     self._num_made[follower.rank] = report.num_calls
                 elif isinstance(report, messages.Failed):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
-from jaxis.engine.execution.executor import Executor
-from jaxis.engine.execution.kv_cache import CachePlan
+from jaxis.engine.execution.pipeline_executor import PipelineExecutor, StageParts
 from jaxis.engine.execution.programs import Program
 from jaxis.engine.execution.sampler import SamplerOutput
 from jaxis.engine.execution.step_programs import ForwardKey, GreedyStepKey, LogitsKey, SampleKey, WholeKey
 from jaxis.engine.execution.token_logprobs import TokenLogprobs
 from jaxis.engine.hosts import messages
+from jaxis.engine.hosts.expected import ExpectedResult
 from jaxis.engine.hosts.followers import Followers, end_process
 from jaxis.engine.hosts.vectors import SentVectors
 from jaxis.errors import EngineError
@@ -25,15 +26,14 @@ from jaxis.parallel import distributed
 
 if TYPE_CHECKING:
     from jaxis.config import VllmConfig
-    from jaxis.layers.module import JaxModule
 
 # Between processes, devices that wait for one that has ended say so at once. Where they do not, waiting is ended.
 STUCK_SECONDS = 5.0
 LOSS_SECONDS = 1.0
 
 
-class LeadingExecutor(Executor):
-    """An `Executor` whose calls several hosts make.
+class LeadingExecutor(PipelineExecutor):
+    """A `PipelineExecutor`, of one stage or several, whose calls several hosts make.
 
     A program is used once all hosts have compiled it: one that came late would keep the others waiting in the middle
     of a step, for which devices have limits of their own.
@@ -45,19 +45,18 @@ class LeadingExecutor(Executor):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        model: JaxModule,
-        mesh: jax.sharding.Mesh,
-        plan: CachePlan,
+        stages: Sequence[StageParts],
+        meshes: Sequence[jax.sharding.Mesh],
         *,
         on_compile: Callable[[Hashable], AbstractContextManager[None]],
         followers: Followers,
     ) -> None:
-        """See `Executor`; the followers have been told the size of the caches."""
+        """See `PipelineExecutor`; the followers have been told the size of the caches."""
         self.followers = followers
         self._numbers: dict[Hashable, int] = {}
         self._vectors = SentVectors()
         self._is_half_made = False  # whether a call was sent that failed here
-        super().__init__(vllm_config, model, mesh, plan, on_compile=on_compile)
+        super().__init__(vllm_config, stages, meshes, on_compile=on_compile)
         followers.on_lost = self._end_if_stuck
 
     def on_lost(self, callback: Callable[[EngineError], None], stall_seconds: float) -> None:
@@ -68,6 +67,16 @@ class LeadingExecutor(Executor):
     def give_up_other_hosts(self, reason: str) -> None:
         """See `Executor.give_up_other_hosts`."""
         self.followers.give_up("; ".join([reason, *self.followers.behind]))
+
+    @property
+    def num_parameters_elsewhere(self) -> int:
+        """See `Executor.num_parameters_elsewhere`."""
+        return self.followers.num_parameters
+
+    @property
+    def weight_bytes_elsewhere(self) -> int:
+        """See `Executor.weight_bytes_elsewhere`."""
+        return self.followers.weight_bytes
 
     @property
     def silent_hosts(self) -> Sequence[str]:
@@ -84,7 +93,13 @@ class LeadingExecutor(Executor):
         """See `Executor.sample`."""
         number = self._number(key)
         vector = None if parameters is None else self._vectors.encode(number, parameters)
-        with self._sent(messages.Sample(number, vector)):
+        message = messages.Sample(number, vector)
+        if not self.stage.is_last:
+            expected = self._expected(message)
+            has_logprobs = key.features.num_logprobs is not None
+            logprobs = TokenLogprobs(*map(expected.array, range(1, 5))) if has_logprobs else None
+            return cast(Any, SamplerOutput)(expected.array(0), logprobs)
+        with self._sent(message):
             return super().sample(key, parameters)
 
     def greedy_step(self, key: GreedyStepKey, packed: np.ndarray) -> SamplerOutput:
@@ -103,7 +118,11 @@ class LeadingExecutor(Executor):
     ) -> jax.Array | TokenLogprobs[jax.Array]:
         """See `Executor.logits`."""
         data = None if targets is None else targets.tobytes()
-        with self._sent(messages.Logits(self._number(key), rows.tobytes(), data)):
+        message = messages.Logits(self._number(key), rows.tobytes(), data)
+        if not self.stage.is_last:
+            expected = self._expected(message)
+            return cast(Any, TokenLogprobs(*map(expected.array, range(4))) if key.targets else expected.array(0))
+        with self._sent(message):
             return super().logits(key, rows, targets)
 
     def recover(self) -> None:
@@ -116,7 +135,7 @@ class LeadingExecutor(Executor):
         reason = "a call was sent that this host did not make" if self._is_half_made else None
         try:
             # What was sent has been computed by all hosts once it has been computed here.
-            jax.block_until_ready((self.caches, self._last_tokens))
+            jax.block_until_ready((self.caches, self.newest))
         except Exception as error:
             reason = str(error).partition("\n")[0]
         if reason is not None:
@@ -154,6 +173,12 @@ class LeadingExecutor(Executor):
         yield
         self._is_half_made = False
 
+    def _expected(self, message: messages.Sample | messages.Logits) -> ExpectedResult:
+        """Sends a call of the last stage, which another host has; returns what it will compute."""
+        expected = self.followers.expect(functools.partial(jax.block_until_ready, self.newest))
+        self.followers.send(message)
+        return expected
+
     def _number(self, key: Hashable) -> int:
         """What a program is called by; waits until all hosts have it."""
         self.followers.check()
@@ -165,7 +190,7 @@ class LeadingExecutor(Executor):
 
         def end() -> None:
             time.sleep(STUCK_SECONDS)
-            if not all(array.is_ready() for array in jax.tree.leaves(self._last_tokens)):
+            if not all(array.is_ready() for array in jax.tree.leaves(self.newest)):
                 end_process(error)
 
         threading.Thread(target=end, name="jaxis-end-if-stuck", daemon=True).start()

@@ -179,6 +179,7 @@ def _greet(
     except ConfigError as error:
         refuse([follower], str(error))
         raise
+    channel.admit()
     return follower
 
 

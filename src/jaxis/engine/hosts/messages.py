@@ -43,9 +43,17 @@ class Found(msgspec.Struct, tag="found"):
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
-    """The weights are loaded, and so many bytes are there for caches."""
+    """The weights are loaded.
+
+    Attributes:
+      cache_bytes: That the caches of all hosts together may take, for what this one has for its part of them.
+      num_parameters: Of the pipeline stages that no host of a lower rank has.
+      weight_bytes: Of these stages, on all devices together.
+    """
 
     cache_bytes: int
+    num_parameters: int = 0
+    weight_bytes: int = 0
 
 
 class Prepared(msgspec.Struct, tag="prepared"):
@@ -59,6 +67,39 @@ class Alive(msgspec.Struct, tag="alive"):
     """Sent twice a second: how many calls this host has made."""
 
     num_calls: int
+
+
+class Array(msgspec.Struct):
+    """An array of numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Array:
+        """The message for an array."""
+        return cls(array.dtype.name, array.shape, array.tobytes())
+
+    def array(self) -> np.ndarray:
+        """The array again.
+
+        Raises:
+          ValueError: The bytes are not those of such an array.
+        """
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class Computed(msgspec.Struct, tag="computed"):
+    """What a call has computed that the leader, which has no part of the last pipeline stage, wants to know.
+
+    Attributes:
+      call: Its number; all hosts count calls from 1.
+      arrays: The leaves of its result.
+    """
+
+    call: int
+    arrays: list[Array]
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -177,7 +218,7 @@ class Close(msgspec.Struct, tag="close"):
 
 Call = Forward | GreedyStep | Sample | Whole | Logits | Recover | Close
 Setup = Refused | Join | Build | Allocate | Prepare
-Report = Hello | Found | Loaded | Prepared | Alive | Failed
+Report = Hello | Found | Loaded | Prepared | Alive | Computed | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder = msgspec.msgpack.Decoder(Call | Setup)

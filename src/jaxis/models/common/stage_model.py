@@ -47,7 +47,7 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
     _check_layers(decoder, stage)
     base = f"{model.decoder_name}."
     elsewhere: list[str] = []
-    first_entry = min((entry for i in own for entry in decoder.cache_entries[i]), default=0)
+    first_entry = cache_entries(model, stage).start
     decoder.cache_entries = tuple(
         tuple(entry - first_entry for entry in entries) if i in own else ()
         for i, entries in enumerate(decoder.cache_entries)
@@ -70,6 +70,19 @@ def cut_to_stage(model: JaxModule, stage: Stage) -> None:
             set_child(model, model.head_name, Elsewhere())
             elsewhere.append(f"{model.head_name}.")
     model.elsewhere = tuple(elsewhere)
+
+
+def cache_entries(model: JaxModule, stage: Stage) -> range:
+    """Which of a whole model's caches are those of a stage's layers.
+
+    Raises:
+      ConfigError: The model cannot be divided into stages.
+    """
+    if not isinstance(model, CausalLM):
+        raise _refusal(stage, f"{type(model).__name__} does not say what its layers are")
+    decoder = model.decoder
+    entries = [entry for i in stage.layers(len(decoder.layers)) for entry in decoder.cache_entries[i]]
+    return range(min(entries), max(entries) + 1) if entries else range(0)
 
 
 def _check_layers(decoder: DecoderModel, stage: Stage) -> None:
