@@ -55,7 +55,7 @@ def test_one_end_of_the_lookup_range_moves_the_other() -> None:
     [
         ("ngram", "speculative_config='ngram' must be a dict"),
         ({}, "method=None is not implemented: give ngram or suffix"),
-        ({"method": "dflash"}, "method='dflash' is not implemented"),
+        ({"method": "medusa"}, "method='medusa' is not implemented"),
         ({"method": "ngram", "num_tokens": 3}, "unknown key 'num_tokens'; known: method, "),
         ({"method": "ngram", "num_speculative_tokens": -1}, "num_speculative_tokens=-1 must be an integer from 0"),
         ({"method": "ngram", "num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5 must be an integer"),

@@ -35,13 +35,12 @@ def drafts_in_flight(llm: LLM) -> Iterator[list[int]]:
 
 def check_drafts(llm: LLM, requests: list[Any], expected: list[Any]) -> None:
     """Drafts in several steps that are in flight together."""
-    runner = llm.engine.runner
     trials = draft_trials(llm, requests, expected)
     for drafter, asked in trials:
         with drafting(llm.engine, drafter, 4) as speculation, drafts_in_flight(llm) as numbers:
             assert tokens(run(llm, asked)) == expected, drafter
         if drafter is trials[0][0]:
-            assert max(numbers) == runner.num_stages
+            assert max(numbers) > 1
     assert speculation.counts.num_accepted_tokens > 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxis.engine.frontend.engine_client import Submission
 from jaxis.engine.frontend.engine_thread import EngineThread
-from jaxis.engine.kv_store.block_layout import BlockArray, BlockLayout
+from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.expected_blocks import ExpectedBlocks
 from jaxis.prompts import TokenizedPrompt
 from tests.engine.test_kv_transfer import (
@@ -277,7 +277,7 @@ def test_blocks_with_repeated_heads_have_each_head_once_on_their_way(copies):
     here = np.concatenate([repeated.ravel().view(np.uint8), other.view(np.uint8)])
     shared = np.concatenate([once.ravel().view(np.uint8), other.view(np.uint8)])
     arrays = [BlockArray(repeated.shape, 2, head_axis=1, num_heads=2 * copies, copies=copies), BlockArray((7,), 4)]
-    layout = BlockLayout([arrays])
+    layout = StoredBlockLayout([arrays])
     assert layout.shared_bytes == (len(shared),)
     np.testing.assert_array_equal(layout.to_shared(0, here), shared)
     np.testing.assert_array_equal(layout.from_shared(0, shared), here)

@@ -33,6 +33,17 @@ def test_drafts_and_blocks_beyond_the_devices_of_two_stages(checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.multi_device
+@pytest.mark.parametrize(
+    ("family", "config", "sizes"),
+    [("llama", {"num_hidden_layers": 5}, "3x1,2x2"), ("qwen3_5_text", DELTA_NET_SIZES, "2x1,3x1")],
+)
+def test_drafts_and_blocks_beyond_the_devices_of_stages(tmp_path, family, config, sizes):
+    folder = write_checkpoint(tmp_path / "model", family, **config)
+    compare(folder, sizes, None, script="stage_features_script")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_device
 @pytest.mark.parametrize("sizes", ["2x1", "4x1", "2x2"])
 def test_stages_of_every_size_in_every_situation(tmp_path, sizes):
     compare(write_checkpoint(tmp_path / "model", num_hidden_layers=5), sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxis.engine.drafting.draft_length import DraftLengths, DraftPlace
 from jaxis.engine.drafting.drafter import Drafter, DraftRequest
@@ -17,7 +18,6 @@ class TestDrafter:
     """Asks a function for the draft that follows (prompt, output so far), of a length up to a limit."""
 
     __test__ = False
-    needs_match = False
 
     def __init__(self, guess: Callable[[list[int], list[int], int], Sequence[int]]) -> None:
         self._guess = guess
@@ -91,10 +91,20 @@ class AllLayerDrafts(LayerLengths):
         return [place.max_drafts for place in places]
 
 
+class AlwaysSpeculation(Speculation):
+    """Has drafts made for every sequence, whatever became of those before."""
+
+    def _ready(self) -> list[Any]:
+        return list(self._sequences.values())
+
+    def _guess(self, drafting: object, *, was_computed: bool) -> None:
+        """Compares nothing: all guesses are computed."""
+
+
 @contextlib.contextmanager
 def drafting(engine: LLMEngine, drafter: Drafter, max_drafts: int) -> Iterator[Speculation]:
     """Has an engine use a drafter, as often and as long as may be."""
-    before, engine.speculation = engine.speculation, Speculation(drafter, AllDrafts(), max_drafts=max_drafts)
+    before, engine.speculation = engine.speculation, AlwaysSpeculation(drafter, AllDrafts(), max_drafts=max_drafts)
     try:
         yield engine.speculation
     finally:

@@ -36,7 +36,12 @@ class FakeEngine:
             model_config=types.SimpleNamespace(model="", hf_config={}),
             scheduler_config=types.SimpleNamespace(max_num_seqs=MAX_NUM_SEQS),
         )
-        self.runner = types.SimpleNamespace(vocab_size=100, num_ranks=1, models=[JaxModule()])
+        self.runner = types.SimpleNamespace(
+            vocab_size=100,
+            num_ranks=1,
+            models=[JaxModule()],
+            executor=types.SimpleNamespace(num_parameters_elsewhere=0),
+        )
         self.before_step = lambda: None
         self.steps = 0
         self.requests = {}

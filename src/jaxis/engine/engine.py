@@ -420,9 +420,10 @@ class LLMEngine:
     def _note_time(self, step: DispatchedStep, started: float) -> None:
         """Learns when a step ended, and how long it took unless it waited for a program."""
         self._last_step_ended = time.monotonic()
-        wait = self.last_compile_wait
-        if self.speculation is not None and (wait is None or wait.started < started):
-            self.speculation.observe_time(step.output, self._last_step_ended - started)
+        if self.speculation is not None:
+            wait = self.last_compile_wait
+            if wait is None or wait.started < started:
+                self.speculation.observe_time(step.output, self._last_step_ended - started)
 
     def _dispatch(self) -> DispatchedStep | None:
         output = self._schedule()

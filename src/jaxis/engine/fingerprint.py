@@ -26,7 +26,7 @@ WHOLE_FILE_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
-# How a block's bytes are arranged depends on these. How many devices share its heads does not: see `BlockLayout`.
+# How a block's bytes are arranged depends on these. How many devices share its heads does not: see `StoredBlockLayout`.
 _ARRANGE_BLOCKS = frozenset({"pipeline_parallel_size", "decode_context_parallel_size"})
 _IGNORED_SUFFIXES = frozenset({".md", ".png", ".jpg", ".gitattributes"})
 

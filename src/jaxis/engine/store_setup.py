@@ -11,7 +11,7 @@ import jax
 
 from jaxis.engine.execution.cache_memory import free_host_bytes
 from jaxis.engine.execution.kv_cache import CachePlan
-from jaxis.engine.kv_store.block_layout import BlockArray, BlockLayout
+from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.disk_tier import DiskTier
 from jaxis.engine.kv_store.store import LEASE_SECONDS, KVStore
 from jaxis.errors import ConfigError
@@ -77,7 +77,7 @@ def make_peers(config: KVTransferConfig, store: KVStore, plan: CachePlan, block_
     check_extra("server", "kv_transfer_config")
     from jaxis.engine.kv_store.peers import Peers
 
-    return Peers(config, store, _namespace(plan, block_size, fingerprint), BlockLayout(_block_arrays(plan)))
+    return Peers(config, store, _namespace(plan, block_size, fingerprint), StoredBlockLayout(_block_arrays(plan)))
 
 
 def _block_arrays(plan: CachePlan) -> list[list[BlockArray]]:

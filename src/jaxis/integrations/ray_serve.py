@@ -19,7 +19,7 @@ from ray import serve
 
 from jaxis.engine.arguments import EngineArgs
 from jaxis.engine.frontend.async_engine import AsyncLLMEngine
-from jaxis.engine.frontend.engine_process import MAX_RESTARTS, EngineProcess, LogSettings
+from jaxis.engine.frontend.engine_process import EngineProcess, LogSettings
 from jaxis.errors import EngineError
 from jaxis.integrations.ray_arguments import ServeArguments
 from jaxis.integrations.ray_hosts import ReplicaHosts
@@ -46,7 +46,7 @@ class JaxisServer:
         log = LogSettings(as_json=False, level=logging.INFO)
         arguments: dict[str, Any] = {"seed": secrets.randbits(32), **engine_arguments}
         args = EngineArgs(**arguments)
-        max_restarts = MAX_RESTARTS
+        max_restarts = None
         if args.nnodes > 1:
             self._hosts = ReplicaHosts(args)
             arguments |= self._hosts.leader_arguments

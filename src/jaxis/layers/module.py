@@ -167,6 +167,7 @@ def initialize(param: nnx.Param) -> None:
     """Gives a parameter its initial value, if it was made with `initializers_deferred`."""
     if isinstance(param.get_value(), jax.ShapeDtypeStruct):
         param.set_value(param.get_metadata()["make_initial_value"]())
+        param.del_metadata("make_initial_value")  # layers that differ in it would be compiled one by one
 
 
 def make_parameter(

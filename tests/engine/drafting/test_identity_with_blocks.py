@@ -9,9 +9,9 @@ import pytest
 
 from jaxis import LLM, SamplingParams
 from jaxis.engine.drafting.draft_layers import DraftLayers
-from jaxis.engine.drafting.speculation import Speculation
+from jaxis.engine.drafting.layer_speculation import LayerSpeculation
 from tests.support.dflash_checkpoints import ReferenceDrafts, write_dflash_head, write_qwen3_target
-from tests.support.drafters import AllDrafts
+from tests.support.drafters import AllLayerDrafts
 from tests.support.parity import prompt
 from tests.support.simulated_devices import run_on_devices
 
@@ -83,7 +83,7 @@ def test_answers_and_drafts_in_company_after_preemptions_and_prefix_hits(folders
     plain = answers(llm)
     num_preemptions = engine.num_preemptions
     drafter = Recorder(engine.runner, BLOCK_SIZE - 1, lambda *of: engine.scheduler.block_manager.extend(*of))
-    engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=BLOCK_SIZE - 1)
+    engine.speculation = LayerSpeculation(drafter, AllLayerDrafts(), max_drafts=BLOCK_SIZE - 1)
     engine.reset_prefix_cache()
     assert answers(llm) == plain
     assert engine.num_preemptions > num_preemptions
@@ -112,7 +112,7 @@ def print_drafts(target: str, head: str, num_devices: int) -> None:
     ) as llm:
         engine = llm.engine
         drafter = Recorder(engine.runner, BLOCK_SIZE - 1, lambda *of: engine.scheduler.block_manager.extend(*of))
-        engine.speculation = Speculation(drafter, AllDrafts(), max_drafts=BLOCK_SIZE - 1)
+        engine.speculation = LayerSpeculation(drafter, AllLayerDrafts(), max_drafts=BLOCK_SIZE - 1)
         llm.generate([prompt(70), prompt(33)], SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS))
         print(json.dumps(list(drafter.found.items())))
 

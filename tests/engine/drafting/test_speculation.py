@@ -17,8 +17,6 @@ ANY_DRAFT = SimpleNamespace(allowed_drafts=lambda token_ids: list(token_ids))
 class KnownText:
     """Guesses that sequence "i" goes on with i, i, i, ...; for those of `silent`, has no guess."""
 
-    needs_match = True
-
     def __init__(self) -> None:
         self.silent: set[int] = set()
         self.num_asked = 0

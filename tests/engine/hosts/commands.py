@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 SERVE = ["-c", "from jaxis.cli.main import main; main()", "serve"]
 
 
@@ -33,3 +35,16 @@ def answers_of(host):
     """What a leader's scenario found."""
     [line] = [line for line in host.output.splitlines() if line.startswith("ANSWERS ")]
     return json.loads(line.removeprefix("ANSWERS "))
+
+
+def check_answers(hosts, expected):
+    """All hosts end well, and the answers that the leader has printed are those of one process."""
+    assert [host.wait() for host in hosts] == [0] * len(hosts), "\n".join(host.output for host in hosts)
+    found = answers_of(hosts[0])
+    for name in ("whole", "paged"):
+        if name in expected:
+            np.testing.assert_allclose(found.pop(name), expected.pop(name), rtol=1e-4, atol=1e-4)
+    assert found == json.loads(json.dumps(expected))
+    assert found["hit"][0]
+    assert "a fault of the leader" in found["failed"]
+    assert found.get("preempted", True)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxis.engine.kv_store import peer_client, peer_server
-from jaxis.engine.kv_store.block_layout import BlockArray, BlockLayout
+from jaxis.engine.kv_store.block_layout import BlockArray, StoredBlockLayout
 from jaxis.engine.kv_store.peer_client import PeerClient
 from jaxis.engine.kv_store.peer_protocol import (
     MAX_ASK_BYTES,
@@ -41,7 +41,7 @@ from jaxis.host.frames import frame
 from tests.support.tcp_between import between
 
 SIZES = (1000, 300)
-LAYOUT = BlockLayout([[BlockArray((size,), 1)] for size in SIZES])
+LAYOUT = StoredBlockLayout([[BlockArray((size,), 1)] for size in SIZES])
 DIGESTS = [bytes([i]) * 32 for i in range(8)]
 TOKEN = b"a token of some length"
 KEYS = [(group, digest) for digest in DIGESTS for group in range(2)]

@@ -43,9 +43,6 @@ class DraftLayers:
       num_late_tokens: Tokens that the layers saw late, since the start.
     """
 
-    needs_match = False
-    follows_steps = True
-
     def __init__(self, runner: Runner, num_drafts: int, extend: Callable[[Sequence, int, int], bool]) -> None:
         self._runner, self._num_drafts, self._extend = runner, num_drafts, extend
         self._limits = runner.vllm_config.scheduler_config

@@ -52,10 +52,6 @@ class DraftPlace:
     def __init__(self, max_drafts: int, typical: TypicalChance | None = None) -> None:
         self.max_drafts = max_drafts
         self._typical = typical
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets what was measured."""
         self._num_right = self._num_guesses = 0.0
 
     @property

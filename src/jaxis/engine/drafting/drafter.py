@@ -21,14 +21,7 @@ class DraftRequest(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Right or wrong, it cannot change an answer: a guess counts only if the model samples that token.
-
-    Attributes:
-      needs_match: Whether it often has no guess, and its first guess after a pause is worth little: a sequence is then
-        drafted for only after a guess of one token, for which no step is delayed, has come true.
-    """
-
-    needs_match: bool
+    """Guesses tokens. Wrong ones cannot change an answer: a guess counts only if the model samples that token."""
 
     def propose(self, requests: AbstractSequence[DraftRequest]) -> list[AbstractSequence[int]]:
         """At most `limit` guesses for each request, from the next token on; empty where it has none.

@@ -29,8 +29,6 @@ class LookupDrafter:
       max_match: Most tokens of the text's end that are looked for; a longer match counts as one of so many.
     """
 
-    needs_match = True
-
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min_match, self._max_match = min_match, max_match
         self._texts: dict[SequenceId, LookupText] = {}

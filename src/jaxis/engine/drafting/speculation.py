@@ -23,8 +23,6 @@ from jaxis.engine.execution.sequence_sampling import SequenceSampling
 from jaxis.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from jaxis.engine.scheduling.sequence import Sequence, SequenceId, SequenceStatus
 
-# A sequence whose drafts cost their making, and do not pay, is left alone for so many tokens.
-PAUSE_TOKENS = 64
 # After so many tokens without a guess, the next one must come true before there are drafts.
 MAX_UNGUESSED_TOKENS = 8
 # After this many times N tokens without a guess, one is looked for every N tokens, and at least every so many.
@@ -42,7 +40,6 @@ class _Drafting:
       num_seen: Tokens that its output had when a guess was looked for.
       num_guessed: Tokens that it had when there last was one.
       next_look: No guess is looked for before it has so many.
-      paused_until: It gets no drafts before its output has so many tokens.
     """
 
     sequence: Sequence
@@ -51,7 +48,6 @@ class _Drafting:
     num_seen: int = 0
     num_guessed: int = 0
     next_look: int = 0
-    paused_until: int = 0
 
     @property
     def has_guess(self) -> bool:
@@ -94,13 +90,12 @@ class Speculation:
           output: The step whose tokens are to be taken in next.
           num_running: Sequences that run.
         """
-        if self.drafter.needs_match and (not self._trusted or self.budget.is_overdrawn):
-            return False
-        if self.drafter.needs_match and not all(entry.samples for entry in output.scheduled):
-            return False  # the next step goes on reading a prompt, and computes no drafts
+        ready = self._ready()
+        if not ready or not all(entry.samples for entry in output.scheduled):
+            return False  # where a prompt is read in several steps, the next one computes no drafts
         started = time.thread_time()
-        ready = [each.place for each in self._ready() if each.sequence.status is SequenceStatus.RUNNING]
-        wants = bool(ready) and any(self.lengths.choose(ready, num_running) or ())
+        places = [each.place for each in ready if each.sequence.status is SequenceStatus.RUNNING]
+        wants = bool(places) and any(self.lengths.choose(places, num_running) or ())
         if not wants:
             self._pay(time.thread_time() - started, num_running)
         return wants
@@ -122,8 +117,6 @@ class Speculation:
           sampling: Each unfinished sequence's sampling state.
           num_running: Sequences that run.
         """
-        if self.drafter.needs_match and (not self._trusted or self.budget.is_overdrawn):
-            return {}
         drafting = [each for each in self._ready() if each.sequence.is_known]
         lengths = self.lengths.choose([each.place for each in drafting], num_running) if drafting else None
         requests = []
@@ -131,9 +124,6 @@ class Speculation:
             room = each.sequence.max_total_tokens - each.sequence.num_tokens - 1
             if length > 0 and room > 0:
                 requests.append(DraftRequest(each.sequence, min(length, room)))
-            elif length == 0 and not self.drafter.needs_match:
-                each.paused_until = len(each.sequence.output_token_ids) + PAUSE_TOKENS
-                each.place.reset()
         proposed: dict[SequenceId, AbstractSequence[int]] = {}
         guesses = self.drafter.propose(requests) if requests else ()
         for request, token_ids in zip(requests, guesses, strict=True):
@@ -149,7 +139,7 @@ class Speculation:
           output: The step.
           new_token_ids: For each of its entries, as the scheduler's `update` got them.
         """
-        started, is_blind = 0.0, self.drafter.needs_match and self.budget.is_overdrawn
+        started, is_blind = 0.0, self.budget.is_overdrawn
         self._num_new_tokens = 0
         for entry, token_ids in zip(output.scheduled, new_token_ids, strict=True):
             sequence = entry.sequence
@@ -163,7 +153,7 @@ class Speculation:
                 self._observe_drafts(drafting, entry, len(token_ids))
             if sequence.status.finished:
                 self.forget(sequence)
-            elif self.drafter.needs_match and not is_blind and len(sequence.output_token_ids) >= drafting.next_look:
+            elif not is_blind and len(sequence.output_token_ids) >= drafting.next_look:
                 started = started or time.thread_time()
                 self._guess(drafting, was_computed=bool(entry.draft_token_ids))
         if started and output.num_decodes == len(output.scheduled):
@@ -244,6 +234,6 @@ class Speculation:
 
     def _ready(self) -> list[_Drafting]:
         """The sequences that may get drafts in the next step."""
-        if not self.drafter.needs_match:
-            return [d for d in self._sequences.values() if len(d.sequence.output_token_ids) >= d.paused_until]
+        if not self._trusted or self.budget.is_overdrawn:
+            return []
         return [d for d in self._trusted.values() if d.has_guess]

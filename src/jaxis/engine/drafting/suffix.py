@@ -53,8 +53,6 @@ class SuffixDrafter:
       min_token_prob: Least probability of a draft, by counts.
     """
 
-    needs_match = True
-
     def __init__(
         self, max_tree_depth: int, max_cached_requests: int, max_spec_factor: float, min_token_prob: float
     ) -> None:

@@ -95,7 +95,8 @@ class PipelineExecutor(Executor):
         plans = [stage.plan for stage in self.stages]
         structs = [struct for plan in plans for struct in plan.structs]
         groups = [group for plan in plans for group in plan.layer_groups]
-        return dataclasses.replace(self.plan, structs=structs, layer_groups=groups)
+        repeated = [heads for plan in plans for heads in plan.repeated_heads]
+        return dataclasses.replace(self.plan, structs=structs, layer_groups=groups, repeated_heads=repeated)
 
     @property
     def newest(self) -> Any:

@@ -57,7 +57,7 @@ class EngineProcess(EngineClient):
       arguments: Those of `EngineArgs`.
       stall_seconds: How long a step may take; see `EngineThread.is_making_progress`.
       log: How to write the log; None writes none.
-      max_restarts: How often another process may be started; 0 where something else sees to that.
+      max_restarts: How often another process may be started; None is MAX_RESTARTS; 0 where something else sees to that.
 
     Raises:
       JaxisError: What building the engine raised.
@@ -70,14 +70,14 @@ class EngineProcess(EngineClient):
         *,
         stall_seconds: float,
         log: LogSettings | None = None,
-        max_restarts: int = MAX_RESTARTS,
+        max_restarts: int | None = None,
     ) -> None:
         settings = {
             "engine": {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in arguments.items()},
             "stall_seconds": stall_seconds,
             "log": log and dataclasses.asdict(log),
         }
-        self._max_restarts = max_restarts
+        self._max_restarts = MAX_RESTARTS if max_restarts is None else max_restarts
         self._settings = json.dumps(settings).encode()
         self._child = EngineChild(self._settings)
         try:

@@ -49,7 +49,7 @@ class BlockArray(NamedTuple):
         return data.reshape(before, self.num_heads, -1)
 
 
-class BlockLayout:
+class StoredBlockLayout:
     """Converts blocks between their layout here and the one in which engines exchange them, with each head once.
 
     Attributes:

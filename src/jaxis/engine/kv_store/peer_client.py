@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxis.config.kv_transfer import is_loopback
-from jaxis.engine.kv_store.block_layout import BlockLayout
+from jaxis.engine.kv_store.block_layout import StoredBlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_protocol import (
     DIGEST_BYTES,
@@ -60,7 +60,7 @@ class PeerClient:
         another reason as failed.
     """
 
-    def __init__(self, namespace: str, layout: BlockLayout, token: bytes, stats: TierStats) -> None:
+    def __init__(self, namespace: str, layout: StoredBlockLayout, token: bytes, stats: TierStats) -> None:
         self._namespace, self._layout, self._token = namespace, layout, token
         self._stats = stats
         self._avoided: OrderedDict[tuple[str, int], float] = OrderedDict()

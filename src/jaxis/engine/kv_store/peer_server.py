@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from jaxis.engine.kv_store.block_layout import BlockLayout
+from jaxis.engine.kv_store.block_layout import StoredBlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_protocol import (
     MAX_ASK_BYTES,
@@ -67,7 +67,14 @@ class PeerServer:
     """
 
     def __init__(
-        self, store: KVStore, namespace: str, layout: BlockLayout, host: str, port: int, token: bytes, stats: TierStats
+        self,
+        store: KVStore,
+        namespace: str,
+        layout: StoredBlockLayout,
+        host: str,
+        port: int,
+        token: bytes,
+        stats: TierStats,
     ) -> None:
         self._store, self._namespace, self._layout = store, namespace, layout
         self._token, self._stats = token, stats

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxis.config.kv_transfer import KVTransferConfig
-from jaxis.engine.kv_store.block_layout import BlockLayout
+from jaxis.engine.kv_store.block_layout import StoredBlockLayout
 from jaxis.engine.kv_store.host_tier import BlockKey
 from jaxis.engine.kv_store.peer_client import PeerClient
 from jaxis.engine.kv_store.peer_server import PeerServer
@@ -32,7 +32,7 @@ class Peers:
       ConfigError: The token cannot be read, or the address cannot be listened on.
     """
 
-    def __init__(self, config: KVTransferConfig, store: KVStore, namespace: str, layout: BlockLayout) -> None:
+    def __init__(self, config: KVTransferConfig, store: KVStore, namespace: str, layout: StoredBlockLayout) -> None:
         token = config.read_token()
         self._config, self._store = config, store
         self._stats = TierStats()
