@@ -58,7 +58,7 @@ class DraftLayers:
         if step is not None:
             backlog.add(step)
             others = step.output.scheduled[step.output.num_decodes :]
-            if any(entry.num_tokens > entry.num_rows for entry in others):
+            if any(map(_reads_prompt, others)):
                 self._see_prompts(step)
         if ended := backlog.take_ended():
             # From the next step on, their blocks may be others'.
@@ -94,7 +94,7 @@ class DraftLayers:
     def _see_prompts(self, step: UndraftedStep) -> None:
         """Takes the layers over the newest step, of which more tokens are known than have their states kept."""
         entries = self._followed_entries(step)
-        behind = [each for entry, each in entries if entry.num_tokens > entry.num_rows and each.num_seen < entry.start]
+        behind = [each for entry, each in entries if _reads_prompt(entry) and each.num_seen < entry.start]
         self._catch_up(self._backlog.unseen(behind), is_due=True)
         self._see_step(step)
         for entry, each in entries:
@@ -234,6 +234,10 @@ class DraftLayers:
         num_tokens = sequence.num_tokens + self._num_drafts
         # From position 0: nothing that the newest step saw is given back.
         return num_tokens <= self._runner.max_model_len and self._extend(sequence, 0, num_tokens)
+
+
+def _reads_prompt(entry: ScheduledSequence) -> bool:
+    return not entry.samples or entry.num_tokens > entry.num_rows
 
 
 def _by_sequence(drafted: Iterable[SequenceId], drafts: np.ndarray, length: int) -> dict[SequenceId, list[int]]:
