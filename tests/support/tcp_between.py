@@ -26,16 +26,26 @@ def between(port: int, change: Callable[[bytes, int], bytes | None]) -> Iterator
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def accept():
+    def connect(near: socket.socket) -> None:
+        with near, socket.create_connection(("127.0.0.1", port)) as far:
+            there = threading.Thread(target=forward, args=(near, far), daemon=True)
+            there.start()
+            forward(far, near, change)
+            there.join()
+
+    def accept() -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                far = socket.create_connection(("127.0.0.1", port))
-                threading.Thread(target=forward, args=(near, far), daemon=True).start()
-                threading.Thread(target=forward, args=(far, near, change), daemon=True).start()
+                threading.Thread(target=connect, args=(near,), daemon=True).start()
+                del near  # until the next one comes, it would stay open
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield listener.getsockname()[1]
     finally:
+        # Closing alone wakes nobody who waits in `accept`, which has a file number reserved for what it waits for.
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join()
         listener.close()

@@ -278,7 +278,6 @@ def test_connections_in_use_are_kept(serve):
         assert http.get("/version").extensions["network_stream"].get_extra_info("client_addr") == address
 
 
-@pytest.mark.slow  # limits the whole process, whatever thousands of tests before it have left open
 def test_more_connections_than_open_files_are_closed_and_the_server_recovers(serve):
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
