@@ -8,7 +8,7 @@ import random
 import pytest
 
 from jaxis.engine.drafting.draft_length import DraftPlace, TypicalChance
-from jaxis.engine.drafting.layer_lengths import LayerLengths, MeasuredStep
+from jaxis.engine.drafting.layer_lengths import MAX_AGE, LayerLengths, MeasuredStep
 
 SIZES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
 MAX_DRAFTS = 3
@@ -69,6 +69,18 @@ class Machine:
             expected = sum(self.chance**i for i in range(length + 1))
             rates.append(expected / self.seconds(self.num_running * (1 + length), length))
         return max(rates)
+
+
+def test_a_kind_of_step_that_is_to_be_measured_again_may_first_come_back_much_later() -> None:
+    machine = Machine(chance=0.97, row=0.02, draft=0.05)
+    machine.run(300)
+    place = DraftPlace(MAX_DRAFTS, machine.typical)
+    while any(machine.lengths.choose([place], 1)):
+        machine.run(1)  # until steps without drafts are measured again
+    machine.num_running = 8
+    machine.run(MAX_AGE + 10)
+    machine.num_running = 1
+    assert machine.run(300) > 0.9 * machine.best
 
 
 @pytest.mark.parametrize("num_running", [1, 6])

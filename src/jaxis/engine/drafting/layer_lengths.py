@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxis.engine.drafting.draft_length import ROW_COST, DraftPlace
@@ -48,6 +50,19 @@ class MeasuredStep(NamedTuple):
 _Kind = tuple[int, int, int]  # padded sequences, padded rows, length
 
 
+@dataclass
+class _Times:
+    """What steps of a kind took.
+
+    Attributes:
+      seconds: Of the newest.
+      newest: The number of the newest.
+    """
+
+    seconds: deque[float] = field(default_factory=functools.partial(deque, maxlen=NUM_TIMES))
+    newest: int = 0
+
+
 class LayerLengths:
     """Chooses, for each step, the number of drafts that gives most tokens in its time, the drafts' own included.
 
@@ -73,8 +88,7 @@ class LayerLengths:
         self._most_drafts = most_drafts
         self._spare = SpareTime()
         self._kinds: dict[tuple[int, int, int], _Kind] = {}  # of sequences, rows and length
-        self._times: dict[_Kind, deque[float]] = {}
-        self._newest: dict[_Kind, int] = {}
+        self._times: dict[_Kind, _Times] = {}
         self._num_steps = 0
         self._is_open = False  # whether steps without drafts were measured
         self._awaits_programs = False
@@ -119,11 +133,11 @@ class LayerLengths:
         self._spare.earn(step.seconds)
         if is_steady:
             kind = self._kind(step.num_running, step.num_tokens, step.length)
-            self._newest[kind] = self._num_steps
             times = self._times.get(kind)
             if times is None:
-                times = self._times[kind] = deque(maxlen=NUM_TIMES)
-            times.append(step.seconds)
+                times = self._times[kind] = _Times()
+            times.seconds.append(step.seconds)
+            times.newest = self._num_steps
             if not step.length and self._is_open:
                 return
         plain = self._plain_seconds(step.num_running)
@@ -195,23 +209,25 @@ class LayerLengths:
     def _plain_seconds(self, num_running: int) -> float | None:
         """The median time of steps without drafts, if enough were measured."""
         kind = self._kind(num_running, num_running, 0)
-        times = self._known_times(kind)
+        times = self._known_seconds(kind)
         return None if times is None or len(times) < MIN_PLAIN_TIMES else statistics.median(times)
 
     def _estimate(self, plain: float, num_running: int, num_tokens: int, length: int) -> float:
         """The seconds of a step with drafts; of kinds not measured, in proportion to the nearest that was."""
         kind = self._kind(num_running, num_tokens, length)
-        if (times := self._known_times(kind)) is not None:
+        if (times := self._known_seconds(kind)) is not None:
             return statistics.median(times)
-        near = [other for other in list(self._times) if other[0] == kind[0] and other[2] and self._known_times(other)]
+        near = [other for other in list(self._times) if other[0] == kind[0] and other[2] and self._known_seconds(other)]
         nearest = min(near, key=lambda other: abs(other[2] - length) + abs(other[1] - kind[1]), default=None)
-        seconds = plain if nearest is None else statistics.median(self._times[nearest])
+        seconds = plain if nearest is None else statistics.median(self._times[nearest].seconds)
         return seconds * _cost(kind) / (1.0 if nearest is None else _cost(nearest))
 
-    def _known_times(self, kind: _Kind) -> deque[float] | None:
-        if kind in self._newest and self._newest[kind] < self._num_steps - MAX_AGE:
-            del self._newest[kind], self._times[kind]
-        return self._times.get(kind)
+    def _known_seconds(self, kind: _Kind) -> deque[float] | None:
+        times = self._times.get(kind)
+        if times is not None and times.newest < self._num_steps - MAX_AGE:
+            del self._times[kind]
+            return None
+        return None if times is None else times.seconds
 
     def _kind(self, num_running: int, num_tokens: int, length: int) -> _Kind:
         sizes = num_running, num_tokens, length
